@@ -2,10 +2,12 @@
 
     python -m bench.drafts
     python -m bench.drafts --requests 4 --next-n 0,1,2,3,4,5
+    python -m bench.drafts --form answer
 
 The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Beside
 tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. Tokens that
-differ from those without drafts are counted: only near ties of the logits may differ.
+differ from those without drafts are counted: only near ties of the logits may differ. With `--form answer` what comes
+behind the thoughts is JSON with the answer in it; with `--form list` all of it is, a list as long as tokens last.
 
 "Behind" is what a decode step does behind the model's layers, in processor time: head, draws, and with drafts the draft
 layers and guesses. "Overhead" is what of it drafts add to the first run's, in what one of the model's layers and the
@@ -13,6 +15,8 @@ head take in the same run: 1 for one draft if drafting costs as much as another 
 """
 
 import argparse
+import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +29,17 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from bench.constrained import JSON
 from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import StepResult, Submit
 from engine.runner.backend import ModelBackend
+from engine.thinking import CLOSE
 from eval.tasks import SHORT_TASKS, draw
+from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -41,6 +49,12 @@ from tools.train.chat import ASSISTANT, THINK, USER
 MAX_TOKENS = 300
 Depth: TypeAlias = int | Literal["auto"]
 TOTAL_BLOCKS = 128
+ANSWER = {
+    "type": "object",
+    "properties": {"question": {"type": "string", "maxLength": 40}, "answer": {"type": "integer"}},
+    "required": ["question", "answer"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,49 @@ def held_out_prompts(directory: Path, problems: int, seed: int) -> list[list[int
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
 
 
-def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, requests: int, threads: int) -> Run:
+class Answers:
+    """An engine, and the forms that its answers have."""
+
+    def __init__(self, config: EngineConfig, backend: ModelBackend, constraint: Constraint | None) -> None:
+        self._compiled = threading.Semaphore(0)
+        constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
+        self._engine = Engine(config, backend, time.monotonic, constraints=constraints)
+        self._constraint = constraint
+
+    def to(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[StepResult]]:
+        for key, prompt in enumerate(prompts):
+            stop = StopConditions(MAX_TOKENS)
+            request = TokenRequest(f"request-{key}", prompt, Sampling(), stop, constraint=self._constraint)
+            self._engine.submit(Submit(key, request))
+            if self._constraint is not None:
+                self._compiled.acquire()
+        answers: list[list[int]] = [[] for _ in prompts]
+        results = []
+        while self._engine.has_work():
+            if (result := self._engine.step()) is not None:
+                results.append(result)
+                for output in result.outputs:
+                    answers[output.key] += output.token_ids
+        return answers, results
+
+
+def form_of(name: str, directory: Path) -> Constraint | None:
+    if name == "list":
+        return JSON
+    if name == "free":
+        return None
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return Constraint(f"start: %json {json.dumps(ANSWER)}", free_until=tokenizer.token_to_id(CLOSE))
+
+
+def measure(
+    directory: Path,
+    prompts: Sequence[list[int]],
+    next_n: Depth,
+    requests: int,
+    threads: int,
+    constraint: Constraint | None = None,
+) -> Run:
     """Answer all prompts, `requests` at a time."""
     config = EngineConfig(
         model_dir=directory,
@@ -120,13 +176,13 @@ def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, reques
         drafts=DraftsConfig(next_n=next_n),
     )
     backend = TimedBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
-    engine = Engine(config, backend, time.monotonic)
-    _answer(engine, [prompts[0]])
+    all_answers = Answers(config, backend, constraint)
+    all_answers.to([prompts[0]])
     results: list[StepResult] = []
     answers: list[list[int]] = []
     started, processor = time.monotonic(), time.process_time()
     for first in range(0, len(prompts), requests):
-        found, steps = _answer(engine, prompts[first : first + requests])
+        found, steps = all_answers.to(prompts[first : first + requests])
         answers += found
         results += steps
     seconds, processor_seconds = time.monotonic() - started, time.process_time() - processor
@@ -140,20 +196,6 @@ def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, reques
         median(backend.layers) / (backend.namespace.layers - backend.draft_layers),
         median(backend.behind),
     )
-
-
-def _answer(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[StepResult]]:
-    stop = StopConditions(MAX_TOKENS)
-    for key, prompt in enumerate(prompts):
-        engine.submit(Submit(key, TokenRequest(f"request-{key}", prompt, Sampling(), stop)))
-    answers: list[list[int]] = [[] for _ in prompts]
-    results = []
-    while engine.has_work():
-        if (result := engine.step()) is not None:
-            results.append(result)
-            for output in result.outputs:
-                answers[output.key] += output.token_ids
-    return answers, results
 
 
 def report(runs: dict[Depth, Run], console: Console) -> None:
@@ -193,12 +235,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="how many are answered at a time")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--form", choices=["free", "answer", "list"], default="free", help="of the answers")
     parser.add_argument("--model-dir", type=Path, help="by default tiny-r1, whose tokenizer others have too")
     options = parser.parse_args()
     directory = options.model_dir or shipped_model()
     prompts = held_out_prompts(directory, options.problems, options.seed)
+    constraint = form_of(options.form, directory)
     runs = {
-        next_n: measure(directory, prompts, next_n, options.requests, options.threads)
+        next_n: measure(directory, prompts, next_n, options.requests, options.threads, constraint)
         for next_n in map(_depth, options.next_n.split(","))
     }
     report(runs, Console())

@@ -30,13 +30,16 @@ class History(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
 
 
-class TokenMask(Protocol):
+class TokenMasks(Protocol):
     """Which tokens a row may draw."""
 
-    def wait(self) -> npt.NDArray[np.uint8] | None:
-        """A bit for each token id, the lowest first, set where the row may draw it; None if it may draw any.
+    def wait(self) -> Sequence[npt.NDArray[np.uint8] | None]:
+        """One for each draw of the row. A bit for each token id, the lowest first, set where it may be drawn; None if
+        any may be.
 
-        To be asked in `draw`, once all tokens before are known; it may take until the mask is made.
+        There are fewer if a draft may not be drawn in its place, or ends the request: what is drawn behind it, nobody
+        wants. And there may be more than the row has draws. To be asked in `draw`, once all tokens before and the
+        row's drafts are known; it may take until the masks are made.
         """
         ...
 
@@ -70,8 +73,8 @@ class Row(msgspec.Struct, frozen=True):
     # If drafts of the row, or of one that follows it, may be accepted relaxedly while they are thoughts: whether the
     # token behind the last one that the host knows is. None if drafts are accepted strictly.
     thinking: bool | None = None
-    # If only some tokens may be drawn: the row then has no drafts.
-    mask: TokenMask | None = None
+    # If only some tokens may be drawn.
+    masks: TokenMasks | None = None
     # If set, the row is part of a prompt, and reports the log probabilities of its tokens behind the first and of
     # `next_token`, with so many alternatives.
     prompt_logprobs: int | None = None
@@ -149,7 +152,7 @@ class Launched(Protocol):
     def draw(self) -> None:
         """Draw the tokens of each row with sampling. To be called once, before the next launch.
 
-        If a row has a mask, and follows a row of the batch launched before, that batch is collected before this call.
+        If a row has masks, and follows a row of the batch launched before, that batch is collected before this call.
         """
         ...
 

@@ -278,10 +278,13 @@ class Engine:
             progress.committed(row.tokens, row.draws, ())
             self._release_ended(request)
             return
-        if request.masks is not None and request.masks.failure is not None:
+        failure = None
+        if sample is not None and request.masks is not None:
+            failure = request.masks.failure(len(sample.token_ids))
+        if failure is not None:
             progress.committed(row.tokens, row.draws, ())
             self._schedule.withdraw(request)
-            self._refuse(request, request.masks.failure)
+            self._refuse(request, failure)
             return
         output = None
         if sample is None:
@@ -295,7 +298,7 @@ class Engine:
                 self._report.add_drafts(row.drafts, sample)
             self._report.outputs.append(output)
             if request.masks is not None and output.finish is None:
-                request.masks.follow(output.token_ids)
+                request.masks.follow(output.token_ids, sample.drafts[: request.most_drafts])
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)
         if request.push is not None:

@@ -64,7 +64,7 @@ class StepPipeline:
         started = self._clock()
         with span("engine.step", step=step, decoding=len(work.decoding), prompts=len(work.chunks)):
             launched = self._backend.launch(Batch(step, rows, on_layers), shape)
-            if any(row.mask is not None and row.follows is not None for row in rows):
+            if any(row.masks is not None and row.follows is not None for row in rows):
                 self._undrawn = launched
             else:
                 launched.draw()

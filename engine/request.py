@@ -55,7 +55,7 @@ class Request:
     fetch: StoreTarget | None = None
     # Where its KV goes; None if it stays here.
     push: PushTarget | None = None
-    # What its next token may be; None if it may be any.
+    # What its next row may draw; None if that may be any tokens.
     masks: AnswerMasks | None = None
     # Until its first token, if its prompt's tokens are to be scored: nothing of it is taken from a cache then.
     prompt_scores: PromptScores | None = None

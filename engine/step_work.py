@@ -82,13 +82,13 @@ def _launch_decode_row(request: Request, draws: int, index: int, guesses: int) -
     thinking = request.thinking
     if progress.tokens_at_least > len(token_ids):
         follows = progress.drawing_row
-        row = Row((), start, progress.block_ids, sampling, follows, history, drafts, thinking=thinking, mask=masks)
+        row = Row((), start, progress.block_ids, sampling, follows, history, drafts, thinking=thinking, masks=masks)
     elif drafts:
         known = [token_ids[-1], *progress.drafts[:drafts]]
-        row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts, thinking=thinking)
+        row = Row(known, start, progress.block_ids, sampling, None, history, drafts, thinking=thinking, masks=masks)
     else:
         last = token_ids[-1:]
-        row = Row(last, start, progress.block_ids, sampling, history=history, thinking=thinking, mask=masks)
+        row = Row(last, start, progress.block_ids, sampling, history=history, thinking=thinking, masks=masks)
     progress.launched(draws, draws, index, guesses)
     return row
 
@@ -113,7 +113,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
         shared=min(max(progress.known - start, 0), chunk.tokens),
         next_token=None if draws else progress.token_ids[end],
         thinking=request.thinking if draws else None,
-        mask=request.masks if draws else None,
+        masks=request.masks if draws else None,
         prompt_logprobs=None if scores is None else scores.alternatives,
     )
     progress.launched(chunk.tokens, int(draws), index, guesses)

@@ -65,8 +65,7 @@ def make_request(
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
     progress = Progress(request.token_ids, drafting.rewind)
-    # What a grammar allows behind a draft is known only once the draft is accepted.
-    wanted = request.sampling.drafts if request.constraint is None else DraftUse.OFF
+    wanted = request.sampling.drafts
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
     # With tokens that were delivered, the prompt's scores were too.
     asked = request.sampling.prompt_logprobs if given == len(request.token_ids) else None

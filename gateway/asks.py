@@ -11,7 +11,7 @@ from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
 from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage
-from mesh.domain.sampling import Sampling, settled_draft_use
+from mesh.domain.sampling import DraftUse, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,10 @@ class Ask:
 
 
 def settled(sampling: Sampling, seed: int | None) -> Sampling:
-    """With what the client left to us: the seed, and how drafts may be used. seed: None if the client gave none."""
-    drafts = settled_draft_use(sampling, seeded=seed is not None)
+    """With the seed, which is left to us if the client gave none. One that it gave is not to suffer by drafts."""
+    drafts = sampling.drafts
+    if seed is not None and drafts == DraftUse.UNSPECIFIED:
+        drafts = DraftUse.STRICT
     return structs.replace(sampling, seed=settled_seed(seed), drafts=drafts)
 
 

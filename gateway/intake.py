@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from gateway.answer_forms import GrammarForm
 from gateway.asks import Ask, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
@@ -45,6 +47,7 @@ from mesh.domain.sampling import (
     check_sampling,
     check_stop_token_ids,
     check_token_ids,
+    settled_draft_use,
 )
 from mesh.domain.shares import Share
 from mesh.errors import InvalidRequest
@@ -95,14 +98,16 @@ class Intake:
             max_tokens = completion_room(len(token_ids), ask.max_tokens, limits, ask.names)
             check_prompt_logprobs(ask.sampling, len(token_ids))
             block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt))
+        constraint = await self._constraint(ask, model, share.tenant, encoded.shape, max_tokens, text.tokenizer)
+        drafts = settled_draft_use(ask.sampling, constrained=constraint is not None)
         request = TokenRequest(
             request_id=ask.request_id,
             token_ids=token_ids,
-            sampling=ask.sampling,
+            sampling=structs.replace(ask.sampling, drafts=drafts),
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
             share=share,
-            constraint=await self._constraint(ask, model, share.tenant, encoded.shape, max_tokens, text.tokenizer),
+            constraint=constraint,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(

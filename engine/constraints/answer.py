@@ -1,17 +1,40 @@
 """One constrained answer: which tokens may come next."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from engine.constraints.grammar_path import GrammarPath
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
-from mesh.grammars import complaint
 
 # A bit for each token id, the lowest first, up to the vocabulary's last byte.
 Bits = npt.NDArray[np.uint8]
+
+
+class Masks(NamedTuple):
+    """What a row may draw."""
+
+    # Behind the answer so far and then behind each draft: None where that may be any token. They end with the first
+    # draft that is not allowed in its place, or that ends the answer: nobody wants what is drawn behind it.
+    allowed: Sequence[Bits | None]
+    # Why there are no more, if that is the reason: an answer that gets more tokens than there are masks cannot go on.
+    error: InvalidConstraint | None = None
+
+
+class _Place(NamedTuple):
+    """How far an answer is, besides where it is in its grammar."""
+
+    # The next token decides whether some are free.
+    may_open: bool
+    # Tokens need not follow the grammar yet.
+    free: bool
+    tokens: int = 0
+    # The latest tokens, as many as a banned sequence can begin with.
+    last: tuple[int, ...] = ()
 
 
 class ConstrainedAnswer:
@@ -25,33 +48,61 @@ class ConstrainedAnswer:
         eos_token_ids: frozenset[int],
         stop_token_ids: frozenset[int],
     ) -> None:
-        """matcher: at the grammar's begin, if there is one.
+        """matcher: at the grammar's begin, where it stays, if there is one.
 
         eos_token_ids: end the answer where the grammar lets it end; stop_token_ids: these and others end it too.
         """
         self._constraint = constraint
-        self._matcher = matcher
+        self._path = None if matcher is None else GrammarPath(matcher)
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._bytes = -(-vocabulary_size // 8)
         self._any = _bits(vocabulary_size)
         self._unended = _bits(vocabulary_size, eos_token_ids)
-        # The next token decides whether some are free.
-        self._may_open = constraint.opened_by is not None
-        self._free = matcher is None or (constraint.free_until is not None and not self._may_open)
-        self._tokens = 0
-        # The latest tokens, as many as a banned sequence can begin with.
-        self._last: tuple[int, ...] = ()
+        may_open = constraint.opened_by is not None
+        self._place = _Place(may_open, free=constraint.free_until is not None and not may_open)
         self._remembered = max(map(len, constraint.banned), default=1) - 1
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """The answer has gone on with these. Raises InvalidConstraint if it could not."""
         for token_id in token_ids:
-            self._tokens += 1
-            self._last = (*self._last, token_id)[-self._remembered :] if self._remembered else ()
             self._follow(token_id)
 
-    def mask(self) -> Bits | None:
+    def masks(self, drafts: Sequence[int] = ()) -> Masks:
+        """Of a row that draws behind the answer so far and behind each of the drafts. Raises InvalidConstraint if the
+        answer cannot go on whatever it draws.
+        """
+        place, tokens = self._place, 0 if self._path is None else self._path.tokens
+        allowed: list[Bits | None] = []
+        error = None
+        try:
+            allowed.append(self._mask())
+            for draft in drafts:
+                if draft in self._stop_token_ids or not _allows(allowed[-1], draft):
+                    break
+                self._follow(draft)
+                allowed.append(self._mask())
+        except InvalidConstraint as failed:
+            # The answer may well go on without these drafts.
+            error = failed
+        self._place = place
+        if self._path is not None:
+            self._path.go_back(tokens)
+        return Masks(allowed, error)
+
+    def _follow(self, token_id: int) -> None:
+        constraint, place = self._constraint, self._place
+        free = place.free
+        if place.may_open and token_id == constraint.opened_by:
+            free = True
+        elif free:
+            free = token_id != constraint.free_until
+        elif self._path is not None and token_id not in self._eos_token_ids:
+            self._path.consume(token_id)
+        last = (*place.last, token_id)[-self._remembered :] if self._remembered else ()
+        self._place = _Place(may_open=False, free=free, tokens=place.tokens + 1, last=last)
+
+    def _mask(self) -> Bits | None:
         """What the next token may be; None if it may be any. Raises InvalidConstraint if that takes too long."""
         allowed, forbidden = self._allowed(), self._forbidden()
         if not forbidden:
@@ -62,44 +113,31 @@ class ConstrainedAnswer:
         # Where nothing else is left the grammar decides.
         return left if left.any() else allowed
 
-    def _follow(self, token_id: int) -> None:
-        if self._may_open:
-            self._may_open = False
-            self._free = token_id == self._constraint.opened_by
-            if self._free:
-                return
-        if self._free:
-            self._free = self._matcher is None or token_id != self._constraint.free_until
-        elif self._matcher is not None and token_id not in self._eos_token_ids:
-            self._matcher.consume_token(token_id)
-            self._check(self._matcher)
-
     def _allowed(self) -> Bits | None:
         """By the grammar."""
-        if self._matcher is None:
+        if self._path is None:
             return None
-        if self._free:
+        if self._place.free:
             return None if self._constraint.may_end_free else self._unended
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8, self._bytes)
-        self._check(self._matcher)
+        bits = np.frombuffer(self._path.mask(), np.uint8, self._bytes)
         opening = self._constraint.opened_by
-        if self._may_open and opening is not None:
+        if self._place.may_open and opening is not None:
             bits = bits.copy()
             bits[opening // 8] |= 1 << opening % 8
         return bits
 
     def _forbidden(self) -> set[int]:
         """Tokens that would end the answer too early, or complete a banned sequence."""
-        early = self._tokens < self._constraint.min_tokens
+        early = self._place.tokens < self._constraint.min_tokens
         forbidden = set(self._stop_token_ids) if early else set()
         for *begin, last in self._constraint.banned:
-            if not begin or self._last[-len(begin) :] == tuple(begin):
+            if not begin or self._place.last[-len(begin) :] == tuple(begin):
                 forbidden.add(last)
         return forbidden
 
-    def _check(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            raise InvalidConstraint(f"the constraint cannot be followed: {complaint(matcher.get_error())}")
+
+def _allows(allowed: Bits | None, token_id: int) -> bool:
+    return allowed is None or bool(allowed[token_id // 8] >> token_id % 8 & 1)
 
 
 def _bits(vocabulary_size: int, without: frozenset[int] = frozenset()) -> Bits:

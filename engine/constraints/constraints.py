@@ -44,7 +44,7 @@ class Constraints:
         self._wake = wake
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        # The compiling thread's own, the least recently used first.
+        # The compiling thread's own, the least recently used first. All stay at their begin, and answers have copies.
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
         self._begun: list[tuple[Request, Future[ConstrainedAnswer]]] = []
 
@@ -89,11 +89,22 @@ class Constraints:
     def _matcher(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
             raise InvalidConstraint("this worker follows no grammars: its checkpoint has no tokenizer")
-        compiled = self._grammars.pop(grammar, None) or compile_grammar(self._tokenizer, grammar)
+        compiled = self._grammars.pop(grammar, None)
+        if compiled is None or _is_spent(compiled):
+            compiled = compile_grammar(self._tokenizer, grammar)
         self._grammars[grammar] = compiled
         if len(self._grammars) > KEPT_GRAMMARS:
             self._grammars.popitem(last=False)
-        return compiled.deep_copy()
+        return compiled
+
+
+def _is_spent(compiled: LLMatcher) -> bool:
+    """Copies of a matcher share what they learn of its expressions. If that became too much for one of them, no copy
+    goes on.
+    """
+    copy = compiled.deep_copy()
+    copy.compute_bitmask()
+    return copy.is_error()
 
 
 def load_constraints(

@@ -1,10 +1,10 @@
-"""The masks of one request, each made while the step before its draw is computed."""
+"""The masks of one request, made while the step before their draws, or the layers before these, are computed."""
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
-from engine.constraints.answer import Bits, ConstrainedAnswer
+from engine.constraints.answer import Bits, ConstrainedAnswer, Masks
 from mesh.errors import InvalidConstraint
 
 _log = logging.getLogger("deepmesh.engine")
@@ -21,32 +21,32 @@ def in_words(error: BaseException) -> InvalidConstraint:
 
 
 class AnswerMasks:
-    """engine.batch.TokenMask. `follow` is called for each token that the request gets, before its next draw.
-
-    Attributes:
-        failure: why its answer cannot go on; what was drawn since then is worthless.
-    """
+    """engine.batch.TokenMasks. `follow` is called for all tokens that the request gets, before its next draw."""
 
     def __init__(self, answer: ConstrainedAnswer, thread: Executor) -> None:
         """thread: where all masks are made, in order."""
         self._answer = answer
         self._thread = thread
-        self._next = thread.submit(answer.mask)
-        self.failure: InvalidConstraint | None = None
+        self._next = thread.submit(answer.masks)
+        # Of the row drawn last.
+        self._drawn = Masks(())
 
-    def follow(self, token_ids: Sequence[int]) -> None:
-        """The answer went on with these: begin to make the mask behind them."""
-        self._next = self._thread.submit(self._step, token_ids)
+    def follow(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        """The answer went on with these tokens, and these are guessed behind them: begin to make the masks of a row
+        that verifies them, or the first of them.
+        """
+        self._next = self._thread.submit(self._step, token_ids, drafts)
 
-    def wait(self) -> Bits | None:
-        """What the next token may be; None if it may be any."""
-        pending: Future[Bits | None] = self._next
+    def wait(self) -> Sequence[Bits | None]:
+        pending: Future[Masks] = self._next
         error = pending.exception()
-        if error is None:
-            return pending.result()
-        self.failure = in_words(error)
-        return None
+        self._drawn = pending.result() if error is None else Masks((), in_words(error))
+        return self._drawn.allowed
 
-    def _step(self, token_ids: Sequence[int]) -> Bits | None:
+    def failure(self, tokens: int) -> InvalidConstraint | None:
+        """Why the answer cannot go on with so many tokens of the row drawn last: they are worthless then."""
+        return self._drawn.error if tokens > len(self._drawn.allowed) else None
+
+    def _step(self, token_ids: Sequence[int], drafts: Sequence[int]) -> Masks:
         self._answer.advance(token_ids)
-        return self._answer.mask()
+        return self._answer.masks(drafts)

@@ -97,8 +97,8 @@ class Following:
 
 def _to_compute(row: Row) -> Row:
     """The row without what only its draw needs."""
-    drawn_by_more = row.history is not None or row.mask is not None
-    return msgspec.structs.replace(row, history=None, mask=None) if drawn_by_more else row
+    drawn_by_more = row.history is not None or row.masks is not None
+    return msgspec.structs.replace(row, history=None, masks=None) if drawn_by_more else row
 
 
 class _WatchedMemory:

@@ -1,6 +1,6 @@
 """From a step's logits to its samples: drawn on the device, read later by the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -44,7 +44,8 @@ class Sampler:
         positions: torch.Tensor | None = None,
         behind: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One token per row, all of which have `sampling`: [rows] int64 on the device.
+        """One token per row, all of which have `sampling`: [rows] int64 on the device. A row that draws several stands
+        there as often, one after the other.
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow;
         positions: [rows], of the tokens that are drawn, by default the rows' ends; behind: [rows, n] int64, the drafts
@@ -75,7 +76,7 @@ class Sampler:
         positions: torch.Tensor | None,
         behind: torch.Tensor | None,
     ) -> torch.Tensor:
-        masks = {index: bits for index, row in enumerate(rows) if (bits := _mask(row)) is not None}
+        masks = _masks(rows)
         changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits or index in masks]
         if not changed:
             return replace(logits, draw_tokens(logits, rows, positions), range(len(rows)))
@@ -181,8 +182,17 @@ def _sampling(row: Row) -> Sampling:
     return row.sampling
 
 
-def _mask(row: Row) -> npt.NDArray[np.uint8] | None:
-    return None if row.mask is None else row.mask.wait()
+def _masks(rows: Sequence[Row]) -> Mapping[int, npt.NDArray[np.uint8]]:
+    """By draw, if it may not draw any token. rows: by draw, those of a row one after the other."""
+    found: dict[int, npt.NDArray[np.uint8]] = {}
+    first = 0
+    while first < len(rows):
+        row = rows[first]
+        if row.masks is not None:
+            allowed = zip(range(first, first + row.draws), row.masks.wait(), strict=False)
+            found |= {draw: bits for draw, bits in allowed if bits is not None}
+        first += row.draws
+    return found
 
 
 def _draw(row: Row) -> Draw:

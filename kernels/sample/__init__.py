@@ -87,8 +87,9 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple
 def is_candidate(logits: torch.Tensor, token_ids: torch.Tensor, top_n: int, delta: float) -> torch.Tensor:
     """Whether each row's token is among the `top_n` most likely ones, and at most `delta` less likely than the first.
 
-    Probabilities are those at temperature 1; of equally likely tokens all count as the first of them. logits:
-    [rows, vocabulary]; token_ids: [rows] int64. Returns [rows] bool. Backend: the reference.
+    Probabilities are those at temperature 1; of equally likely tokens all count as the first of them. A token whose
+    logit is minus infinity is no candidate. logits: [rows, vocabulary]; token_ids: [rows] int64. Returns [rows] bool.
+    Backend: the reference.
     """
     assert token_ids.shape == logits.shape[:1]
     return reference.is_candidate(logits, token_ids, top_n, delta)

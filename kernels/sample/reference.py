@@ -50,7 +50,8 @@ def is_candidate(logits: torch.Tensor, token_ids: torch.Tensor, top_n: int, delt
     probabilities = torch.softmax(logits.float(), dim=1)
     own = probabilities.gather(1, token_ids.unsqueeze(1))
     rank = (probabilities > own).sum(1)
-    return (rank < top_n) & (own.squeeze(1) >= probabilities.amax(1) - delta)
+    allowed = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1) > -torch.inf
+    return allowed & (rank < top_n) & (own.squeeze(1) >= probabilities.amax(1) - delta)
 
 
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Penalties) -> None:

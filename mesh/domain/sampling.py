@@ -80,14 +80,14 @@ class StopConditions(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
 
 
-def settled_draft_use(sampling: Sampling, seeded: bool) -> int:
-    """What a request wants of drafts; if it does not say, nothing that penalties, a bias or its seed would suffer by.
+def settled_draft_use(sampling: Sampling, constrained: bool) -> int:
+    """What a request wants of drafts; if it does not say, nothing that penalties, a bias or its form would suffer by.
 
-    seeded: the client gave the seed.
+    constrained: not every answer is allowed.
     """
     if sampling.drafts != DraftUse.UNSPECIFIED:
         return sampling.drafts
-    return DraftUse.STRICT if seeded or sampling.changes_logits else DraftUse.RELAXED
+    return DraftUse.STRICT if constrained or sampling.changes_logits else DraftUse.RELAXED
 
 
 def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:

@@ -146,6 +146,13 @@ async def test_defaults_are_greedy_with_every_token_and_a_drawn_seed() -> None:
         first, second = (submission.sampling for submission in mesh.worker.submissions)
         assert (first.temperature, first.top_p, first.top_k) == (0.0, 1.0, 0)
         assert first.seed != second.seed
+        assert first.drafts == common_pb2.DRAFT_USE_RELAXED
+
+
+async def test_a_seed_is_not_to_suffer_by_drafts() -> None:
+    async with running_mesh() as mesh:
+        await collect(mesh, ids_request(sampling=Sampling(seed=5)))
+        assert mesh.worker.submissions[0].sampling.drafts == common_pb2.DRAFT_USE_STRICT
 
 
 async def test_without_max_tokens_the_context_is_filled() -> None:

@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from deepmesh.v1 import gateway_pb2
+from deepmesh.v1 import common_pb2, gateway_pb2
 
 from tests.support.gateways import chat_request, collect, running_mesh
 
@@ -19,7 +19,10 @@ async def test_every_form_reaches_the_worker_as_a_grammar() -> None:
     async with running_mesh() as mesh:
         for form in FORMS:
             await collect(mesh, chat_request(max_tokens=2, form=form))
-            assert mesh.worker.submissions[-1].constraint.grammar
+            submission = mesh.worker.submissions[-1]
+            assert submission.constraint.grammar
+            # Relaxed ones would suit thoughts alone, and are for those who ask for them.
+            assert submission.sampling.drafts == common_pb2.DRAFT_USE_STRICT
 
 
 @pytest.mark.parametrize(

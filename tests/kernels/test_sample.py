@@ -112,5 +112,10 @@ def test_candidates_are_among_the_likeliest_and_near_the_first(top_n: int, delta
     assert is_candidate(logits, torch.arange(4), top_n, delta).tolist() == expected
 
 
+def test_a_token_that_may_not_be_drawn_is_no_candidate() -> None:
+    logits = torch.tensor([0.0, -1.0, -torch.inf]).expand(3, 3)
+    assert is_candidate(logits, torch.arange(3), 10, 1.0).tolist() == [True, True, False]
+
+
 def test_equally_likely_tokens_are_candidates_together() -> None:
     assert is_candidate(torch.zeros(3, 3), torch.arange(3), 1, 0.0).all()

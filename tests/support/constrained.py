@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import Submit
+from engine.runner.backend import ModelBackend
 from tests.support.checkpoints import model_backend
 from tests.support.engines import Transcript
 
@@ -21,10 +22,11 @@ COMPILED_SECONDS = 30
 class ConstrainedEngine:
     """An engine, and a way to wait for the grammars that it compiles."""
 
-    def __init__(self, checkpoint: Path, **settings: Any) -> None:
+    def __init__(self, checkpoint: Path, backend: ModelBackend | None = None, **settings: Any) -> None:
+        """backend: over that checkpoint and with the same settings, by default one of its own."""
         settings = {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 64, **settings}
         config = EngineConfig(model_dir=checkpoint, **settings)
-        backend = model_backend(checkpoint, **settings)
+        backend = backend or model_backend(checkpoint, **settings)
         self._compiled = threading.Semaphore(0)
         constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)

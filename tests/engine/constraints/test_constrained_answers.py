@@ -41,7 +41,6 @@ SAMPLINGS = [
 MODES: dict[str, dict[str, Any]] = {
     "a step ahead": {"overlap": "on"},
     "preempted": {"overlap": "on", "total_blocks": 5},
-    "with drafts": {"drafts": {"next_n": 2}},
 }
 
 
@@ -186,11 +185,19 @@ def test_a_mask_that_takes_too_long_ends_its_answer_alone(checkpoint: Path, text
     assert len(transcript.token_ids[1]) == FREE_TOKENS
 
 
+def test_an_answer_that_became_too_complex_spoils_no_later_one(checkpoint: Path, texts: Texts) -> None:
+    grammar = Constraint("start: /(.*a.{0,300}){40}b.{500}/")
+    engine = ConstrainedEngine(checkpoint)
+    refused, simple = (Sampling(logit_bias=dict.fromkeys(texts.ids(text), 100.0)) for text in "ab")
+    assert engine.run(constrained(0, grammar, sampling=refused)).ends[0].refusal is not None
+    assert engine.run(constrained(1, grammar, sampling=simple, max_tokens=5)).ends[1].finish is FinishReason.LENGTH
+
+
 class Panic(BaseException):
     """As Rust's panics come to Python: no Exception."""
 
 
-@pytest.mark.parametrize("where", ["mask", "advance"])
+@pytest.mark.parametrize("where", ["masks", "advance"])
 @pytest.mark.parametrize("error", [RuntimeError, Panic])
 def test_a_grammar_that_fails_unexpectedly_ends_its_answer_alone(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
@@ -198,7 +205,7 @@ def test_a_grammar_that_fails_unexpectedly_ends_its_answer_alone(
     right = getattr(ConstrainedAnswer, where)
 
     def fail_later(answer: ConstrainedAnswer, *arguments: object) -> object:
-        if answer._tokens >= 5:
+        if answer._place.tokens >= 5:
             raise error("a bug of the grammars' library")
         return right(answer, *arguments)
 

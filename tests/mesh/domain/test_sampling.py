@@ -87,7 +87,7 @@ def test_a_bad_logit_bias_is_refused(logit_bias: dict[int, float], said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "seeded", "expected"),
+    ("changes", "constrained", "expected"),
     [
         ({}, False, DraftUse.RELAXED),
         ({}, True, DraftUse.STRICT),
@@ -99,6 +99,6 @@ def test_a_bad_logit_bias_is_refused(logit_bias: dict[int, float], said: str) ->
     ],
 )
 def test_relaxed_drafts_are_for_requests_that_would_not_suffer_by_them_or_ask_for_them(
-    changes: dict[str, Any], seeded: bool, expected: DraftUse
+    changes: dict[str, Any], constrained: bool, expected: DraftUse
 ) -> None:
-    assert settled_draft_use(Sampling(**changes), seeded) is expected
+    assert settled_draft_use(Sampling(**changes), constrained) is expected

@@ -1,0 +1,165 @@
+"""Constrained answers of the shipped model with drafts, some of which are right: the tokens are those without."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from cli.launcher.shipped_model import shipped_model
+from engine.config import DraftsConfig
+from engine.protocol.messages import Submit
+from engine.runner import draft_graphs
+from engine.runner.backend import ModelBackend
+from engine.runner.draft_graphs import DraftGraphs
+from mesh.domain.constraints import Constraint
+from mesh.domain.sampling import DraftUse, Sampling
+from tests.support.checkpoints import model_backend, random_prompt
+from tests.support.constrained import ConstrainedEngine, Texts
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+CHECKPOINT = shipped_model()
+TOKENS = 32
+DRAFTS = 3
+ITEM = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+LIST = {"type": "array", "items": ITEM, "minItems": 3, "maxItems": 3, "x-guidance": {"whitespace_flexible": False}}
+JSON = f"start: %json {json.dumps(LIST)}"
+(CLOSE,) = Texts(CHECKPOINT).ids("</think>")
+ANSWERS: list[tuple[Constraint, Sampling]] = [
+    (Constraint(JSON), Sampling()),
+    (Constraint(JSON), Sampling(temperature=0.7, seed=1, top_logprobs=2)),
+    (Constraint(JSON, free_until=CLOSE), Sampling(temperature=0.5, seed=2, logit_bias={CLOSE: 8.0})),
+    (Constraint("start: /[0-9]{20}(ab)*/"), Sampling(temperature=0.9, seed=3, frequency_penalty=0.2)),
+    (Constraint(banned=[[40], [50, 51]], min_tokens=20), Sampling(temperature=1.0, seed=4)),
+]
+
+
+def settings_of(next_n: int, **settings: Any) -> dict[str, Any]:
+    return {"drafts": DraftsConfig(next_n=next_n), "max_step_tokens": 96, "max_requests": 8, **settings}
+
+
+def submits() -> list[Submit]:
+    """The constrained ones, and a free one."""
+    given = [*ANSWERS, (None, Sampling(temperature=0.7, seed=5))]
+    return [
+        submit_of(key, random_prompt(30 + key, seed=key), TOKENS, constraint=constraint, sampling=sampling)
+        for key, (constraint, sampling) in enumerate(given)
+    ]
+
+
+def served(backend: ModelBackend, next_n: int, *asked: Submit, **settings: Any) -> Transcript:
+    constrained = ConstrainedEngine(CHECKPOINT, backend, **settings_of(next_n, **settings))
+    transcript = constrained.run(*(asked or submits()))
+    assert_at_rest(constrained.engine)
+    return transcript
+
+
+def yields(transcript: Transcript, key: int) -> set[int]:
+    """How many tokens the request had of a step."""
+    return {len(output.token_ids) for step in transcript.steps for output in step.outputs if output.key == key}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Transcript:
+    """Without drafts, step by step."""
+    return served(model_backend(CHECKPOINT, **settings_of(0)), 0, overlap="off")
+
+
+@pytest.fixture(scope="module")
+def drafting() -> ModelBackend:
+    return model_backend(CHECKPOINT, **settings_of(DRAFTS))
+
+
+def assert_same(found: Transcript, plain: Transcript) -> None:
+    assert found.token_ids == plain.token_ids
+    assert all(found.ends[key].finish == end.finish for key, end in plain.ends.items())
+    expected = [position.logprob for position in plain.logprobs[1]]
+    assert [position.logprob for position in found.logprobs[1]] == pytest.approx(expected, abs=1e-3)
+
+
+def test_tokens_are_those_without_drafts_in_fewer_steps(drafting: ModelBackend, plain: Transcript) -> None:
+    found = served(drafting, DRAFTS, overlap="off")
+    assert_same(found, plain)
+    # Some drafts are right, and some are not or are refused.
+    assert all({1, 2} <= yields(found, key) for key in range(4))
+
+
+def test_preemption_changes_no_token_of_steps_launched_ahead(drafting: ModelBackend, plain: Transcript) -> None:
+    assert_same(served(drafting, DRAFTS, overlap="on", total_blocks=8), plain)
+
+
+def test_graphs_change_no_token(plain: Transcript, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they capture runs here as it is: the same work over the same tensors."""
+    runs: list[int] = []
+
+    def capture(work: Callable[[], None], pool: None) -> Callable[[], None]:
+        def run() -> None:
+            runs.append(1)
+            work()
+
+        run()
+        return run
+
+    monkeypatch.setattr(draft_graphs, "capture", capture)
+    monkeypatch.setattr(draft_graphs, "graph_pool", lambda: None)
+    backend = model_backend(CHECKPOINT, **settings_of(DRAFTS))
+    blocks = -(-backend.context_tokens // 64) + 1
+    with torch.inference_mode():
+        backend._draft_graphs = DraftGraphs(backend._model, backend.state, [2, 8], [DRAFTS], blocks)
+    runs.clear()
+    found = served(backend, DRAFTS, overlap="on")
+    assert_same(found, plain)
+    assert len(runs) > len(found.steps)
+
+
+def test_another_worker_goes_on_with_drafts(drafting: ModelBackend, plain: Transcript) -> None:
+    rest = []
+    for key, (constraint, sampling) in enumerate(ANSWERS):
+        prompt, tokens = random_prompt(30 + key, seed=key), plain.token_ids[key][: 1 + 4 * key]
+        rest.append(
+            submit_of(
+                key,
+                [*prompt, *tokens],
+                TOKENS - len(tokens),
+                constraint=constraint,
+                sampling=sampling,
+                prompt_tokens=len(prompt),
+            )
+        )
+    continued = served(drafting, DRAFTS, *rest).token_ids
+    for key in range(len(ANSWERS)):
+        assert [*plain.token_ids[key][: 1 + 4 * key], *continued[key]] == plain.token_ids[key]
+
+
+def test_a_stop_token_ends_an_answer_among_accepted_drafts(drafting: ModelBackend, plain: Transcript) -> None:
+    asked, expected, tokens = [], {}, plain.token_ids[0]
+    for key, token_id in enumerate(tokens[2:10]):
+        expected[key] = tokens[: 1 + tokens.index(token_id)]
+        constraint = ANSWERS[0][0]
+        asked.append(submit_of(key, random_prompt(30), TOKENS, constraint=constraint, stop_token_ids=[token_id]))
+    assert served(drafting, DRAFTS, *asked, overlap="on").token_ids == expected
+
+
+def test_relaxed_drafts_keep_to_the_form() -> None:
+    """While the model thinks all drafts are accepted but those that the form forbids."""
+    drafts = DraftsConfig(next_n=2, acceptance="relaxed", top_n=10_000, delta=1.0)
+    backend = model_backend(CHECKPOINT, **settings_of(0) | {"drafts": drafts})
+    texts = Texts(CHECKPOINT)
+    prompt, sampling = [*random_prompt(50), *texts.ids("<think>")], Sampling(temperature=1.5, seed=3)
+    asked = [
+        submit_of(
+            key,
+            prompt,
+            TOKENS,
+            constraint=Constraint("start: /([0-9][a-z]){12}/"),
+            sampling=msgspec.structs.replace(sampling, drafts=use),
+        )
+        for key, use in enumerate((DraftUse.STRICT, DraftUse.RELAXED))
+    ]
+    found = served(backend, 2, *asked)
+    assert {output.key for step in found.steps for output in step.outputs if output.relaxed} == {1}
+    answers = [texts.of(found.token_ids[key]) for key in range(2)]
+    assert answers[0] != answers[1] and all(re.fullmatch("([0-9][a-z]){12}", answer) for answer in answers)
