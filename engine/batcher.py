@@ -233,20 +233,27 @@ def _level(request: Schedulable, standing: Standing) -> tuple[float, int]:
 def _chunks(
     prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: Standing
 ) -> list[Chunk[RequestT]]:
-    """Prompts by their tenants, running ones before admitted ones; admitted ones in their order."""
-    work = [(_level(prompt, standing), prompt, prompt.progress.left) for prompt in sorted(prompts, key=_order)]
+    """Prompts by their tenants, running ones before admitted ones; admitted ones in their order.
+
+    Tokens that are computed again are computed in one step: drafts are only right behind them, and their blocks may be
+    others' too. Every step has room for that many (`Limits`), so the first prompt always goes on.
+    """
+    work = [
+        (_level(each, standing), each, each.progress.left, each.progress.known - each.progress.computed_at_most)
+        for each in sorted(prompts, key=_order)
+    ]
     level = (0.0, 0)
     for candidate in admitted:
         level = max(level, _level(candidate.request, standing))
-        work.append((level, candidate.request, _step_tokens(candidate)))
+        work.append((level, candidate.request, _step_tokens(candidate), candidate.computed_again))
     if standing is not ALONE:
         work.sort(key=lambda each: each[0])
     chunks = []
-    for _, request, left in work:
+    for _, request, left, again in work:
         tokens = min(budget, left)
-        if tokens:
+        if tokens and tokens >= again:
             chunks.append(Chunk(request, tokens))
-        budget -= tokens
+            budget -= tokens
     return chunks
 
 

@@ -101,6 +101,16 @@ def test_a_cached_prefix_is_not_computed() -> None:
     assert chunks_of(plan(waiting=[candidate(0, 200, cached_blocks=3)])) == [(0, 8)]
 
 
+def test_tokens_that_are_computed_again_wait_for_a_step_that_has_room_for_all_of_them() -> None:
+    rewound, fresh = request_of((1, 0), 200, 0, range(4)), replace(candidate(2, 200, cached_blocks=3), computed_again=3)
+    rewound.progress.rewind = 3
+    rewound.progress.landed(192)
+    for left, expected in ((2, []), (3, [(1, 3)]), (13, [(1, 11)]), (14, [(1, 11), (2, 3)])):
+        first = running(0, 256 - left, 0, range(4, 8))
+        step = plan(prompts=[first, rewound], waiting=[fresh])
+        assert chunks_of(step) == [(0, 256 - left), *expected]
+
+
 def alike(candidate: Candidate[Request], contents: Sequence[bytes]) -> Candidate[Request]:
     """The candidate with a prompt of these blocks."""
     candidate.request.contents = contents

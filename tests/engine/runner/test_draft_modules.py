@@ -117,6 +117,23 @@ def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, 
     assert torch.equal(backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain[:2])], before)
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_step_with_room_for_few_tokens_writes_no_stale_kv_behind_cached_blocks(
+    checkpoint: Path, whole: Whole, left: int
+) -> None:
+    backend = model_backend(checkpoint, **settings_of(MODULES))
+    engine = engine_over(backend, MODULES)
+    served(engine, [LONG[:130]], 1)
+    before = backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain)].clone()
+    assert backend.state.draft_states is not None
+    backend.state.draft_states[:, : backend.total_blocks] = 7.0
+    # Shorter prompts take the rest of the step's 96 tokens.
+    found = served(engine, [random_prompt(50, seed=2), random_prompt(46 - left, seed=3), LONG], 70)
+    assert (found.token_ids[2], found.cached_tokens[2]) == (whole.answers[0], 128)
+    assert_same(backend, engine, whole)
+    assert torch.equal(backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain[:2])], before)
+
+
 def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -> None:
     backend = model_backend(checkpoint, **settings_of(MODULES, total_blocks=6))
     engine = engine_over(backend, MODULES, overlap="on", total_blocks=6)
