@@ -36,6 +36,7 @@ CONFIGURATIONS = (
     Configuration("FP8, FP8 KV", "fp8", (*_QUANTIZED, _FP8_KV)),
     Configuration("W4A8 rounded", "w4a8", _QUANTIZED),
     Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
+    Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
 )
 # Where each form lies unless told otherwise, and how those are made that are not shipped.
 CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
