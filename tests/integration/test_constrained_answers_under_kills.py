@@ -17,7 +17,7 @@ import pytest
 
 from mesh.ports import free_port
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.mesh_requests import kill
+from tests.support.mesh_requests import kill, placed_again
 from tests.support.process_mesh import ProcessMesh, process_mesh
 
 pytestmark = [pytest.mark.check("kills"), pytest.mark.slow]
@@ -105,7 +105,7 @@ def choices_of(line: str) -> Iterator[dict[str, Any]]:
 
 @asynccontextmanager
 async def constrained_mesh(directory: Path, **plan: Any) -> AsyncIterator[tuple[ProcessMesh, httpx.AsyncClient]]:
-    model = tiny_checkpoint(directory / "tiny")
+    model = tiny_checkpoint(directory / "tiny", num_nextn_predict_layers=2)
     async with (
         process_mesh(model, **plan) as mesh,
         httpx.AsyncClient(base_url=mesh.http_url, trust_env=False, timeout=120) as http,
@@ -119,16 +119,12 @@ async def token_ids(http: httpx.AsyncClient, text: str) -> list[int]:
     return ids
 
 
-async def placed_again(http: httpx.AsyncClient, port: int) -> float:
-    text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("deepmesh_gateway_replacements_total{")]
-    return sum(float(line.split()[1]) for line in lines)
-
-
 async def test_killed_workers_make_no_constrained_answer_invalid(tmp_path: Path) -> None:
     port = free_port()
     workers = [
-        f"{role}.engine.{setting}" for role in ("decode", "prefill") for setting in ("threads=1", "drafts.next_n=1")
+        f"{role}.engine.{setting}"
+        for role in ("decode", "prefill")
+        for setting in ("threads=1", "drafts.next_n=3", "max_requests=16")
     ]
     settings = (*workers, "decode.can_prefill=false", f"gateway.server.metrics_port={port}")
     async with constrained_mesh(tmp_path, workers=2, prefill=1, settings=settings) as (mesh, http):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,20 @@ def rewrite_as_one_file(directory: Path, change: Callable[[dict[str, torch.Tenso
     for path in directory.glob("model*"):
         path.unlink()
     save_file(tensors, directory / "model.safetensors")
+
+
+def with_modules(source: Path, directory: Path, count: int) -> Path:
+    """The checkpoint with so many modules, all as its one."""
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.loads((directory / "config.json").read_text())
+    layers, tensors = config["num_hidden_layers"], read_tensors(source)
+    prefix = f"model.layers.{layers}."
+    for module in range(1, count):
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            tensors[f"model.layers.{layers + module}.{name.removeprefix(prefix)}"] = tensors[name].clone()
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+    return directory
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Sequence
 
+import httpx
 from deepmesh.v1 import gateway_pb2
 
 from engine.oracle import oracle_tokens
@@ -73,3 +74,10 @@ async def fetched_blocks(mesh: ProcessMesh) -> int:
 async def received_bytes(mesh: ProcessMesh) -> dict[str, int]:
     """By worker."""
     return {each.identity.worker_id: sum(each.transfers.received_bytes.values()) for each in await mesh.workers()}
+
+
+async def placed_again(http: httpx.AsyncClient, port: int) -> float:
+    """How many answers went on at another worker. port: of the gateway's metrics."""
+    text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("deepmesh_gateway_replacements_total{")]
+    return sum(float(line.split()[1]) for line in lines)

@@ -1,8 +1,6 @@
 """Several MTP modules with weights of their own: each reads what the one before it made of the token before."""
 
-import json
 import random
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, StepShape, execute
@@ -24,9 +21,9 @@ from mesh.errors import CheckpointError
 from tests.support.checkpoints import (
     model_backend,
     random_prompt,
-    read_tensors,
     rewrite_as_one_file,
     tiny_checkpoint,
+    with_modules,
 )
 from tests.support.disaggregation import Pair, assert_nothing_moves
 from tests.support.engines import Transcript, assert_at_rest, submit_of
@@ -187,20 +184,6 @@ def test_a_dummy_step_writes_to_no_block_of_a_request(checkpoint: Path, shape: S
     assert execute(backend, Batch(0, ()), shape) == []
     written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
     assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
-
-
-def with_modules(source: Path, directory: Path, count: int) -> Path:
-    """The checkpoint with so many modules, all as its one."""
-    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
-    config = json.loads((directory / "config.json").read_text())
-    layers, tensors = config["num_hidden_layers"], read_tensors(source)
-    prefix = f"model.layers.{layers}."
-    for module in range(1, count):
-        for name in [name for name in tensors if name.startswith(prefix)]:
-            tensors[f"model.layers.{layers + module}.{name.removeprefix(prefix)}"] = tensors[name].clone()
-    save_file(tensors, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
-    return directory
 
 
 @pytest.mark.check("drafts")
