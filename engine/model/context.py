@@ -77,7 +77,11 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Filled by engine.model.inputs, read by every layer."""
+    """Of a step's tokens, or of a part of them if these are computed in turns: earlier parts first, since later ones
+    may attend to them.
+
+    Filled by engine.model.inputs, read by every layer.
+    """
 
     # [tokens] int64.
     token_ids: torch.Tensor
@@ -99,3 +103,5 @@ class ForwardContext:
     padding: int = 0
     # [own rows] int64: 1 for tokens of requests, 0 for padding; None if nobody counts them.
     counted: torch.Tensor | None = None
+    # The rest of the step is computed while this part waits for other ranks.
+    takes_turns: bool = False

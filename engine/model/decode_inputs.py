@@ -43,6 +43,15 @@ class DecodeRows:
     def row_tokens(self) -> int:
         return self.token_ids.shape[1]
 
+    def halves(self) -> "tuple[DecodeRows, DecodeRows]":
+        """Two or more rows as two micro-batches."""
+        middle = -(-self.rows // 2)
+        first, second = (
+            DecodeRows(self.token_ids[part], self.starts[part], self.block_table[part])
+            for part in (slice(0, middle), slice(middle, self.rows))
+        )
+        return first, second
+
     def inputs(self) -> torch.Tensor:
         """[rows * tokens] int64: what is embedded."""
         flat = self.token_ids.flatten()

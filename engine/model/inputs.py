@@ -30,7 +30,8 @@ def build_context(
     """
     decoding = list(takewhile(lambda row: row.decodes and not row.shared, rows))
     groups = decode_groups(decoding, state, blocks_of(decoding))
-    return join_context(config, groups, rows[len(decoding) :], state, size, sampled=_sampled(rows, state))
+    sampled = to_device(np.array(last_tokens(rows), np.int64), state.device)
+    return join_context(config, groups, rows[len(decoding) :], state, size, sampled=sampled)
 
 
 def blocks_of(rows: Sequence[Row], more: int = 0) -> int:
@@ -96,6 +97,11 @@ def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     )
 
 
+def decode_contexts(rows: DecodeRows, state: DeviceState, *, halves: bool) -> list[ForwardContext]:
+    """The same; of two or more rows perhaps in two micro-batches."""
+    return [decode_context(part, state) for part in (rows.halves() if halves and rows.rows > 1 else (rows,))]
+
+
 def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> bool:
     """Whether a row of `queries` tokens, the last of `context`, takes fewer multiplications absorbed than expanded.
 
@@ -146,11 +152,10 @@ def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
     return blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
 
-def _sampled(rows: Sequence[Row], state: DeviceState) -> torch.Tensor:
+def last_tokens(rows: Sequence[Row]) -> list[int]:
     """Indices of the last tokens of rows that draw."""
     stops = accumulate(row.tokens for row in rows)
-    wanted = [stop - 1 for row, stop in zip(rows, stops, strict=True) if row.sampling is not None]
-    return to_device(np.array(wanted, np.int64), state.device)
+    return [stop - 1 for row, stop in zip(rows, stops, strict=True) if row.sampling is not None]
 
 
 def _attention_of_prompts(

@@ -10,6 +10,7 @@ from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import add_normalize_and_gather, sum_and_normalize, sum_normalize_and_gather
 from engine.model.parameters import NamedParameters, whole
+from engine.model.turns import Turns
 from kernels.norm import Delta
 
 
@@ -37,7 +38,7 @@ class DecoderLayer:
         yield whole(f"{prefix}.post_attention_layernorm.weight", self.middle_norm)
         yield from self.feed_forward.parameters(f"{prefix}.mlp")
 
-    def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Delta:
+    def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Turns[Delta]:
         """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [own rows, hidden]."""
         tokens, group = len(context.token_ids), self._group
         forms = self.attention.input_forms
@@ -46,6 +47,7 @@ class DecoderLayer:
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):
             hidden = sum_and_normalize(attended, residual, self.middle_norm, self.epsilon, forms, group)
-            return self.feed_forward.forward(hidden, context.workspace, context.counted)
+            mixture = self.feed_forward.forward(hidden, context.workspace, context.counted, beside=context.takes_turns)
+            return (yield from mixture)
         hidden = sum_normalize_and_gather(attended, residual, self.middle_norm, self.epsilon, forms, group, tokens)
         return group.sum(self.feed_forward.forward(hidden, context.workspace))

@@ -1,6 +1,6 @@
 """DeepSeek V3: tokens in, logits out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,10 +14,13 @@ from engine.model.layers import DecoderLayer
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, cut, whole
+from engine.model.turns import Turns, take_turns
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
 from mesh.blocks import BLOCK_TOKENS
+
+OnLayers = Callable[[int], None]
 
 
 class Model:
@@ -62,26 +65,31 @@ class Model:
         """By index, the layers whose experts may move between ranks."""
         return {index: BalancedLayer(slots, mixture.experts.weights()) for index, mixture, slots in self._balanced()}
 
-    def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.
+    def forward(self, *parts: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
+        """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `sampled`.
 
+        Several parts of a step take turns: one's tokens travel to their experts while another's are computed.
         `on_layers` is called when n layers are computed, or on a GPU enqueued.
         """
-        if self.group.divides:
-            hidden = self.hidden_states(context, on_layers)
-            return self.logits(hidden if context.sampled is None else hidden[context.sampled])
-        delta, residual = self._computed(context, on_layers)
-        if context.sampled is not None:
-            delta, residual = delta[context.sampled], residual[context.sampled]
-        return self.logits(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps))
+        wanted = []
+        for part, (delta, residual) in zip(parts, self._computed(parts, on_layers), strict=True):
+            if self.group.divides:
+                hidden = self._normalized(part, delta, residual)
+                wanted.append(hidden if part.sampled is None else hidden[part.sampled])
+                continue
+            if part.sampled is not None:
+                delta, residual = delta[part.sampled], residual[part.sampled]
+            wanted.append(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps))
+        return self.logits(_joined(wanted))
 
-    def hidden_states(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Write the KV of every token; return the hidden states of all of them after the last norm, [tokens, hidden].
-
-        `on_layers` as in `forward`.
+    def hidden_states(self, *parts: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
+        """Write the KV of every token; return the hidden states of all of them after the last norm, [tokens, hidden],
+        with the padding of the last part alone. Otherwise as `forward`.
         """
-        own = add_rms_norm(*self._computed(context, on_layers), self.norm, self.config.rms_norm_eps)
-        return self.group.gather(own, len(context.token_ids))
+        computed = zip(parts, self._computed(parts, on_layers), strict=True)
+        hidden = [self._normalized(part, *both) for part, both in computed]
+        before = [states[: len(states) - part.padding] for part, states in zip(parts[:-1], hidden[:-1], strict=True)]
+        return _joined([*before, hidden[-1]])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] from hidden states after the last norm: [rows, hidden]."""
@@ -102,18 +110,34 @@ class Model:
             if isinstance(mixture, MixtureOfExperts) and mixture.slots is not None:
                 yield index, mixture, mixture.slots
 
-    def _computed(self, context: ForwardContext, on_layers: Callable[[int], None] | None) -> tuple[Delta, torch.Tensor]:
-        """All layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
+    def _computed(
+        self, parts: Sequence[ForwardContext], on_layers: OnLayers | None
+    ) -> list[tuple[Delta, torch.Tensor]]:
+        """By part, all layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
+        several = len(parts) > 1
+        turns = [
+            # The last part is behind the others in every layer.
+            self._part(replace(part, takes_turns=several), on_layers if part is parts[-1] else None)
+            for part in parts
+        ]
+        return take_turns(turns)
+
+    def _part(self, context: ForwardContext, on_layers: OnLayers | None) -> Turns[tuple[Delta, torch.Tensor]]:
         if self._counts:
             padding = (context.kv_pool.shape[1] - 1) * BLOCK_TOKENS
             context = replace(context, counted=self.group.own((context.slots < padding).long().unsqueeze(1)).squeeze(1))
         delta: Delta = self._embedded(context.token_ids)
         residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
         for count, layer in enumerate(self.layers, start=1):
-            delta = layer.forward(delta, residual, context)
+            delta = yield from layer.forward(delta, residual, context)
             if on_layers is not None:
                 on_layers(count)
         return delta, residual
+
+    def _normalized(self, part: ForwardContext, delta: Delta, residual: torch.Tensor) -> torch.Tensor:
+        """Behind the last norm, of all tokens: [tokens, hidden]."""
+        own = add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps)
+        return self.group.gather(own, len(part.token_ids))
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The embeddings of this rank's rows: [own rows, hidden]. token_ids: [tokens] int64, of all rows."""
@@ -122,6 +146,10 @@ class Model:
         foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
         known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
         return self.group.sum(known.masked_fill(foreign.unsqueeze(1), 0))
+
+
+def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def model_rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

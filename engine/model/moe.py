@@ -1,10 +1,13 @@
 """Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared ones for every token, routed ones by choice."""
 
+from collections import deque
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
+from engine.exchange.begun import Begun
 from engine.model.activations import InputForm, Sent
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
@@ -13,6 +16,7 @@ from engine.model.formats.interface import ExpertShape
 from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
+from engine.model.turns import Turns
 from kernels.fp8_gemm import Workspace
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
@@ -22,6 +26,22 @@ CHUNK_TOKENS = 8192
 # Up to this many tokens the gate, the placement of rows and other ranks are waited for, not multiprocessors:
 # shared experts that are a layer of their own run beside them.
 BESIDE_TOKENS = 256
+
+
+_Sent = tuple[Sent, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Tokens on their way to their experts."""
+
+    hidden: Normalized
+    # Rows, weights and choices, of all ranks if these divide the experts.
+    sent: Begun[_Sent]
+    # What shared experts of their own make of the tokens.
+    shared: torch.Tensor | None
+    # These run on the side stream.
+    aside: bool
 
 
 class MixtureOfExperts:
@@ -70,55 +90,89 @@ class MixtureOfExperts:
         forms = {InputForm.PLAIN, self.experts.input_form}
         return forms if self._shared is None else forms | self._shared.input_forms
 
-    def forward(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None = None) -> Delta:
+    def forward(
+        self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None = None, *, beside: bool = False
+    ) -> Turns[Delta]:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
-        counted: [tokens] int64, 1 for tokens of requests, 0 for padding; experts that have `slots` need it.
+        counted: [tokens] int64, 1 for tokens of requests, 0 for padding; experts that have `slots` need it. beside:
+        exchanges with other ranks are not to hold up those who take turns with it.
         """
         most = CHUNK_TOKENS // self._group.ranks
         if hidden.tokens <= most:
-            return self._outputs(hidden, workspace, counted)
+            chosen = self._choose(hidden, workspace, counted, beside)
+            yield
+            return (yield from self._outputs(chosen, beside))
         out = torch.empty_like(hidden.plain)
-        for start in range(0, hidden.tokens, most):
-            chunk = slice(start, min(start + most, hidden.tokens))
-            outputs = self._outputs(hidden.rows(chunk), workspace, None if counted is None else counted[chunk])
+        chunks = [slice(start, min(start + most, hidden.tokens)) for start in range(0, hidden.tokens, most)]
+        on_their_way = deque([self._choose_chunk(chunks[0], hidden, workspace, counted, beside)])
+        yield
+        for chunk, following in zip_longest(chunks, chunks[1:]):
+            if following is not None:
+                # Travels while this one is computed.
+                on_their_way.append(self._choose_chunk(following, hidden, workspace, counted, beside))
+            outputs = yield from self._outputs(on_their_way.popleft(), beside)
             out[chunk] = combine(outputs) if isinstance(outputs, ExpertOutputs) else outputs
+            # The memory of most of a step.
+            del outputs
         return out
-
-    def _outputs(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None) -> Delta:
-        if self._shared is None:
-            return self.routed(hidden)
-        if not hidden.plain.is_cuda or hidden.tokens > BESIDE_TOKENS:
-            shared = self._shared.forward(hidden, workspace)
-            return self._added(self.routed(hidden, counted), shared)
-        with self._side_stream.beside() as own_workspace:
-            shared = self._shared.forward(hidden, own_workspace)
-        routed = self.routed(hidden, counted)
-        self._side_stream.join()
-        return self._added(routed, shared)
 
     def routed(self, hidden: Normalized, counted: torch.Tensor | None = None) -> ExpertOutputs:
         """What the experts that each token chose make of it, and shared ones that are computed with them.
 
         If ranks divide the experts: what this rank's make of the tokens of all ranks. counted: as in `forward`.
         """
+        return self._computed(self._send(hidden, counted, beside=False))
+
+    def _choose_chunk(
+        self, chunk: slice, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool
+    ) -> _Chosen:
+        return self._choose(hidden.rows(chunk), workspace, None if counted is None else counted[chunk], beside)
+
+    def _choose(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool) -> _Chosen:
+        if self._shared is None:
+            return _Chosen(hidden, self._send(hidden, counted, beside), None, aside=False)
+        if hidden.plain.is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
+            with self._side_stream.beside() as own_workspace:
+                shared = self._shared.forward(hidden, own_workspace)
+            return _Chosen(hidden, self._send(hidden, counted, beside), shared, aside=True)
+        sent = self._send(hidden, counted, beside)
+        return _Chosen(hidden, sent, self._shared.forward(hidden, workspace), aside=False)
+
+    def _send(self, hidden: Normalized, counted: torch.Tensor | None, beside: bool) -> Begun[_Sent]:
         weights, choices = self.gate.choose(hidden.plain)
-        rows: Sent = hidden.in_form(self.experts.input_form)
-        if self._group.divides:
-            if self.slots is not None:
-                assert counted is not None
-                choices = self.slots.route(choices, counted)
-            sent = self.experts.to_send(hidden.in_form(self.experts.input_form))
-            rows, weights, choices = self._group.begin_dispatch(sent, weights, choices).finish()
+        rows = hidden.in_form(self.experts.input_form)
+        if not self._group.divides:
+            return Begun(lambda: (rows, weights, choices))
+        if self.slots is not None:
+            assert counted is not None
+            choices = self.slots.route(choices, counted)
+        return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
+
+    def _computed(self, sent: Begun[_Sent]) -> ExpertOutputs:
+        rows, weights, choices = sent.finish()
         outputs, positions = self.experts.forward(rows, choices)
         return ExpertOutputs(outputs, positions, weights)
 
-    def _added(self, routed: ExpertOutputs, shared: torch.Tensor) -> Delta:
-        """With shared experts' outputs [tokens, hidden] for this rank's rows: of divided experts their sums.
-
-        A rank's sums travel in the model's dtype: in bfloat16 they are half as many bytes, and each is rounded as the
-        sum of all is.
-        """
+    def _outputs(self, chosen: _Chosen, beside: bool) -> Turns[Delta]:
         if not self._group.divides:
-            return replace(routed, shared=shared)
-        return self._group.begin_sum(combine(routed, shared, self._group.rank * len(shared))).finish()
+            routed = self._joined(chosen)
+            return routed if chosen.shared is None else replace(routed, shared=chosen.shared)
+        summed = self._group.begin_sum(self._part_of_sums(chosen), beside=beside)
+        yield
+        return summed.finish()
+
+    def _part_of_sums(self, chosen: _Chosen) -> torch.Tensor:
+        """What this rank's experts make of everybody's tokens, with shared experts' outputs of its own tokens:
+        [ranks * tokens, hidden].
+
+        It travels in the model's dtype: in bfloat16 it is half as many bytes, and each is rounded as the sum of all is.
+        """
+        assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
+        return combine(self._joined(chosen), chosen.shared, self._group.rank * len(chosen.shared))
+
+    def _joined(self, chosen: _Chosen) -> ExpertOutputs:
+        routed = self._computed(chosen.sent)
+        if chosen.aside:
+            self._side_stream.join()
+        return routed

@@ -7,6 +7,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
 from engine.model.parameters import NamedParameters, whole
+from engine.model.turns import alone
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
 
@@ -49,5 +50,5 @@ class MtpModule:
         )
         merged = linear(torch.cat(normalized, dim=1), self._merge)
         residual = torch.zeros_like(merged)
-        delta = self.layer.forward(merged, residual, context)
+        delta = alone(self.layer.forward(merged, residual, context))
         return add_rms_norm(delta, residual, self._norm, self._epsilon)

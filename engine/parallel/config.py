@@ -1,6 +1,6 @@
 """Configuration of how the ranks of a worker divide a model."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,11 @@ class ParallelConfig(Config):
     ep: int | None = Field(default=None, ge=1)
     """Parts into which the routed experts are divided (expert parallelism); ranks / ep ranks share a part, each with
     some of its width. By default one part a rank.
+    """
+    two_batch: Literal["auto", "on", "off"] = "off"
+    """Compute a step as two micro-batches, so that the tokens of one travel between ranks that divide the experts while
+    the other is computed: "on" each step of two tokens and more; "auto" those that are faster so, as measured before
+    the worker serves.
     """
     prompt_wait_steps: int = Field(default=0, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single

@@ -15,7 +15,7 @@ from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
 from engine.model.context import DeviceState
-from engine.model.inputs import build_context
+from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.runner.balancer import Balancer
@@ -27,15 +27,18 @@ from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.launched_step import LaunchedStep
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
+from engine.runner.micro_batches import MicroBatches
 from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.two_batch_times import choose_two_batch, may_take_two
 from engine.runner.warm_up import warm_up_steps
 from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
+from engine.two_batch import ALWAYS, NEVER, TwoBatch
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.loading import load_model, random_model
 from kernels.host_copy import to_device
@@ -98,17 +101,25 @@ class ModelBackend:
         if self.think_tokens is not None:
             rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
         self._drafter = Drafter(self._model, self.state, self._sampler, rule)
-        self._balancer = _make_balancer(self._model, exchange, config.balance)
+        # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
+        self._sizes = None
+        if self.asynchronous:
+            self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
         times.mark("memory")
+        two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, self._size)
+        self._batches = MicroBatches(two_batch, self._size)
+        self._balancer = _make_balancer(self._model, exchange, config.balance)
+        times.mark("micro-batches")
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
         if resolved.decode_graphs:
             sizes = config.graph_rows or default_sizes(config.max_requests, coarse=config.drafts.next_n == "auto")
             with torch.inference_mode():
+                given = sizes, self.context_tokens, two_batch
                 if self.draft_layers:
-                    self._draft_graphs = _draft_graphs(self._model, self.state, config, sizes, self.context_tokens)
+                    self._draft_graphs = _draft_graphs(self._model, self.state, config, *given)
                 else:
-                    self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
+                    self._graphs = _decode_graphs(self._model, self.state, *given)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
@@ -122,12 +133,8 @@ class ModelBackend:
             draft_layers=model_config.draft_layers,
         )
         times.mark("fingerprint")
-        # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
-        self._sizes = None
-        if self.asynchronous:
-            self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
-            if resolved.warm_up:
-                self._warm_up(self._sizes, config.max_requests, config.drafts.most)
+        if self._sizes is not None and resolved.warm_up:
+            self._warm_up(self._sizes, config.max_requests, config.drafts.most)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
@@ -171,7 +178,7 @@ class ModelBackend:
             on_layers = batch.on_layers if events is None else events.layer_hook
             if self._draft_graphs is not None and self._draft_graphs.fit(shape):
                 return DraftingStep(self._drafter, rows, self._draft_graphs.run(rows, shape), None, events)
-            layers = EagerPass(self._model, self.state, rows, shape, self._size, on_layers)
+            layers = EagerPass(self._model, self.state, rows, shape, self._batches, on_layers)
             prompts = PendingPromptLogprobs(rows, layers.hidden, self._model.logits) if wanted(rows) else None
             return DraftingStep(self._drafter, rows, layers, on_layers, events, prompts)
         prompts = None
@@ -182,13 +189,16 @@ class ModelBackend:
                 logits = logits[self._indices(drawing)]
         else:
             on_layers = batch.on_layers if events is None else events.layer_hook
-            context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
+            contexts = [
+                build_context(self._model.config, batch.rows, self.state, batch.size)
+                for batch in self._batches.of(rows, shape)
+            ]
             if wanted(rows):
-                hidden = self._model.hidden_states(context, on_layers)
+                hidden = self._model.hidden_states(*contexts, on_layers=on_layers)
                 prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
-                logits = self._model.logits(hidden[context.sampled])
+                logits = self._model.logits(hidden[self._indices(last_tokens(rows))])
             else:
-                logits = self._model.forward(context, on_layers)
+                logits = self._model.forward(*contexts, on_layers=on_layers)
         return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
 
     @property
@@ -281,25 +291,33 @@ def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -
     state = _make_state(model, resolved, 1, longest + most_draft_positions(config))
     with torch.inference_mode():
         decoding = config.max_requests * (1 + config.drafts.most)
-        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest)
+        two = may_take_two(model, config)
+        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, two_batch=two)
         if not resolved.decode_graphs:
             return workspace + transfers
         rows = max(config.graph_rows or [config.max_requests])
+        given = [rows], longest, ALWAYS if two else NEVER
         if config.drafts.most:
-            graphs = graph_bytes(lambda: _draft_graphs(model, state, config, [rows], longest))
+            graphs = graph_bytes(lambda: _draft_graphs(model, state, config, *given))
         else:
-            graphs = graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
+            graphs = graph_bytes(lambda: _decode_graphs(model, state, *given))
         return workspace + transfers + graphs
 
 
+def _decode_graphs(
+    model: Model, state: DeviceState, sizes: Sequence[int], longest: int, two_batch: TwoBatch
+) -> DecodeGraphs:
+    return DecodeGraphs(model, state, sizes, _blocks_of(longest), two_batch)
+
+
 def _draft_graphs(
-    model: Model, state: DeviceState, config: EngineConfig, sizes: Sequence[int], longest: int
+    model: Model, state: DeviceState, config: EngineConfig, sizes: Sequence[int], longest: int, two_batch: TwoBatch
 ) -> DraftGraphs:
     drafts = config.drafts
     depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
     # No more rows than the state has.
     sizes = sorted({min(size, config.max_requests) for size in sizes})
-    return DraftGraphs(model, state, sizes, depths, _blocks_of(longest + most_draft_positions(config)))
+    return DraftGraphs(model, state, sizes, depths, _blocks_of(longest + most_draft_positions(config)), two_batch)
 
 
 def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:

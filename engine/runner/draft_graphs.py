@@ -14,13 +14,14 @@ import torch
 from engine.batch import Row, StepShape
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows
-from engine.model.inputs import decode_context
+from engine.model.inputs import decode_context, decode_contexts
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers
 from engine.runner.draft_pass import Verified
 from engine.runner.draft_plan import plan_draws
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.verification import count_accepted, guess, note_yields
+from engine.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device, to_device
 
 
@@ -30,12 +31,20 @@ class DraftGraphs:
     """
 
     def __init__(
-        self, model: Model, state: DeviceState, sizes: Sequence[int], depths: Sequence[int], blocks: int
+        self,
+        model: Model,
+        state: DeviceState,
+        sizes: Sequence[int],
+        depths: Sequence[int],
+        blocks: int,
+        two_batch: TwoBatch = NEVER,
     ) -> None:
-        """blocks: the most that any row has, with all that is guessed behind it."""
+        """blocks: the most that any row has, with all that is guessed behind it; two_batch: which of the model's are of
+        two micro-batches.
+        """
         pool = graph_pool()
         order = [(rows, depth) for depth in sorted(depths, reverse=True) for rows in sorted(sizes, reverse=True)]
-        self._graphs = {each: _DraftGraph(model, state, *each, blocks, pool) for each in order}
+        self._graphs = {each: _DraftGraph(model, state, *each, blocks, two_batch, pool) for each in order}
         self._sizes = sorted(sizes)
         self._depths = frozenset(depths)
 
@@ -73,7 +82,17 @@ class _DraftGraph:
     what a DraftPass has.
     """
 
-    def __init__(self, model: Model, state: DeviceState, rows: int, depth: int, blocks: int, pool: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        state: DeviceState,
+        rows: int,
+        depth: int,
+        blocks: int,
+        two_batch: TwoBatch,
+        pool: Any,
+    ) -> None:
+        self._halves = two_batch.wanted(rows * (1 + depth), decode_only=True)
         self._rows, self.depth, self._blocks, self._padding_block = rows, depth, blocks, state.padding_block
         self._packed = torch.empty(packed_size(rows, blocks, depth), dtype=torch.int32, device=state.device)
         self.fill([])
@@ -91,7 +110,7 @@ class _DraftGraph:
     def _run_model(self, model: Model, state: DeviceState) -> None:
         known = unpack_decode_rows(self._packed, self._rows, self.depth).known(state)
         self.positions, self.drafts = known.starts + 1, known.token_ids[:, 1:]
-        self.hidden = model.hidden_states(decode_context(known, state))
+        self.hidden = model.hidden_states(*decode_contexts(known, state, halves=self._halves))
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)

@@ -17,6 +17,7 @@ from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers, no_block
 from engine.runner.draft_plan import Draws, leading_rows, plan_draft_prompts, plan_draws
+from engine.runner.micro_batches import MicroBatches
 from engine.runner.verification import count_accepted, guess, note_yields
 from kernels.host_copy import to_device
 
@@ -58,23 +59,29 @@ class EagerPass:
         state: DeviceState,
         rows: Sequence[Row],
         shape: StepShape,
-        size: Callable[[int], int],
+        batches: MicroBatches,
         on_layers: OnLayers,
     ) -> None:
-        """size: to how many tokens a forward pass is padded; on_layers: see `engine.batch.Batch`."""
-        self._model, self._state, self._shape, self._size = model, state, shape, size
+        """on_layers: see `engine.batch.Batch`."""
+        self._model, self._state, self._shape, self._size = model, state, shape, batches.size
         decoding = leading_rows(rows)
         prompts = rows[len(decoding) :]
         drawing = [row for row in rows if row.sampling is not None]
         blocks = blocks_of(drawing, more=1 + shape.drafts)
-        self._groups = decode_groups(decoding, state, blocks)
+        # Of the draft layers too, which are one batch.
+        self._groups: list[DecodeRows] = []
         offsets = list(accumulate((row.tokens for row in rows), initial=0))
         self._offset = offsets[len(decoding)]
         self._prompts = plan_draft_prompts(prompts, self._offset, state.padding_block)
         width = max((row.draws for row in drawing), default=1)
         self.draws = plan_draws(rows, offsets, width)
-        context = join_context(model.config, self._groups, prompts, state, size(shape.tokens))
-        self.hidden = model.hidden_states(context, on_layers)
+        contexts, left = [], len(decoding)
+        for batch in batches.of(rows, shape):
+            groups = decode_groups(batch.rows[:left], state, blocks)
+            contexts.append(join_context(model.config, groups, batch.rows[left:], state, batch.size))
+            self._groups += groups
+            left -= min(left, len(batch.rows))
+        self.hidden = model.hidden_states(*contexts, on_layers=on_layers)
         lacking = len(drawing) - len(decoding)
         device = self.hidden.device
         drafts = [_padded(group.token_ids[:, 1:], width - 1) for group in self._groups]

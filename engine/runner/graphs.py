@@ -8,8 +8,9 @@ import torch
 from engine.batch import Row, StepShape
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
-from engine.model.inputs import decode_context
+from engine.model.inputs import decode_contexts
 from engine.model.model import Model
+from engine.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
 
 # Captured kernels keep their stream's priority; lower numbers go first.
@@ -26,12 +27,16 @@ def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
 class DecodeGraphs:
     """Graphs of decode steps by number of rows; a batch runs in the next larger one, and padding rows fill that up."""
 
-    def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int) -> None:
-        """blocks: the most that any row has."""
+    def __init__(
+        self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int, two_batch: TwoBatch = NEVER
+    ) -> None:
+        """blocks: the most that any row has; two_batch: which are of two micro-batches."""
         self._blocks = blocks
         self._padding_block = state.padding_block
         pool = graph_pool()
-        self._graphs = [_DecodeGraph(model, state, rows, blocks, pool) for rows in sorted(sizes, reverse=True)]
+        self._graphs = [
+            _DecodeGraph(model, state, rows, blocks, two_batch, pool) for rows in sorted(sizes, reverse=True)
+        ]
         self._graphs.reverse()
 
     def fit(self, shape: StepShape) -> bool:
@@ -47,16 +52,19 @@ class DecodeGraphs:
 
 
 class _DecodeGraph:
-    def __init__(self, model: Model, state: DeviceState, rows: int, blocks: int, pool: Any) -> None:
+    def __init__(
+        self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, pool: Any
+    ) -> None:
         self.rows = rows
         # All rows are padding: they write one slot of the padding block, which nobody reads.
         padding = pack_decode_rows([], rows, blocks, state.padding_block)
         self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
         copy_to_device(padding, self.packed)
         inputs = unpack_decode_rows(self.packed, rows)
+        halves = two_batch.wanted(rows, decode_only=True)
 
         def forward() -> None:
-            self.logits = model.forward(decode_context(inputs.known(state), state))
+            self.logits = model.forward(*decode_contexts(inputs.known(state), state, halves=halves))
 
         self.replay = capture(forward, pool)
 

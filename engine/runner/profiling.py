@@ -1,13 +1,14 @@
 """How much of the device's memory steps take, measured by running the largest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.batch import History, Row
+from engine.batch import History, Row, shape_of
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
+from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
@@ -16,8 +17,11 @@ from mesh.domain.sampling import Sampling
 COSTLY = Sampling(temperature=1.0, top_p=0.9, frequency_penalty=1.0)
 
 
-def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int) -> int:
-    """The most that the tensors of a step and the counts of the sampler take at a time.
+def workspace_bytes(
+    model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int, *, two_batch: bool
+) -> int:
+    """The most that the tensors of a step, in two micro-batches too if there may be such, and the counts of the sampler
+    take at a time.
 
     All blocks of a context may be the pool's first one, since nobody reads what is computed.
     """
@@ -25,9 +29,13 @@ def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requ
     torch.cuda.reset_peak_memory_stats()
     sampler = Sampler(max_requests, model.config.vocab_size, model.device, model.group)
     for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
-        logits = model.forward(build_context(model.config, rows, state))
-        sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)
-        del logits
+        ways: list[list[Sequence[Row]]] = [[rows]]
+        if two_batch:
+            ways.append([part.rows for part in halves(rows, shape_of(rows), lambda tokens: tokens)])
+        for parts in ways:
+            logits = model.forward(*(build_context(model.config, part, state) for part in parts))
+            sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)
+            del logits
     return torch.cuda.max_memory_allocated() - before
 
 

@@ -38,10 +38,10 @@ def test_a_model_that_no_number_of_ranks_divides_is_computed_whole_on_each() -> 
 @pytest.mark.parametrize("role", [WorkerRole.DECODE, WorkerRole.PREFILL])
 @pytest.mark.parametrize("asked", [{}, {"tp": 2}, {"dp": 2}, {"ranks": 4, "tp": 2}, {"tp": 2, "dp": 3, "ep": 1}])
 def test_what_is_configured_stays(role: WorkerRole, asked: dict[str, int]) -> None:
-    chosen, why = choose_parallel(oracle_config(parallel=ParallelConfig(**asked)), role)
+    chosen, why = choose_parallel(oracle_config(parallel=ParallelConfig.model_validate(asked)), role)
     assert why == "as configured"
     assert chosen.model_dump().items() >= (asked.items() - {("ranks", 4)})
-    assert chosen.world == ParallelConfig(**asked).world
+    assert chosen.world == ParallelConfig.model_validate(asked).world
 
 
 def test_the_choice_leaves_other_settings_as_they_are() -> None:

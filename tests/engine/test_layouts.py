@@ -1,7 +1,7 @@
 """A model divided over ranks in every way against the same model on one rank and transformers, in float32."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from transformers import DeepseekV3ForCausalLM
@@ -20,13 +20,27 @@ from tests.support.oracle_model import assert_greedy, load_oracle
 # On both sides of the block's 64 tokens and of chunks of 96; one prompt begins as another does.
 LENGTHS = (1, 63, 65, 130, 200)
 PROMPTS = [*(random_prompt(length, seed=length) for length in LENGTHS), [*random_prompt(200, seed=200), 9, 9, 9]]
+ALONE = ParallelConfig()
+TwoBatchMode = Literal["off", "on"]
+TWO_BATCH: tuple[TwoBatchMode, ...] = ("off", "on")
 # tp, dp and ep.
 LAYOUTS = [(2, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 1), (1, 2, 2), (1, 4, 1), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
-# The others run with `make check-layouts`.
-SOME_LAYOUTS = [
-    pytest.param(each, marks=() if each in ((2, 1, 1), (1, 2, 2), (2, 2, 2)) else pytest.mark.check("layouts"))
-    for each in LAYOUTS
-]
+
+
+def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode]) -> list[Any]:
+    """All, with every step whole and in two micro-batches; those that are not fast run with `make check-layouts`."""
+    return [
+        pytest.param(
+            ParallelConfig(tp=tp, dp=dp, ep=ep, two_batch=two),
+            marks=() if ((tp, dp, ep), two) in fast else pytest.mark.check("layouts"),
+            id=f"tp {tp}, dp {dp}, ep {ep}, {'in two' if two == 'on' else 'whole'}",
+        )
+        for tp, dp, ep in LAYOUTS
+        for two in TWO_BATCH
+    ]
+
+
+SOME_LAYOUTS = layouts(((2, 1, 1), "off"), ((1, 2, 2), "off"), ((2, 2, 2), "off"), ((1, 2, 2), "on"), ((2, 2, 2), "on"))
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +53,8 @@ def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
     return load_oracle(checkpoint)
 
 
-def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None, **settings: Any) -> EngineConfig:
+def config_of(checkpoint: Path, parallel: ParallelConfig = ALONE, **settings: Any) -> EngineConfig:
     settings = {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 64, "threads": 1, **settings}
-    parallel = ParallelConfig(tp=tp, dp=dp, ep=ep)
     return EngineConfig(model_dir=checkpoint, device="cpu", parallel=parallel, **settings)
 
 
@@ -55,17 +68,17 @@ def submits_of(prompts: list[list[int]], tokens: int, temperature: float = 0.0) 
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 @pytest.mark.parametrize("next_n", [0, 2])
 def test_greedy_tokens_are_those_of_transformers(
-    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int], next_n: int
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig, next_n: int
 ) -> None:
-    transcript = run_layout(config_of(checkpoint, *layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
+    transcript = run_layout(config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
     assert transcript.ends.keys() == set(range(len(PROMPTS)))
     for key, prompt in enumerate(PROMPTS):
         assert_greedy(reference, prompt, transcript.token_ids[key])
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", layouts(((2, 1, 1), "off"), ((1, 2, 2), "on"), ((2, 2, 2), "off")))
 def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
-    checkpoint: Path, layout: tuple[int, int, int]
+    checkpoint: Path, layout: ParallelConfig
 ) -> None:
     # Each begins in one block and grows into a second.
     submits = submits_of([random_prompt(length, seed=length) for length in range(50, 62)], 16, temperature=0.8)
@@ -78,8 +91,8 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
         if engine.load().running_requests < len(transcript.token_ids) - len(transcript.ends):
             preempted.add(engine)
 
-    found = run_layout(config_of(checkpoint, *layout, total_blocks=3), submits, between_steps)
-    assert len(preempted) == layout[1]
+    found = run_layout(config_of(checkpoint, layout, total_blocks=3), submits, between_steps)
+    assert len(preempted) == layout.dp
     assert found.ends[0].finish is FinishReason.CANCELLED
     assert found.token_ids[0] == expected[0][: len(found.token_ids[0])]
     assert all(found.token_ids[key] == expected[key] for key in range(1, len(submits)))
@@ -87,7 +100,7 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
 
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
-    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int]
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig
 ) -> None:
     second: dict[int, list[int]] = {}
 
@@ -97,7 +110,7 @@ def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
                 second[100 + key] = [*PROMPTS[key], *transcript.token_ids[key], 9]
                 engine.submit(submit_of(100 + key, second[100 + key], 8, ignore_eos=True))
 
-    transcript = run_layout(config_of(checkpoint, *layout), submits_of(PROMPTS, 2), between_steps)
+    transcript = run_layout(config_of(checkpoint, layout), submits_of(PROMPTS, 2), between_steps)
     assert transcript.ends.keys() >= second.keys()
     for key, prompt in second.items():
         assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64

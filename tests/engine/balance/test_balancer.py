@@ -111,9 +111,11 @@ def test_moved_experts_are_those_that_a_worker_loads_where_they_are(
     ("parallel", "redundant"),
     [
         (ParallelConfig(dp=2, ep=2), 1),
+        (ParallelConfig(dp=2, ep=2, two_batch="on"), 1),
         pytest.param(ParallelConfig(dp=2, ep=2), 0, marks=pytest.mark.check("layouts")),
         pytest.param(ParallelConfig(dp=4, ep=2), 2, marks=pytest.mark.check("layouts")),
         pytest.param(ParallelConfig(tp=2, dp=2, ep=4), 3, marks=pytest.mark.check("layouts")),
+        pytest.param(ParallelConfig(tp=2, dp=2, ep=4, two_batch="on"), 3, marks=pytest.mark.check("layouts")),
     ],
 )
 def test_tokens_are_those_of_transformers_while_experts_move(

@@ -55,4 +55,4 @@ def test_ep_that_does_not_divide_the_ranks_is_refused() -> None:
 )
 def test_groups_that_do_not_make_up_the_ranks_are_refused(asked: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        ParallelConfig(**asked)
+        ParallelConfig.model_validate(asked)

@@ -1,0 +1,69 @@
+"""An exchange that may be muted: then a rank takes its own tensors for those of all."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.exchange.begun import Begun
+from engine.exchange.interface import Exchange
+from engine.parallel.layout import Group
+from kernels.act_quant import Quantized
+
+
+class MutedExchange:
+    """engine.exchange.interface.Exchange. What steps compute is worthless while it is muted."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.place = exchange.place
+        self.muted = False
+        self._exchange = exchange
+
+    def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
+        if not self.muted:
+            return self._exchange.all_gather(part, group)
+        return part.repeat(len(self.place.members(group)), *(1 for _ in part.shape[1:]))
+
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
+        if not self.muted:
+            return self._exchange.begin_all_gather(outputs, parts, group, beside=beside)
+        for output, part in zip(outputs, parts, strict=True):
+            output.unflatten(0, (-1, len(part))).copy_(part)
+        return Begun(lambda: None)
+
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+        if not self.muted:
+            return self._exchange.begin_reduce_scatter(values, group, beside=beside)
+        return Begun(lambda: values[: len(values) // len(self.place.members(group))])
+
+    def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        return values if self.muted else self._exchange.all_reduce(values, group)
+
+    def add_rms_norm(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        group: Group,
+        *,
+        sums: bool,
+        all_rows: int | None,
+        quantizes: bool,
+    ) -> tuple[torch.Tensor, Quantized | None] | None:
+        if self.muted:
+            return None
+        return self._exchange.add_rms_norm(
+            delta, residual, weight, epsilon, group, sums=sums, all_rows=all_rows, quantizes=quantizes
+        )
+
+    def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
+        return values if self.muted else self._exchange.broadcast(values, group, source)
+
+    def barrier(self, group: Group) -> None:
+        if not self.muted:
+            self._exchange.barrier(group)
+
+    def check(self) -> None:
+        self._exchange.check()

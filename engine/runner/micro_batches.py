@@ -1,0 +1,77 @@
+"""From a step's rows to the micro-batches that it is computed in: one, or two that take turns.
+
+Each rank cuts its own rows. The sizes to which it pads the halves follow from what all ranks have agreed on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from engine.batch import Row, StepShape
+from engine.two_batch import TwoBatch
+
+# Halves may differ by so much of the step's tokens, if no prompt has to be cut then: what is behind a cut reads the
+# keys before it from the pool, and expands them once more.
+UNEVEN = 1 / 8
+
+
+class MicroBatch(NamedTuple):
+    rows: Sequence[Row]
+    # The number of tokens to which it is padded, equal on all ranks.
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    two_batch: TwoBatch
+    # To how many tokens a batch of so many is padded.
+    size: Callable[[int], int]
+
+    def of(self, rows: Sequence[Row], shape: StepShape) -> list[MicroBatch]:
+        """One after another the rows of these are the step's; but a prompt's row may be cut in two."""
+        if self.two_batch.wanted(shape.tokens, decode_only=shape.decode_only):
+            return halves(rows, shape, self.size)
+        return [MicroBatch(rows, self.size(shape.tokens))]
+
+
+def halves(rows: Sequence[Row], shape: StepShape, size: Callable[[int], int]) -> list[MicroBatch]:
+    """Two micro-batches of about as many tokens: whole rows, if that leaves them about even."""
+    # Rows that decode stay whole: what the first half lacks for that, the second has.
+    sizes = size(-(-shape.tokens // 2)), size(shape.tokens // 2 + shape.drafts)
+    bounds = list(accumulate((row.tokens for row in rows), initial=0))
+    place = _place(rows, bounds, *sizes)
+    first, second = [], []
+    for row, (start, end) in zip(rows, pairwise(bounds), strict=True):
+        if end <= place:
+            first.append(row)
+        elif start >= place:
+            second.append(row)
+        else:
+            head, tail = _cut(row, place - start)
+            first.append(head)
+            second.append(tail)
+    return [MicroBatch(first, sizes[0]), MicroBatch(second, sizes[1])]
+
+
+def _place(rows: Sequence[Row], bounds: Sequence[int], first_size: int, second_size: int) -> int:
+    """How many tokens are in the first half."""
+    total = bounds[-1]
+    middle = -(-total // 2)
+    after = next(index for index, bound in enumerate(bounds) if bound >= middle)
+    if rows and bounds[after] != middle and rows[after - 1].decodes:
+        return bounds[after - 1]
+    nearest = min(bounds, key=lambda bound: abs(bound - middle))
+    fits = total - second_size <= nearest <= first_size
+    return nearest if fits and abs(nearest - middle) <= total * UNEVEN / 2 else middle
+
+
+def _cut(row: Row, tokens: int) -> tuple[Row, Row]:
+    """A prompt's row before and behind its first `tokens` tokens."""
+    head = msgspec.structs.replace(row, token_ids=row.token_ids[:tokens], sampling=None, shared=min(row.shared, tokens))
+    tail = msgspec.structs.replace(
+        row, token_ids=row.token_ids[tokens:], start=row.start + tokens, shared=max(row.shared - tokens, 0)
+    )
+    return head, tail

@@ -1,0 +1,120 @@
+"""Steps computed in two micro-batches that take turns against the same steps whole."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.balance.config import BalanceConfig
+from engine.batch import Row, StepShape, shape_of
+from engine.exchange.host import HostExchange
+from engine.model import moe
+from engine.model.context import DeviceState
+from engine.model.inputs import build_context
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.model.turns import Turns, take_turns
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
+from engine.runner.micro_batches import MicroBatches
+from engine.two_batch import ALWAYS, NEVER, TwoBatch
+from engine.weights.loading import load_model
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
+from tests.support.errors import relative_error
+from tests.support.rank_threads import on_each_rank
+
+CPU = torch.device("cpu")
+TOKENS = random_prompt(150)
+# By DP rank; others compute more in one step and less in the next. Prompts whole and in chunks, rows that decode
+# beside them, and a step without any.
+STEPS = [
+    [[Row(TOKENS[:70], 0, [0, 1], GREEDY), Row(TOKENS[:9], 0, [3], GREEDY)], [Row(TOKENS[:4], 0, [0], GREEDY)]],
+    [
+        [Row(TOKENS[9:10], 9, [3], GREEDY)],
+        [Row(TOKENS[4:5], 4, [0], GREEDY), Row(TOKENS[:81], 0, [1, 2], None)],
+    ],
+    [[Row(TOKENS[10:11], 10, [3], GREEDY), Row(TOKENS[70:145], 70, [0, 1, 2], GREEDY)], []],
+]
+
+
+class Computed:
+    """What a rank's steps came to."""
+
+    def __init__(self, model: Model, two_batch: TwoBatch, dp_index: int) -> None:
+        self.state = make_state(model.config, CPU, blocks=4, positions=150, rows=2, kv_dtype=torch.float32)
+        self.logits: list[torch.Tensor] = []
+        self.missing: list[int] = []
+        self.reported: list[int] = []
+        batches = MicroBatches(two_batch, lambda tokens: tokens)
+        for rows_by_rank in STEPS:
+            shape = StepShape(max(shape_of(rows).tokens for rows in rows_by_rank))
+            self._step(model, batches, rows_by_rank[dp_index], shape)
+        layers = model.balanced_layers().values()
+        self.chosen = torch.stack([layer.slots.take_chosen() for layer in layers])
+
+    def _step(self, model: Model, batches: MicroBatches, rows: Sequence[Row], shape: StepShape) -> None:
+        parts = [build_context(model.config, each.rows, self.state, each.size) for each in batches.of(rows, shape)]
+        own = [slot for row in rows for slot in slots_of(row)]
+
+        def on_layers(count: int) -> None:
+            self.reported.append(count)
+            self.missing.append(int((flat(self.state)[:count, own] == 0).all(2).sum()))
+
+        self.logits.append(model.forward(*parts, on_layers=on_layers))
+
+
+def slots_of(row: Row) -> list[int]:
+    return [row.block_ids[position // 64] * 64 + position % 64 for position in range(row.start, row.end)]
+
+
+def flat(state: DeviceState) -> torch.Tensor:
+    """[layers, slots, latent] of the blocks that are not padding."""
+    return state.kv_pool[:, :4].flatten(1, 2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.mark.parametrize("chunk_tokens", [8192, 64])
+@pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(tp=2, dp=2, ep=4)], ids=str)
+def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
+    checkpoint: Path, layout: Layout, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts compute few tokens at once, or all."""
+    balance = BalanceConfig(interval_steps=16, redundant=0)
+
+    def compute(peers: Peers) -> tuple[Computed, Computed]:
+        exchange = HostExchange(peers)
+        model = load_model(checkpoint, torch.float32, CPU, exchange=exchange, balance=balance)
+        with torch.inference_mode():
+            one, two = (Computed(model, each, peers.place.dp_index) for each in (NEVER, ALWAYS))
+        return one, two
+
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", chunk_tokens)
+    ranks = on_each_rank(layout, compute, 60.0)
+    for one, two in ranks:
+        for found, expected in zip(two.logits, one.logits, strict=True):
+            assert found.shape == expected.shape and (not len(found) or relative_error(found, expected) < 1e-5)
+        assert relative_error(flat(two.state), flat(one.state)) < 1e-5
+        layers = list(range(1, 1 + max(one.reported)))
+        assert two.reported == one.reported == layers * len(STEPS)
+        assert not any(two.missing) and not any(one.missing)
+    # The ranks of a TP group divide the rows of each micro-batch.
+    whole, halved = (sum(both[way].chosen for both in ranks) for way in (0, 1))
+    assert torch.equal(torch.as_tensor(halved), torch.as_tensor(whole)) and torch.as_tensor(whole).sum() > 0
+
+
+def test_computations_go_on_in_turns_until_each_has_ended() -> None:
+    seen: list[str] = []
+
+    def computation(name: str, turns: int) -> Turns[str]:
+        for turn in range(turns):
+            seen.append(f"{name}{turn}")
+            yield
+        return name
+
+    assert take_turns([computation("a", 3), computation("b", 1), computation("c", 2)]) == ["a", "b", "c"]
+    assert seen == ["a0", "b0", "c0", "a1", "c1", "a2"]
