@@ -1,76 +1,20 @@
-"""The `deepmesh` command."""
+"""The `deepmesh` command as a program."""
 
-import importlib.metadata
-import inspect
+import os
 import sys
-from collections.abc import Callable
-from typing import Annotated
 
-import typer
-from grpc import StatusCode
-
-from cli.bench import bench
-from cli.calibrate import calibrate
-from cli.certs import certs
-from cli.chat import chat
-from cli.config import config
-from cli.demo import demo
-from cli.eval import evaluate
-from cli.health import health
-from cli.make_checkpoint import make_checkpoint
-from cli.plan import plan
-from cli.quantize import quantize
-from cli.role import role
-from cli.simulate import simulate
-from cli.status import status
-from cli.up import up
-from cli.value_names import Command, Group
-from mesh.errors import MeshError, Unauthenticated
-from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
-
-HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
-
-`deepmesh up` listens on 127.0.0.1: OpenAI HTTP on 8000, the gateway's gRPC on 8001, the scheduler on 8002. The other
-commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (host:port) says otherwise.
-"""
-
-
-def build() -> typer.Typer:
-    app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback(help=HELP)(_options)
-    for command in (up, chat, status, role, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
-        app.command(cls=Command, help=_help(command))(command)
-    app.command("make-checkpoint", cls=Command, help=_help(make_checkpoint))(make_checkpoint)
-    app.command("eval", cls=Command, help=_help(evaluate))(evaluate)
-    return app
-
-
-def _help(command: Callable[..., None]) -> str:
-    """Its docstring, with each paragraph as one line: typer would keep the line breaks of all but the first."""
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+# As a shell counts an end by SIGINT.
+INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1."""
+    """Run the command of sys.argv."""
+    # Read when gRPC is imported, whose own lines would stand among ours: we report the same errors ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        build()()
-    except MeshError as error:
-        how = " (--api-key KEY)" if isinstance(error, Unauthenticated) else ""
-        sys.stderr.write(f"deepmesh: {error.message}{how}\n")
-        final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
-        sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)
+        # Imports take most of a second, in which Ctrl-C is an answer too.
+        from cli.commands import run
 
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"deepmesh {importlib.metadata.version('deepmesh')}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Options of the command as a whole."""
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

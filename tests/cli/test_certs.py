@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import build
+from cli.commands import build
 from mesh.errors import ConfigError
 from mesh.identity import Identity, Role
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE

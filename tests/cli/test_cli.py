@@ -15,9 +15,10 @@ import pytest_asyncio
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
+from cli.commands import build
 from cli.config import Service
 from cli.launcher.composition import MODULES
-from cli.main import build
+from cli.main import INTERRUPTED
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.server import MeshServer, Registration
@@ -74,8 +75,20 @@ def scheduler() -> MeshServer:
 
 
 async def test_no_command_loads_torch_before_it_runs() -> None:
-    status, _, stderr = await run_program("import sys; sys.modules['torch'] = None; import cli.main; cli.main.build()")
+    status, _, stderr = await run_program(
+        "import sys; sys.modules['torch'] = None; import cli.commands; cli.commands.build()"
+    )
     assert (status, stderr) == (0, "")
+
+
+async def test_an_interrupt_while_a_command_is_imported_is_no_fault() -> None:
+    interrupt = (
+        "type('Interrupt', (), {'find_spec': lambda self, name, *_: (_ for _ in ()).throw(KeyboardInterrupt)})()"
+    )
+    status, out, stderr = await run_program(
+        f"{DEEPMESH.removesuffix('main()')}sys.meta_path.insert(0, {interrupt}); main()"
+    )
+    assert (status, out, stderr) == (INTERRUPTED, "", "")
 
 
 async def test_help_names_every_command_and_the_ports() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.main import build
+from cli.commands import build
 from eval import results
 from eval.suite import questions
 from mesh.errors import ConfigError
