@@ -9,8 +9,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
 
 from mesh.addresses import is_loopback
-from mesh.config_keys import did_you_mean, keys_of, model_in
+from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
 from mesh.errors import ConfigError
+
+# Kinds of pydantic's errors for which the key's type and bounds say all.
+_OF_ANOTHER_KIND = ("greater_than", "less_than", "literal_error", "int_from_float")
+_NO_VALUE_OF_ITS_KIND = ("_type", "_parsing")
 
 
 class Config(BaseModel):
@@ -190,15 +194,21 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_in_words(model, each["loc"], each["type"], each["msg"]) for each in error.errors())
-        raise ConfigError(f"{origin}: {problems}") from error
+        # Of a value that may be of several kinds each kind has an error of its own.
+        problems = dict.fromkeys(_in_words(model, each["loc"], each["type"], each["msg"]) for each in error.errors())
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from error
 
 
 def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str) -> str:
     key = ".".join(map(str, location))
+    if kind.startswith(_OF_ANOTHER_KIND) or kind.endswith(_NO_VALUE_OF_ITS_KIND):
+        known_key = key_at(model, location)
+        if known_key is not None:
+            return f"{known_key.path}: expected {known_key.kind}"
     if kind != "extra_forbidden":
         # Our own validators name the keys that do not go together.
-        return f"{key}: {message}" if key else message.removeprefix("Value error, ")
+        message = message.removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
     known = [each.path for each in keys_of(model)]
     *parents, _ = location
     for parent in parents:

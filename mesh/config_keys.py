@@ -1,8 +1,9 @@
 """The keys of a configuration model, in words, and the key that somebody may have meant."""
 
 import json
+import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,6 +41,21 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         yield Key(path, _kind(field), _default(field, section), " ".join(meaning.split()), section)
         if section is not None:
             yield from keys_of(section, f"{path}{'[]' if _is_list(field.annotation) else ''}.")
+
+
+def key_at(model: type[BaseModel], location: Sequence[int | str]) -> Key | None:
+    """The key of the value at this place of a configuration, as pydantic's errors name it; None if there is none.
+
+    A number is an entry of a list. Behind the key may stand which of a value's types is meant.
+    """
+    known = {each.path: each for each in keys_of(model)}
+    path = ".".join(map(str, location))
+    for part in reversed(location):
+        found = known.get(re.sub(r"\.\d+(?=\.)", "[]", path)) or known.get(re.sub(r"\.\d+$", "", path))
+        if found is not None:
+            return found
+        path = path.removesuffix(f".{part}")
+    return None
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

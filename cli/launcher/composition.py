@@ -181,7 +181,8 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     for setting in settings:
         service, dot, rest = setting.partition(".")
         if service not in split or not dot or "=" not in rest:
-            meant = "" if service in split else did_you_mean(service, split)
+            name = service.partition("=")[0]
+            meant = "" if name in split else did_you_mean(name, split)
             raise ConfigError(
                 f"--set {setting}: expected SERVICE.KEY=VALUE, the service being {', '.join(split)}{meant}"
             )

@@ -48,7 +48,8 @@ def check_ports(ports: dict[str, int], host: str = HOST) -> None:
         raise ConfigError(f"{', '.join(ports)}: give different ports")
     for flag, port in ports.items():
         if (why := why_not(host, port)) is not None:
-            raise ConfigError(f"cannot listen on {host}:{port} ({why}): choose another with {flag}")
+            other = flag if host == HOST or why_not(host, 0) is None else "--host"
+            raise ConfigError(f"cannot listen on {host}:{port} ({why}): choose another with {other}")
 
 
 def check_model_dir(directory: Path) -> None:

@@ -179,6 +179,13 @@ def test_a_setting_of_no_service_is_refused(setting: str) -> None:
         split_settings([setting])
 
 
+def test_a_service_that_was_misspelled_is_offered_and_one_that_was_not_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean decode\?"):
+        split_settings(["decod.engine.max_requests=8"])
+    with pytest.raises(ConfigError, match=r"gateway$"):
+        split_settings(["decode=8"])
+
+
 def test_a_setting_of_ours_beats_the_port_of_a_command() -> None:
     command = ServiceSpec("s", "scheduler", None, ("a=1", "server.port=9"), 1.0).command(5)
     assert command[1:4] == ["-P", "-m", "scheduler"]

@@ -79,6 +79,11 @@ def test_a_taken_port_names_itself_and_its_flag() -> None:
             check_ports({"--http-port": free_port(), "--grpc-port": port})
 
 
+def test_an_address_that_this_machine_has_not_names_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 256\.0\.0\.1:\d+ .*--host"):
+        check_ports({"--http-port": free_port()}, "256.0.0.1")
+
+
 def test_a_taken_metrics_port_names_the_service_and_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         plan = MeshPlan(None, metrics_port=taken.getsockname()[1] - 1)

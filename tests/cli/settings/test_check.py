@@ -16,7 +16,13 @@ def plan(*settings: str) -> MeshPlan:
     [
         ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?): "),
         ("prefill.engine.transfer=null", "prefill-0: engine.transfer is required"),
-        ("scheduler.lease.seconds=0", "scheduler: lease.seconds: Input should be greater than 0"),
+        ("scheduler.lease.seconds=0", "scheduler: lease.seconds: expected number > 0"),
+        ("decode.engine.max_requests=many", "decode-0: engine.max_requests: expected integer >= 1"),
+        ("decode.engine.drafts.next_n=many", "decode-0: engine.drafts.next_n: expected "),
+        ("decode.engine=1", "decode-0: engine: expected keys"),
+        ("gateway.api_keys=alice", "gateway: api_keys: expected list of keys"),
+        ("gateway.api_keys=[{name: [], key: x}]", "gateway: api_keys[].name: expected text"),
+        ("gateway.api_keys=[{name: alice}]", "gateway: api_keys.0: alice: give either key or key_sha256"),
         ("decoed.engine.max_requests=8", "--set decoed.engine.max_requests=8: expected SERVICE.KEY=VALUE"),
     ],
 )
