@@ -126,7 +126,7 @@ def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | 
 
 def _validate(messages: Sequence[ChatMessage]) -> None:
     if not messages:
-        raise InvalidRequest("messages is empty: send at least one", field="messages")
+        raise InvalidRequest("there is no message: send at least one", field="messages")
     for index, message in enumerate(messages):
         field = f"messages[{index}]"
         if message.role not in ROLES:

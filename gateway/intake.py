@@ -93,7 +93,10 @@ class Intake:
         if ask.stop_strings and text.tokenizer is None:
             raise no_tokenizer(model, "stop")
         with span("gateway.encode"):
-            encoded = await self._encode(ask.prompt, model)
+            try:
+                encoded = await self._encode(ask.prompt, model)
+            except InvalidRequest as error:
+                raise ask.names.of(error) from error
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
             max_tokens = completion_room(len(token_ids), ask.max_tokens, limits, ask.names)
             check_prompt_logprobs(ask.sampling, len(token_ids))

@@ -16,6 +16,14 @@ class FieldNames:
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
+    # Whether a chat is sent as `messages`; if not, what is wrong with one of them is wrong with the prompt.
+    has_messages: bool = True
+
+    def of(self, error: InvalidRequest) -> InvalidRequest:
+        """An error of the prompt, with the name of the field."""
+        if self.has_messages or not error.metadata.get("field", "").startswith("messages"):
+            return error
+        return type(error)(error.message, field=self.prompt)
 
 
 OUR_NAMES = FieldNames()

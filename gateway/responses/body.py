@@ -98,7 +98,7 @@ class ResponseRequest(RequestBody, kw_only=True):
                 prompt=self._prompt(),
                 sampling=self.sampling((self.top_logprobs or 0) if self.with_logprobs else None),
                 max_tokens=self.max_output_tokens,
-                names=FieldNames("input", "max_output_tokens"),
+                names=FieldNames("input", "max_output_tokens", has_messages=False),
                 stop_strings=(),
                 stop_token_ids=(),
                 ignore_eos=False,

@@ -100,7 +100,7 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
     if not 0 < sampling.top_p <= 1:
         raise _out_of_range("top_p", sampling.top_p, "above 0 and at most 1")
     if not 0 <= sampling.top_k <= MAX_TOP_K:
-        raise _out_of_range("top_k", sampling.top_k, "at least 0 (0 keeps all tokens)")
+        raise _out_of_range("top_k", sampling.top_k, f"between 0 (which keeps all tokens) and {MAX_TOP_K}")
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
         raise _out_of_range("top_logprobs", sampling.top_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
     if sampling.prompt_logprobs is not None and not 0 <= sampling.prompt_logprobs <= MAX_TOP_LOGPROBS:

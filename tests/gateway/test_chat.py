@@ -126,7 +126,7 @@ def test_a_user_cannot_open_the_block() -> None:
 
 
 def test_no_messages_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="messages is empty"):
+    with pytest.raises(InvalidRequest, match="no message"):
         own_template().render([])
 
 

@@ -230,6 +230,12 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "invalid_constraint",
         "max_output_tokens",
     ),
+    "no item": ({"input": []}, "invalid_value", "input"),
+    "the result of no call": (
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+        "invalid_value",
+        "input",
+    ),
     "more than the context": ({"max_output_tokens": 10**6}, "context_length_exceeded", "max_output_tokens"),
     "a tool that is not there": (
         {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "tools": [WEATHER]}},
