@@ -1,6 +1,7 @@
 """`python -m decode_svc --config configs/decode.yaml`"""
 
 import asyncio
+import os
 import sys
 import time
 
@@ -20,6 +21,9 @@ from mesh.launch import Program, launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
 from worker.handover import Handover
+from worker.hosts.first_host_link import serve_host
+from worker.hosts.place import find_host
+from worker.hosts.service import HostsServicer
 from worker.role_change import RoleChange
 from worker.role_service import RoleServicer
 from worker.serving import serve_worker
@@ -30,6 +34,11 @@ SERVES = {"Attach": (Role.GATEWAY,), "TakeStream": (Role.GATEWAY,)}
 
 async def serve(config: DecodeConfig) -> Program | None:
     """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    place, config = find_host(config, os.environ)
+    if place.number:
+        await serve_host(config, WorkerRole.DECODE, place)
+        return None
+    hosts = HostsServicer(config, WorkerRole.DECODE)
     handover = Handover.take()
     change = RoleChange(config, WorkerRole.DECODE, handover)
     roles = RoleServicer(change)
@@ -37,9 +46,9 @@ async def serve(config: DecodeConfig) -> Program | None:
     registered = RegisteredPrefills(time.monotonic)
     servicer, prefill_link = DecodeServicer(), PrefillLink(channels, registered)
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
-    registrations = [Registration(add, servicer, SERVICE, ("Attach",), SERVES), roles.registration]
+    registrations = [Registration(add, servicer, SERVICE, ("Attach",), SERVES), roles.registration, hosts.registration]
     async with MeshServer(config.server, "decode", registrations, server_tls(config.security.tls)) as server:
-        worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels, handover)
+        worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels, handover, hosts.hosts)
         links = [RegistryLink(each, channels, registered) for each in split_addresses(config.scheduler)]
         watching = [asyncio.create_task(link.run()) for link in links]
         try:
@@ -51,6 +60,7 @@ async def serve(config: DecodeConfig) -> Program | None:
                 task.cancel()
             await prefill_link.close()
             await worker.host.close()
+            hosts.hosts.close()
     return following
 
 

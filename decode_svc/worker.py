@@ -17,6 +17,7 @@ from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
 from mesh.observe import span
 from worker.handover import Handover
+from worker.hosts.joined import JoinedHosts
 from worker.rank_host import RankHost, wait_for
 
 # How long a worker that ends waits for its gateways to read the last output.
@@ -47,12 +48,13 @@ class DecodeWorker:
         prefill_calls: PrefillCalls,
         channels: Channels,
         handover: Handover | None = None,
+        hosts: JoinedHosts | None = None,
     ) -> Self:
         """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join one of several.
         """
-        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill, handover)
+        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill, handover, hosts)
         return cls(config, host, prefill_calls)
 
     @property

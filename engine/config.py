@@ -135,8 +135,8 @@ class EngineConfig(Config):
     @property
     def rank_threads(self) -> int | None:
         """Compute threads of a rank on CPU; None leaves the choice to torch."""
-        if self.threads is None and self.parallel.world > 1:
-            return max(1, len(os.sched_getaffinity(0)) // self.parallel.world)
+        if self.threads is None and self.parallel.ranks_a_host > 1:
+            return max(1, len(os.sched_getaffinity(0)) // self.parallel.ranks_a_host)
         return self.threads
 
     @model_validator(mode="after")
@@ -201,14 +201,15 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         device = "cuda" if hardware.cuda_devices else "cpu"
     if device == "cuda" and not hardware.cuda_devices:
         raise ConfigError("engine.device=cuda, and torch finds no GPU: install its CUDA build, or leave device to auto")
-    if device == "cuda" and config.parallel.world > hardware.cuda_devices:
+    ranks = config.parallel.ranks_a_host
+    if device == "cuda" and ranks > hardware.cuda_devices:
         raise ConfigError(
-            f"engine.parallel makes {config.parallel.world} ranks, each on a GPU of its own, and torch finds"
+            f"engine.parallel makes {ranks} ranks, each on a GPU of its own, and torch finds"
             f" {hardware.cuda_devices}: lower tp, dp or ranks, or set engine.device=cpu"
         )
-    if device == "cuda" and config.parallel.world > MOST_GPU_RANKS:
+    if device == "cuda" and ranks > MOST_GPU_RANKS:
         raise ConfigError(
-            f"engine.parallel makes {config.parallel.world} ranks: at most {MOST_GPU_RANKS} GPUs exchange tensors with"
+            f"engine.parallel makes {ranks} ranks: at most {MOST_GPU_RANKS} GPUs exchange tensors with"
             " each other; serve with more workers of fewer ranks"
         )
     dtype = config.dtype

@@ -17,7 +17,7 @@ def choose_parallel(config: EngineConfig, role: WorkerRole) -> tuple[ParallelCon
     if asked.tp is not None or asked.dp is not None or asked.world == 1:
         layout, why = Layout.of(asked), "as configured"
     else:
-        tp, why = choose_tp(asked.world, role, lambda tp: _divides(config, tp))
+        tp, why = choose_tp(asked.ranks_a_host, role, lambda tp: _divides(config, tp))
         layout = Layout(tp, asked.world // tp, asked.ep or asked.world)
     return asked.model_copy(update={"ranks": None, "tp": layout.tp, "dp": layout.dp, "ep": layout.ep}), why
 
@@ -25,7 +25,7 @@ def choose_parallel(config: EngineConfig, role: WorkerRole) -> tuple[ParallelCon
 def choose_tp(ranks: int, role: WorkerRole, divides: Callable[[int], bool]) -> tuple[int, str]:
     """How many of a worker's ranks compute a request together, and why; the rest of the factors is dp. Pure.
 
-    divides: whether so many ranks can divide the model.
+    ranks: how many there are on one host; divides: whether so many ranks can divide the model.
     """
     if role is not WorkerRole.PREFILL:
         return 1, "ranks that decode batch requests of their own, so that none holds a copy of another's KV"

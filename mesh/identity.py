@@ -93,3 +93,12 @@ def check_worker(worker_id: str, role: WorkerRole) -> None:
     identity = caller.get()
     if identity is not None and identity.role.value != role.value:
         raise PermissionDenied(f"{identity} claims the role {role.value}: it must be the role in its certificate")
+
+
+def check_host(worker_id: str, host: int, role: WorkerRole) -> None:
+    """Raises PermissionDenied if the caller, where it is known, is no service of that host of the worker: it is named
+    as the worker, or as the worker with the host's number (decode-0-1), as the pods of a LeaderWorkerSet are.
+    """
+    identity = caller.get()
+    own = f"{worker_id}-{host}"
+    check_worker(own if identity is not None and identity.name == own else worker_id, role)

@@ -1,5 +1,6 @@
 """`python -m prefill_svc --config configs/prefill.yaml`"""
 
+import os
 import sys
 
 from deepmesh.internal.v1 import prefill_pb2_grpc
@@ -14,6 +15,9 @@ from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
 from worker.handover import Handover
+from worker.hosts.first_host_link import serve_host
+from worker.hosts.place import find_host
+from worker.hosts.service import HostsServicer
 from worker.role_change import RoleChange
 from worker.role_service import RoleServicer
 from worker.serving import serve_worker
@@ -24,19 +28,25 @@ SERVES = {"Prefill": (Role.DECODE,)}
 
 async def serve(config: PrefillConfig) -> Program | None:
     """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    place, config = find_host(config, os.environ)
+    if place.number:
+        await serve_host(config, WorkerRole.PREFILL, place)
+        return None
+    hosts = HostsServicer(config, WorkerRole.PREFILL)
     handover = Handover.take()
     change = RoleChange(config, WorkerRole.PREFILL, handover)
     channels, servicer, roles = service_channels(config.security.tls), PrefillServicer(), RoleServicer(change)
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
-    registrations = [Registration(add, servicer, SERVICE, serves=SERVES), roles.registration]
+    registrations = [Registration(add, servicer, SERVICE, serves=SERVES), roles.registration, hosts.registration]
     async with MeshServer(config.server, "prefill", registrations, server_tls(config.security.tls)) as server:
-        worker = await PrefillWorker.start(config, server.endpoint, channels, handover)
+        worker = await PrefillWorker.start(config, server.endpoint, channels, handover, hosts.hosts)
         try:
             servicer.open(worker)
             roles.open(worker.host, server)
             following = await serve_worker(worker, server, config, channels, change)
         finally:
             await worker.host.close()
+            hosts.hosts.close()
     return following
 
 

@@ -16,6 +16,7 @@ from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
 from worker.handover import Handover
+from worker.hosts.joined import JoinedHosts
 from worker.rank_host import RankHost
 
 
@@ -31,13 +32,19 @@ class PrefillWorker:
 
     @classmethod
     async def start(
-        cls, config: PrefillConfig, endpoint: str, channels: Channels, handover: Handover | None = None
+        cls,
+        config: PrefillConfig,
+        endpoint: str,
+        channels: Channels,
+        handover: Handover | None = None,
+        hosts: JoinedHosts | None = None,
     ) -> Self:
         """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join one of several.
         """
-        return cls(config, await RankHost.start(config, WorkerRole.PREFILL, endpoint, channels, handover=handover))
+        role = WorkerRole.PREFILL
+        return cls(config, await RankHost.start(config, role, endpoint, channels, handover=handover, hosts=hosts))
 
     @property
     def live_requests(self) -> int:

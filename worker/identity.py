@@ -39,5 +39,6 @@ def worker_identity(
         layerwise_tokens=transfer.layerwise_tokens if transfer else None,
         slot_bytes=transfer.slot_bytes if transfer else None,
         ranks=layout.dp,
-        worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}",
+        worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
+        + (f", hosts {layout.hosts}" if layout.hosts > 1 else ""),
     )

@@ -8,20 +8,24 @@ import msgspec
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.errors import CheckpointError
 
 
 def merge_ready(ranks: Sequence[Ready]) -> Ready:
-    """Blocks and requests are all ranks' together; a request lies on one rank, so the least pool bounds its context."""
+    """Blocks and requests are all ranks' together; a request lies on one rank, so the least pool bounds its context.
+
+    Raises CheckpointError if they have loaded different models, as ranks of different hosts can.
+    """
     first = ranks[0]
     if len(ranks) == 1:
         return first
-    for rank in ranks[1:]:
-        assert (rank.namespace, rank.model, rank.vocabulary_size, rank.block_bytes) == (
-            first.namespace,
-            first.model,
-            first.vocabulary_size,
-            first.block_bytes,
-        ), "the ranks of a worker hold different models"
+    for number, rank in enumerate(ranks[1:], start=1):
+        for name in ("model", "namespace", "vocabulary_size", "block_bytes"):
+            if (theirs := getattr(rank, name)) != (ours := getattr(first, name)):
+                raise CheckpointError(
+                    f"dp rank {number} has loaded another model than the first: its {name} is {theirs}, and not {ours};"
+                    " all hosts of a worker must have the same checkpoint"
+                )
     least_blocks = min(rank.total_blocks for rank in ranks)
     return msgspec.structs.replace(
         first,

@@ -3,11 +3,9 @@
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Self
+from contextlib import suppress
+from typing import Any, Self
 
 from engine.config import EngineConfig
 from engine.parallel.peers import GroupDescriptors
@@ -18,7 +16,10 @@ from engine.protocol.messages import (
     DetachStore,
     Failed,
     FirstToken,
+    Found,
     FromRank,
+    LookUp,
+    Publish,
     PushOffer,
     Ready,
     Release,
@@ -31,19 +32,22 @@ from engine.protocol.messages import (
     TransferNews,
 )
 from engine.protocol.pulse import Progress, Pulse
-from mesh import tether
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
 from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
 from worker.adopted_process import AdoptedProcess
 from worker.handover import RankHandle
+from worker.hosts.remote_rank import RemoteRank
+from worker.hosts.rendezvous import Rendezvous
+from worker.rank_process import start_message, start_rank
 
 STOP_GRACE_SECONDS = 5.0
 
 
 class RankClient:
-    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked; or by `adopt`.
+    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked; by `adopt`, or
+    by `reach`.
 
     Messages arrive in the order of the calls; each method that sends raises EngineFailed if the rank has gone.
 
@@ -60,9 +64,9 @@ class RankClient:
     def __init__(
         self,
         name: str,
-        process: asyncio.subprocess.Process | AdoptedProcess,
+        process: asyncio.subprocess.Process | AdoptedProcess | RemoteRank,
         reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter | RemoteRank,
         pulse: Pulse,
         pulse_descriptor: int,
     ) -> None:
@@ -92,24 +96,29 @@ class RankClient:
         name: str = "the engine process",
         group: GroupDescriptors | None = None,
         authorship: Authorship | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> Self:
         """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
 
         group: what it shares with the other ranks, if there are any; to be closed when `start` has returned.
-        authorship: what it vouches for blocks with.
+        authorship: what it vouches for blocks with; rendezvous: where it meets ranks of other hosts, if there are any.
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
-        ours, theirs = socket.socketpair()
-        with theirs, ExitStack() as undo:
-            # Before the process, so that a start which is cancelled here leaves none.
-            reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
-            undo.callback(writer.close)
-            pulse, descriptor = Pulse.create()
-            undo.callback(os.close, descriptor)
-            process = await _spawn(config, rank, [theirs.fileno(), descriptor], group)
-            undo.pop_all()
-        client = cls(name, process, reader, writer, pulse, descriptor)
-        await client._load(config, observe, rank, authorship)
+        started = await start_rank(config, rank, group)
+        client = cls(name, started.process, started.reader, started.writer, started.pulse, started.pulse_descriptor)
+        await client._load(start_message(config, observe, rank, authorship), rendezvous)
+        return client
+
+    @classmethod
+    async def reach(cls, remote: RemoteRank, name: str, rendezvous: Rendezvous) -> Self:
+        """The client of a rank on another host, whose service starts it; return when it has loaded.
+
+        Raises what `start` raises, and ends the rank then.
+        """
+        pulse, descriptor = Pulse.create()
+        remote.shows_progress_by(pulse)
+        client = cls(name, remote, remote.reader, remote, pulse, descriptor)
+        await client._load(None, rendezvous)
         return client
 
     @classmethod
@@ -131,17 +140,16 @@ class RankClient:
         ours = socket.socket(fileno=handle.socket)
         reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
         client = cls(name, AdoptedProcess(handle.process_id), reader, writer, Pulse(handle.pulse), handle.pulse)
-        await client._load(config, observe, rank, authorship)
+        await client._load(start_message(config, observe, rank, authorship))
         return client
 
-    async def _load(
-        self, config: EngineConfig, observe: ObserveConfig | None, rank: int, authorship: Authorship | None
-    ) -> None:
+    async def _load(self, start: Start | None, rendezvous: Rendezvous | None = None) -> None:
+        """start: None if somebody else tells the rank."""
         started = False
         try:
-            settings = _rank_settings(observe or ObserveConfig(), rank)
-            self._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship))
-            self.ready = await self._until_ready()
+            if start is not None:
+                self._send(start)
+            self.ready = await self._until_ready(rendezvous)
             started = True
         finally:
             if not started:
@@ -149,6 +157,8 @@ class RankClient:
 
     @property
     def process_id(self) -> int:
+        """Of a rank on this host."""
+        assert not isinstance(self._process, RemoteRank)
         return self._process.pid
 
     def progress(self) -> Progress:
@@ -184,7 +194,7 @@ class RankClient:
         await asyncio.wait({self._released, self.closed}, return_when=asyncio.FIRST_COMPLETED)
         if not self._released.done():
             raise EngineFailed(f"{self.name} has ended")
-        assert self._pulse_descriptor is not None
+        assert self._pulse_descriptor is not None and not isinstance(self._writer, RemoteRank)
         # What reads and writes the socket here goes with this program.
         connection = os.dup(self._writer.get_extra_info("socket").fileno())
         return RankHandle(self.process_id, connection, self._pulse_descriptor)
@@ -210,8 +220,12 @@ class RankClient:
             raise EngineFailed(f"{self.name} has ended")
         self._writer.write(bytes(self._encoder.encode(message)))
 
-    async def _until_ready(self) -> Ready:
+    async def _until_ready(self, rendezvous: Rendezvous | None) -> Ready:
         message = await anext(self._messages, None)
+        while isinstance(message, Publish | LookUp):
+            assert rendezvous is not None
+            await self._meet(message, rendezvous)
+            message = await anext(self._messages, None)
         if message is None:
             status = await asyncio.shield(self.closed)
             raise EngineFailed(f"{self.name} ended with status {status} while it started: see its last lines")
@@ -220,6 +234,19 @@ class RankClient:
         assert isinstance(message, Ready)
         return message
 
+    async def _meet(self, message: Publish | LookUp, rendezvous: Rendezvous) -> None:
+        if isinstance(message, Publish):
+            rendezvous.publish(message.key, message.value)
+            return
+        found: asyncio.Future[Any] = asyncio.ensure_future(rendezvous.look_up(message.key))
+        try:
+            # It may end before.
+            await asyncio.wait({found, self.closed}, return_when=asyncio.FIRST_COMPLETED)
+            if found.done():
+                self._send(Found(found.result()))
+        finally:
+            found.cancel()
+
     async def _results(self) -> AsyncIterator[StepResult | TransferNews]:
         async for message in self._messages:
             if isinstance(message, Failed):
@@ -227,7 +254,7 @@ class RankClient:
             if isinstance(message, Released):
                 self._released.set_result(self.process_id)
                 return
-            assert not isinstance(message, Ready)
+            assert not isinstance(message, Ready | Publish | LookUp)
             yield message
 
     async def _receive(self) -> AsyncIterator[FromRank]:
@@ -244,43 +271,6 @@ class RankClient:
         if self._pulse_descriptor is not None:
             os.close(self._pulse_descriptor)
             self._pulse_descriptor = None
-
-
-def rank_environment(config: EngineConfig) -> dict[str, str]:
-    """The environment of a process that computes as `config` says; variables that are set here stay."""
-    # On a busy machine a compute thread that spins while it waits for its twin keeps that twin off its core: measured
-    # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
-    # numpy's own threads have nothing to multiply here, and spin at the start.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-    if config.rank_threads is not None:
-        # Read once, when the libraries load.
-        environment |= {"OMP_NUM_THREADS": str(config.rank_threads), "MKL_NUM_THREADS": str(config.rank_threads)}
-    return environment
-
-
-async def _spawn(
-    config: EngineConfig, rank: int, own: Sequence[int], group: GroupDescriptors | None
-) -> asyncio.subprocess.Process:
-    """Start a rank. own: the descriptors of its connection and its pulse."""
-    descriptors = [*own, *(() if group is None else (group.memory, *group.wakeups))]
-    tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
-    # The rank follows our own rule for sys.path, so that it imports the code that this process runs.
-    path_rule = ["-P"] if sys.flags.safe_path else []
-    return await asyncio.create_subprocess_exec(
-        *tethered,
-        *[sys.executable, *path_rule, "-m", "engine.rank", str(rank), *map(str, descriptors)],
-        stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=descriptors,
-        env=rank_environment(config),
-    )
-
-
-def _rank_settings(observe: ObserveConfig, rank: int) -> ObserveConfig:
-    """The service's settings with a trace file of the rank's own: `x.json` becomes `x.rank.json` or `x.rank1.json`."""
-    path = observe.trace_file
-    if path is None:
-        return observe
-    return observe.model_copy(update={"trace_file": path.with_name(f"{path.stem}.rank{rank or ''}{path.suffix}")})
 
 
 def _start_error(failed: Failed) -> MeshError:

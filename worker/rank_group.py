@@ -14,6 +14,8 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from transfer.block_macs import Authorship
 from worker.handover import RankHandle
+from worker.hosts.joined import JoinedHosts
+from worker.hosts.rendezvous import Rendezvous
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
@@ -54,19 +56,34 @@ class RankGroup:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, observe: ObserveConfig | None = None, authorship: Authorship | None = None
+        cls,
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        authorship: Authorship | None = None,
+        hosts: JoinedHosts | None = None,
     ) -> Self:
         """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
         none.
+
+        hosts: the others, if there are any; all have joined.
         """
-        ranks = config.parallel.world
-        shared = GroupDescriptors.create(ranks) if ranks > 1 else None
+        ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
+        line = None if hosts is None else await hosts.open_line()
+        shared = GroupDescriptors.create(ranks_a_host, line) if ranks > 1 else None
+        rendezvous = Rendezvous()
+        remote = [] if hosts is None else hosts.ranks
         try:
             return await cls._of(
                 config,
                 [
-                    RankClient.start(config, observe, rank, _name(rank, ranks), shared, authorship)
-                    for rank in range(ranks)
+                    *(
+                        RankClient.start(config, observe, rank, _name(rank, config), shared, authorship, rendezvous)
+                        for rank in range(ranks_a_host)
+                    ),
+                    *(
+                        RankClient.reach(each, _name(rank, config), rendezvous)
+                        for rank, each in enumerate(remote, start=ranks_a_host)
+                    ),
                 ],
             )
         finally:
@@ -84,11 +101,10 @@ class RankGroup:
         """Take over a worker's released ranks and return when all are ready. Raises what RankClient.adopt raises, and
         leaves none.
         """
-        ranks = len(handles)
         return await cls._of(
             config,
             [
-                RankClient.adopt(handle, config, observe, rank, _name(rank, ranks), authorship)
+                RankClient.adopt(handle, config, observe, rank, _name(rank, config), authorship)
                 for rank, handle in enumerate(handles)
             ],
         )
@@ -226,8 +242,12 @@ class RankGroup:
                 return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 
-def _name(rank: int, ranks: int) -> str:
-    return "the engine process" if ranks == 1 else f"rank {rank} of {ranks}"
+def _name(rank: int, config: EngineConfig) -> str:
+    parallel = config.parallel
+    if parallel.world == 1:
+        return "the engine process"
+    name = f"rank {rank} of {parallel.world}"
+    return name if parallel.hosts == 1 else f"{name} (host {rank // parallel.ranks_a_host})"
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:

@@ -26,6 +26,7 @@ from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
 from worker.handover import Handover
+from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
 from worker.rank_group import RankGroup, RankMessage
 from worker.rank_stores import RankStores, Stores
@@ -84,11 +85,12 @@ class RankHost:
         channels: Channels,
         can_prefill: bool = True,
         handover: Handover | None = None,
+        hosts: JoinedHosts | None = None,
     ) -> Self:
         """Start the ranks and return when they have loaded, or take over those of a worker that changes its role.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores. Raises what RankClient.start
-        raises.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join a worker of
+        several. Raises what RankClient.start raises.
         """
         parallel, why = choose_parallel(config.engine, role)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
@@ -99,7 +101,10 @@ class RankHost:
         told = config.rank_engine, config.observe, config.authorship(endpoint)
         if handover is None:
             service_seconds = process_seconds()
-            group = await RankGroup.start(*told)
+            others = hosts if parallel.hosts > 1 else None
+            if others is not None:
+                await others.wait()
+            group = await RankGroup.start(*told, others)
             _log_start({"service": service_seconds, **group.ready.start_seconds, "all": process_seconds()})
         else:
             group = await RankGroup.adopt(handover.ranks, *told)

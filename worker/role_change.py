@@ -53,6 +53,8 @@ class RoleChange:
         """
         if role is self._role:
             return
+        if self._config.engine.parallel.hosts > 1:
+            raise ConfigError("the ranks of this worker lie on several hosts: start it again with the other role")
         if self._asked:
             raise WorkerDraining("this worker changes its role already")
         self._asked = True

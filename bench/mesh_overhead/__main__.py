@@ -40,7 +40,7 @@ from cli.launcher.process import tethered
 from engine.config import EngineConfig
 from mesh.errors import ProcessFailed
 from tools.byte_tokenizer import write_tokenizer
-from worker.rank_client import rank_environment
+from worker.rank_process import rank_environment
 
 SHAPE = "r1-ep8-rank"
 STEP_TOKENS = 8192

@@ -1,5 +1,6 @@
 """Ranks with the same number on their hosts, one a host, and how tensors go between them: over torch.distributed."""
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +18,8 @@ from mesh.errors import RankLost
 class Rail:
     """One rank's end. All make the same calls in the same order, with tensors of one shape and dtype.
 
-    gloo carries what lies on a CPU, NCCL what lies on a GPU. Every call raises RankLost if another rank has ended; with
-    NCCL, as torch is set up by default, this process ends then.
+    gloo carries what lies on a CPU, NCCL what lies on a GPU; the latter has never run here. With gloo every call raises
+    RankLost if another rank has ended; with NCCL, as torch is set up by default, the process of this rank ends then.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class Rail:
         return self._begin("broadcast", sent, source).finish()
 
     def _nccl(self, store: Store, device: torch.device) -> Any:
+        # Its own threads would ask the store, which answers only while ranks load.
+        for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+            os.environ.setdefault(name, "0")
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = self._limit
         group = distributed.ProcessGroupNCCL(_part("nccl", store), self.own, self.ranks, options)

@@ -27,6 +27,10 @@ class ParallelConfig(Config):
     the other is computed: "on" each step of two tokens and more; "auto" those that are faster so, as measured before
     the worker serves.
     """
+    hosts: int = Field(default=1, ge=1)
+    """On how many hosts the ranks lie, equally many on each and none of a tp group apart (docs/scale-out.md). One
+    service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
+    """
     prompt_wait_steps: int = Field(default=0, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
     rank holds up all. 0 waits for none.
@@ -36,6 +40,10 @@ class ParallelConfig(Config):
     def world(self) -> int:
         """Number of ranks."""
         return self.ranks or (self.tp or 1) * (self.dp or 1)
+
+    @property
+    def ranks_a_host(self) -> int:
+        return self.world // self.hosts
 
     @model_validator(mode="after")
     def _ranks_are_divided_evenly(self) -> Self:
@@ -47,4 +55,11 @@ class ParallelConfig(Config):
             raise ValueError(f"engine.parallel.ranks={self.ranks} does not fit engine.parallel's {named}")
         if self.ep is not None and self.world % self.ep:
             raise ValueError(f"engine.parallel.ep={self.ep} does not divide the {self.world} ranks (tp * dp)")
+        if self.world % self.hosts:
+            raise ValueError(f"engine.parallel.hosts={self.hosts} does not divide the {self.world} ranks (tp * dp)")
+        if self.tp is not None and self.ranks_a_host % self.tp:
+            raise ValueError(
+                f"engine.parallel.tp={self.tp} does not divide the {self.ranks_a_host} ranks of each host: the ranks of"
+                " a tp group lie on one host"
+            )
         return self

@@ -31,7 +31,7 @@ class Layout:
         """What is not set is chosen as for a worker that decodes."""
         world = config.world
         tp = config.tp or world // (config.dp or world)
-        return cls(tp, world // tp, config.ep or world)
+        return cls(tp, world // tp, config.ep or world, config.hosts)
 
     @property
     def world(self) -> int:
@@ -85,6 +85,8 @@ class Place:
     @property
     def on_host(self) -> "Place":
         """Its place among the ranks of its host alone."""
+        if self.layout.hosts == 1:
+            return self
         return Place(self.layout.of_a_host, self.rank % self.layout.ranks_a_host)
 
     @property

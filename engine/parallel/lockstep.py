@@ -27,15 +27,25 @@ class Lockstep:
 
     def agree(self, proposal: StepShape) -> StepShape:
         """Raises RankLost."""
-        encoded = self._encoder.encode(proposal)
-        written = len(encoded).to_bytes(_LENGTH_BYTES) + encoded
-        meeting = self._meeting
-        meeting.slot[: len(written)] = written
-        meeting.arrive()
+        self._write(proposal)
+        self._meeting.arrive()
         # Ranks that have arrived do not sleep.
-        meeting.wait(self._wake)
+        self._meeting.wait(self._wake)
         # The order of the ranks makes no difference.
-        return agreed([proposal, *(self._read(other) for other in meeting.others)])
+        return agreed([proposal, *(self._read(other) for other in self._meeting.others)])
+
+    def of_first(self, shape: StepShape) -> StepShape:
+        """The first rank's, on every rank. Raises RankLost."""
+        self._write(shape)
+        self._meeting.arrive()
+        self._meeting.wait()
+        first = self._meeting.members[0]
+        return self._read(first) if first in self._meeting.others else shape
+
+    def _write(self, shape: StepShape) -> None:
+        encoded = self._encoder.encode(shape)
+        written = len(encoded).to_bytes(_LENGTH_BYTES) + encoded
+        self._meeting.slot[: len(written)] = written
 
     def _read(self, rank: int) -> StepShape:
         written = self._meeting.written(rank)

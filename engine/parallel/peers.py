@@ -1,7 +1,8 @@
-"""The other ranks of a worker, on the same host: how one sleeps until another needs it, and where it meets them."""
+"""The other ranks of a worker on the same host: how one sleeps until another needs it, and where it meets them."""
 
 import mmap
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import accumulate
 from typing import Self
 
 from engine.parallel.group_memory import HEADER_BYTES, GroupMemory, create_memory
+from engine.parallel.host_line import HostLine
 from engine.parallel.layout import Group, Place
 from engine.parallel.meeting import LIMIT_SECONDS, Meeting, create_meeting, region_bytes
 from mesh.event_fd import EventFd
@@ -17,6 +19,8 @@ from mesh.event_fd import EventFd
 STEP_SLOT_BYTES = 4096
 # Larger tensors are exchanged in pieces.
 TENSOR_SLOT_BYTES = 4 << 20
+# In place of a descriptor.
+_NONE = "-"
 # The meetings in the memory, in order: of steps, then one of each group that exchanges tensors.
 _GROUPS = (Group.WORLD, Group.TP)
 _SLOT_BYTES = (STEP_SLOT_BYTES, *(TENSOR_SLOT_BYTES for _ in _GROUPS))
@@ -24,15 +28,20 @@ _SLOT_BYTES = (STEP_SLOT_BYTES, *(TENSOR_SLOT_BYTES for _ in _GROUPS))
 
 @dataclass(frozen=True, slots=True)
 class GroupDescriptors:
-    """What a service makes for the ranks of a worker, and each of them inherits."""
+    """What a service makes for the ranks of a worker on its host, and each of them inherits."""
 
     memory: int
-    # By rank: of the event fd that wakes it.
+    # By rank of this host: of the event fd that wakes it.
     wakeups: Sequence[int]
+    # Of the socket that leads to the other hosts, if there are any. The first rank uses it.
+    line: int | None = None
 
     @classmethod
-    def create(cls, world: int) -> Self:
-        """Raises OSError, and leaves none then. `close` them when the ranks have started."""
+    def create(cls, world: int, line: int | None = None) -> Self:
+        """world: how many ranks the host has; line: becomes this object's.
+
+        Raises OSError, and leaves none then. `close` them when the ranks have started.
+        """
         with ExitStack() as undo:
             *offsets, size = _offsets(world)
             memory = create_memory(size)
@@ -45,10 +54,28 @@ class GroupDescriptors:
                 wakeups.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
                 undo.callback(os.close, wakeups[-1])
             undo.pop_all()
-        return cls(memory, wakeups)
+        return cls(memory, wakeups, line)
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> Self | None:
+        """What `arguments` says; None if there are none."""
+        if not arguments:
+            return None
+        memory, line, *wakeups = (None if each == _NONE else int(each) for each in arguments)
+        assert memory is not None
+        return cls(memory, [each for each in wakeups if each is not None], line)
+
+    @property
+    def arguments(self) -> list[str]:
+        """For a rank's command line."""
+        return [str(self.memory), _NONE if self.line is None else str(self.line), *map(str, self.wakeups)]
+
+    @property
+    def all(self) -> list[int]:
+        return [self.memory, *self.wakeups, *([] if self.line is None else [self.line])]
 
     def close(self) -> None:
-        for descriptor in (self.memory, *self.wakeups):
+        for descriptor in self.all:
             os.close(descriptor)
 
 
@@ -56,14 +83,17 @@ class Peers:
     """One rank's end of what the ranks share.
 
     Attributes:
-        place: this rank's.
+        in_worker: this rank's place in the worker.
+        place: the one among the ranks of its host; the same, unless there are other hosts.
         steps: where all agree on the next step.
         wakeup: is set when another rank needs this one, which may sleep until then.
+        line: to the other hosts; None if there are none, and on all but the host's first rank.
     """
 
     def __init__(self, place: Place, descriptors: GroupDescriptors, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """limit_seconds: of each wait for another rank."""
-        self.place = place
+        """place: in the worker; limit_seconds: of each wait for another rank."""
+        self.in_worker, hosts = place, place.layout.hosts
+        self.place = place = place.on_host
         world = place.layout.world
         self._memory = GroupMemory(descriptors.memory, place.rank)
         self._events = [EventFd(descriptor) for descriptor in descriptors.wakeups]
@@ -77,6 +107,12 @@ class Peers:
             for group, offset in zip(_GROUPS, offsets, strict=True)
         }
 
+        self.line: HostLine | None = None
+        if hosts > 1 and place.rank == 0:
+            assert descriptors.line is not None
+            connection = socket.socket(fileno=os.dup(descriptors.line))
+            self.line = HostLine(connection, self.in_worker.host, hosts, self.wakeup.set, limit_seconds)
+
     def tensors(self, group: Group) -> Meeting:
         """Where the ranks of a group exchange tensors."""
         return self._tensors[group]
@@ -89,6 +125,8 @@ class Peers:
 
     def close(self) -> None:
         """Leave: nobody waits for this rank any more."""
+        if self.line is not None:
+            self.line.close()
         self._memory.close()
 
 

@@ -3,9 +3,10 @@
 Service to rank: one Start, then Submit and Cancel at any time, and Stop at the end. After a Release the rank keeps its
 weights, says Released as its last word, and waits for another Start. FirstToken passes on what a
 prefill worker drew; AttachStore, DetachStore and PushOffer concern the stores. A message that names a transfer or a
-request that has ended is ignored: it crossed the message that reports the end.
+request that has ended is ignored: it crossed the message that reports the end. Found answers a LookUp.
 Rank to service: one Ready (or Failed), then a StepResult after each step that has something to report, or when
-transfers have. LandingOpened and PushEnded are for the service at the transfer's other end.
+transfers have. LandingOpened and PushEnded are for the service at the transfer's other end. With Publish and LookUp
+ranks on several hosts find each other, before they are Ready.
 """
 
 import msgspec
@@ -99,6 +100,23 @@ class Release(msgspec.Struct, tag="release"):
 
 class Released(msgspec.Struct, tag="released"):
     """Nothing of the rank follows before its next Ready."""
+
+
+class Publish(msgspec.Struct, tag="publish"):
+    """For ranks on other hosts, which ask for the key."""
+
+    key: str
+    value: bytes
+
+
+class LookUp(msgspec.Struct, tag="look_up"):
+    """Found follows as soon as some rank has published the key; nothing else does before."""
+
+    key: str
+
+
+class Found(msgspec.Struct, tag="found"):
+    value: bytes
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -201,6 +219,6 @@ class StepResult(msgspec.Struct, tag="step"):
     stored_tenants: dict[bytes, str] = {}
 
 
-ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer
+ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer | Found
 TransferNews = LandingOpened | PushEnded
-FromRank = Ready | Failed | Released | StepResult | TransferNews
+FromRank = Ready | Failed | Publish | LookUp | Released | StepResult | TransferNews

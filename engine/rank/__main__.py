@@ -1,8 +1,8 @@
-"""A rank: the process that holds one engine. `python -m engine.rank RANK SOCKET_FD PULSE_FD [MEMORY_FD WAKEUP_FD...]`.
+"""A rank: the process that holds one engine. `python -m engine.rank RANK SOCKET_FD PULSE_FD [SHARED...]`.
 
-worker.rank_client starts it; a rank beside others is also given what they share (engine.parallel.peers). It ends when
-its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them, and may have
-requests to finish first.
+worker.rank_process starts it; SHARED is what a rank beside others has in common with them (engine.parallel.peers). It
+ends when its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them, and
+may have requests to finish first.
 """
 
 import signal
@@ -22,9 +22,10 @@ from mesh.observe import configure
 def main(arguments: list[str]) -> int:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
-    number, connection, pulse_descriptor, *shared = map(int, arguments)
-    group = GroupDescriptors(shared[0], shared[1:]) if shared else None
-    wakeup = EventFd(None if group is None else group.wakeups[number])
+    number, connection, pulse_descriptor = map(int, arguments[:3])
+    group = GroupDescriptors.of_arguments(arguments[3:])
+    # Each host has equally many ranks.
+    wakeup = EventFd(None if group is None else group.wakeups[number % len(group.wakeups)])
     link = RankLink(socket.socket(fileno=connection), wakeup)
     rank = Rank(number, link, Pulse(pulse_descriptor), wakeup, group)
     started = False

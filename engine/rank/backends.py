@@ -8,8 +8,10 @@ import psutil
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.oracle import OracleBackend
+from engine.parallel.layout import Place
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
+from engine.rank.rendezvous import Rendezvous
 from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -23,9 +25,10 @@ SERVING_SECONDS = 3.0
 class Backends:
     """Makes the backends of one process, one after another. The first loads the weights, and the others take them."""
 
-    def __init__(self, peers: Peers | None = None) -> None:
-        """peers: the worker's other ranks, if there are any."""
+    def __init__(self, peers: Peers | None = None, rendezvous: Rendezvous | None = None) -> None:
+        """peers: the worker's other ranks, if there are any; rendezvous: where those of several hosts meet."""
         self._peers = peers
+        self._rendezvous = rendezvous
         self._exchange: Exchange | None = None
         # Sets how long a GPU waits for another rank's.
         self._limit: Callable[[float], None] = lambda seconds: None
@@ -61,15 +64,32 @@ class Backends:
         return backend
 
     def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
+        within, place = self._within_host(peers, device, hardware), peers.in_worker
+        self._exchange = within if place.layout.hosts == 1 else self._over_hosts(place, within, device)
+
+    def _within_host(self, peers: Peers, device: str, hardware: Hardware) -> "Exchange":
         if device == "cpu":
             from engine.exchange.host import HostExchange
 
-            self._exchange = HostExchange(peers)
-            return
+            return HostExchange(peers)
         take_gpu(peers.place.rank, hardware.cuda_devices)
         import torch
 
         from engine.exchange.peer import PeerExchange
 
         exchange = PeerExchange(peers, torch.device(device))
-        self._exchange, self._limit = exchange, exchange.limit
+        self._limit = exchange.limit
+        return exchange
+
+    def _over_hosts(self, place: Place, within: "Exchange", device: str) -> "Exchange":
+        import torch
+
+        from engine.exchange.asked_store import AskedStore
+        from engine.exchange.hosts import HostsExchange
+        from engine.exchange.rail import Rail
+
+        assert self._rendezvous is not None
+        number, hosts = place.on_host.rank, place.layout.hosts
+        store = AskedStore(f"rail {number}", self._rendezvous.publish, self._rendezvous.look_up)
+        rail = Rail(store, place.host, hosts, torch.device(device))
+        return HostsExchange(place, within, rail, torch.device(device))

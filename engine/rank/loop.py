@@ -1,7 +1,7 @@
 """The loop of a rank: messages in, steps, results out."""
 
 from engine.engine import Engine
-from engine.protocol.messages import Cancel, FirstToken, Release, Start, Stop, Submit, ToRank
+from engine.protocol.messages import Cancel, FirstToken, Found, Release, Start, Stop, Submit, ToRank
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 
@@ -52,5 +52,5 @@ class RankLoop:
                 self._released = isinstance(message, Release)
                 self._engine.stop()
             case _:
-                assert not isinstance(message, Start)
+                assert not isinstance(message, Start | Found)
                 self._engine.transfers.handle(message)

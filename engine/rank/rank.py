@@ -11,8 +11,8 @@ from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
 from engine.engine import Engine, longest_context
+from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout, Place
-from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import GroupDescriptors, Peers
 from engine.protocol.messages import Failed, Ready, Released, Start
 from engine.protocol.pulse import Pulse
@@ -21,6 +21,7 @@ from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
+from engine.rank.rendezvous import Rendezvous
 from engine.role_change import check_keeps_weights
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
@@ -44,7 +45,7 @@ class Rank:
     def __init__(
         self, number: int, link: RankLink, pulse: Pulse, wakeup: EventFd, group: GroupDescriptors | None
     ) -> None:
-        """group: what it shares with the worker's other ranks, if there are any."""
+        """group: what it shares with the worker's other ranks on its host, if there are any, there or elsewhere."""
         self._number = number
         self._link = link
         self._pulse = pulse
@@ -89,7 +90,7 @@ class Rank:
         if agent is not None and self._ucx_log is None:
             self._ucx_log = UcxLog()
         peers = self._peers
-        agreement = OneRank() if peers is None else Lockstep(peers.steps, peers.wake)
+        agreement = OneRank() if peers is None else agreement_of(peers)
         heartbeat = Heartbeat(self._pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
         loop: RankLoop | FollowerLoop
         if leads:
@@ -115,7 +116,7 @@ class Rank:
         if self._backends is None:
             if self._group is not None:
                 self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
-            self._backends = Backends(self._peers)
+            self._backends = Backends(self._peers, Rendezvous(self._link))
         else:
             assert self._config is not None
             check_keeps_weights(self._config, config)

@@ -235,7 +235,8 @@ class ModelBackend:
         left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
         return affordable_blocks(
             # Ranks on a CPU share its memory.
-            budget_bytes=int(left * resolved.kv_memory_fraction) // (resolved.config.parallel.world if on_cpu else 1),
+            budget_bytes=int(left * resolved.kv_memory_fraction)
+            // (resolved.config.parallel.ranks_a_host if on_cpu else 1),
             block_bytes=self.block_bytes + _draft_state_bytes(self._model),
             context_blocks=_blocks_of(longest),
             max_requests=resolved.config.max_requests,

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from deepmesh.internal.v1 import (
     decode_pb2,
+    hosts_pb2,
     kvstore_pb2,
     prefill_pb2,
     scheduler_pb2,
@@ -26,14 +27,16 @@ from mesh.identity import Role
 from tests.support.certificates import certified, channels_as
 from tests.support.scheduler_server import running_scheduler
 from worker import role_service
+from worker.hosts import service as hosts
 
-FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2, worker_pb2)
+FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2, worker_pb2, hosts_pb2)
 TABLES: Mapping[str, Mapping[str, Collection[Role]]] = {
     scheduler.SERVICE: scheduler.SERVES,
     decode.SERVICE: decode.SERVES,
     prefill.SERVICE: prefill.SERVES,
     kvstore.SERVICE: kvstore.SERVES,
     role_service.SERVICE: role_service.SERVES,
+    hosts.SERVICE: hosts.SERVES,
 }
 
 

@@ -29,6 +29,7 @@ from tests.support.chart import (
     rendered,
 )
 from worker.config import WorkerConfig
+from worker.hosts.place import HostPlace, find_host
 
 POD = "mesh-service-0"
 pytestmark = pytest.mark.check("deploy")
@@ -43,7 +44,8 @@ CONFIGS: dict[str, type[Config]] = {
 
 def is_custom(resource: Resource) -> bool:
     group = resource["apiVersion"].partition("/")[0]
-    return "." in group and not (group.endswith(".k8s.io") and "gateway" not in group)
+    kubernetes = group.endswith(".k8s.io") and "gateway" not in group and "x-k8s" not in group
+    return "." in group and not kubernetes
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -72,6 +74,7 @@ def test_custom_resources_are_what_their_controllers_take() -> None:
     ("value", "named_in_words"),
     [
         ("decode.replicas=-1", "decode.replicas"),
+        ("decode.hosts=0", "decode.hosts"),
         ("gatway.replicas=3", "gatway"),
         ("image.pullPolicy=Sometimes", "image.pullPolicy"),
         ("decode.config.engine.max_requests=0", "decode.config.engine.max_requests"),
@@ -122,7 +125,9 @@ def started(resources: list[Resource], service: str, directory: Path) -> Config:
     path.write_text(named(resources, "ConfigMap", service)["data"]["config.yaml"])
     arguments = pods(resources)[service]["containers"][0]["args"]
     settings = [each.removeprefix("--set=") for each in arguments if each.startswith("--set=")]
-    settings = [each.replace("$(POD_IP)", "10.0.0.7").replace("$(POD_NAME)", POD) for each in settings]
+    variables = {"POD_IP": "10.0.0.7", "POD_NAME": POD, "LEADER_NAME": POD}
+    for name, value in variables.items():
+        settings = [each.replace(f"$({name})", value) for each in settings]
     return load(CONFIGS[service], path, settings)
 
 
@@ -168,6 +173,52 @@ def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
     assert decode["resources"]["limits"] == {"memory": "192Gi", "nvidia.com/gpu": 1}
     config = yaml.safe_load(named(resources, "ConfigMap", "decode")["data"]["config.yaml"])
     assert config["engine"]["device"] == "cuda"
+
+
+def test_a_worker_on_several_hosts_is_a_leader_worker_set(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="make deploy-check installs it")
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="make deploy-check installs it")
+    resources = of_size("values-two-hosts.yaml")
+    group = named(resources, "LeaderWorkerSet", "decode")
+    schema = json.loads((CHART.parents[1] / "check/leaderworkerset.json").read_text())
+    jsonschema.validate(group["spec"], schema)
+    template = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+    kubernetes.validate(pod, KUBERNETES, strict=True)
+    container = template["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    config = started(resources, "decode", tmp_path)
+    assert isinstance(config, DecodeConfig)
+    parallel = config.engine.parallel
+    assert (parallel.world, parallel.hosts) == (16, group["spec"]["leaderWorkerTemplate"]["size"])
+    # What the controller sets in the second pod of the first group, whose leader is mesh-decode-0.
+    variables = {"LWS_LEADER_ADDRESS": "mesh-decode-0.mesh-decode", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+    place, _ = find_host(config, variables)
+    assert place == HostPlace(1, "mesh-decode-0.mesh-decode:8010")
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    assert values["LEADER_NAME"] == "mesh-decode-$(GROUP_INDEX)"
+    names = [each["name"] for each in container["env"]]
+    assert names.index("GROUP_INDEX") < names.index("LEADER_NAME")
+
+
+def test_hosts_of_a_worker_reach_each_other_on_every_port() -> None:
+    rules = named(of_size("values-two-hosts.yaml"), "NetworkPolicy", "decode")["spec"]["ingress"]
+    [open_rule] = [rule for rule in rules if "ports" not in rule]
+    peers = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in open_rule["from"]]
+    assert peers == ["decode"]
+
+
+def test_keda_scales_a_leader_worker_set() -> None:
+    values = ("decode.hosts=2", "decode.autoscaling.enabled=true")
+    resources = rendered(*(part for value in values for part in ("--set", value)))
+    target = named(resources, "ScaledObject", "decode")["spec"]["scaleTargetRef"]
+    group = named(resources, "LeaderWorkerSet", "decode")
+    assert (target["apiVersion"], target["kind"], target["name"]) == (
+        group["apiVersion"],
+        group["kind"],
+        group["metadata"]["name"],
+    )
+    assert "replicas" not in group["spec"]
 
 
 def test_keda_asks_every_scheduler_how_many_workers_are_wanted() -> None:

@@ -25,6 +25,7 @@ TwoBatchMode = Literal["off", "on"]
 TWO_BATCH: tuple[TwoBatchMode, ...] = ("off", "on")
 # tp, dp and ep.
 LAYOUTS = [(2, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 1), (1, 2, 2), (1, 4, 1), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
+ON_TWO_HOSTS = [(1, 2, 1), (1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
 
 
 def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode]) -> list[Any]:
@@ -72,6 +73,20 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     transcript = run_layout(config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
     assert transcript.ends.keys() == set(range(len(PROMPTS)))
+    for key, prompt in enumerate(PROMPTS):
+        assert_greedy(reference, prompt, transcript.token_ids[key])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(each, marks=() if each == (2, 2, 4) else pytest.mark.check("layouts")) for each in ON_TWO_HOSTS],
+)
+def test_greedy_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int]
+) -> None:
+    tp, dp, ep = layout
+    parallel = ParallelConfig(tp=tp, dp=dp, ep=ep, hosts=2, two_batch="on")
+    transcript = run_layout(config_of(checkpoint, parallel, drafts=DraftsConfig(next_n=2)), submits_of(PROMPTS, 12))
     for key, prompt in enumerate(PROMPTS):
         assert_greedy(reference, prompt, transcript.token_ids[key])
 

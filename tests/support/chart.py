@@ -12,7 +12,7 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/deepmesh"
-SIZES = ("values.yaml", "values-laptop.yaml", "values-one-node.yaml", "values-4p8d.yaml")
+SIZES = ("values.yaml", "values-laptop.yaml", "values-one-node.yaml", "values-4p8d.yaml", "values-two-hosts.yaml")
 KUBERNETES = "1.37"
 Resource = dict[str, Any]
 
@@ -48,8 +48,16 @@ def named(resources: list[Resource], kind: str, name: str) -> Resource:
 
 def pods(resources: list[Resource]) -> dict[str, Resource]:
     """Pod specifications by service."""
-    owners = [each for each in resources if each["kind"] in ("Deployment", "StatefulSet")]
-    return {each["metadata"]["name"].removeprefix("mesh-"): each["spec"]["template"]["spec"] for each in owners}
+    found = {}
+    for each in resources:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            template = each["spec"]["template"]
+        elif each["kind"] == "LeaderWorkerSet":
+            template = each["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        else:
+            continue
+        found[each["metadata"]["name"].removeprefix("mesh-")] = template["spec"]
+    return found
 
 
 def refused_custom_resources(resources: list[Resource]) -> str:

@@ -4,12 +4,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from torch._C._distributed_c10d import HashStore
+
 from engine.agreement import Agreement
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.exchange.host import HostExchange
+from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout
-from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 from engine.protocol.frames import FrameEncoder
 from engine.protocol.messages import Stop, Submit
@@ -19,6 +20,7 @@ from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 from engine.runner.backend import ModelBackend
 from tests.support.engines import Transcript
+from tests.support.exchanges import exchange_of
 from tests.support.rank_threads import on_each_rank
 
 # What a rank does between two steps.
@@ -29,8 +31,8 @@ def run_layout(
     config: EngineConfig, submits: Sequence[Submit], between_steps: BetweenSteps = lambda engine, transcript: None
 ) -> Transcript:
     """What the requests get that are submitted to a worker of this layout at once, the DP ranks in turn."""
-    layout = Layout.of(config.parallel)
-    transcripts = on_each_rank(layout, lambda peers: _run_rank(config, peers, submits, between_steps), 60.0)
+    layout, store = Layout.of(config.parallel), HashStore()
+    transcripts = on_each_rank(layout, lambda peers: _run_rank(config, peers, store, submits, between_steps), 60.0)
     merged = Transcript()
     for transcript in transcripts:
         merged.token_ids |= transcript.token_ids
@@ -40,9 +42,11 @@ def run_layout(
     return merged
 
 
-def _run_rank(config: EngineConfig, peers: Peers, submits: Sequence[Submit], between_steps: BetweenSteps) -> Transcript:
-    backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=HostExchange(peers))
-    agreement, place = Lockstep(peers.steps, peers.wake), peers.place
+def _run_rank(
+    config: EngineConfig, peers: Peers, store: HashStore, submits: Sequence[Submit], between_steps: BetweenSteps
+) -> Transcript:
+    backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=exchange_of(peers, store))
+    agreement, place = agreement_of(peers), peers.in_worker
     if not place.leads:
         _follow(backend, agreement, peers)
         return Transcript()

@@ -1,6 +1,7 @@
-"""Ranks of one worker as threads of the test."""
+"""Ranks of one worker as threads of the test; those of each host have memory of their own."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,10 +13,11 @@ ResultT = TypeVar("ResultT")
 
 def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds: float = 20.0) -> list[ResultT]:
     """What each rank makes of it, by rank; a rank leaves when it has. Raises what the first of them raises."""
-    descriptors = GroupDescriptors.create(layout.world)
+    descriptors = [GroupDescriptors.create(layout.ranks_a_host, line) for line in _lines(layout.hosts)]
 
     def run(rank: int) -> ResultT:
-        peers = Peers(Place(layout, rank), descriptors, limit_seconds)
+        place = Place(layout, rank)
+        peers = Peers(place, descriptors[place.host], limit_seconds)
         try:
             return act(peers)
         finally:
@@ -25,4 +27,13 @@ def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds:
         with ThreadPoolExecutor(layout.world) as pool:
             return list(pool.map(run, range(layout.world)))
     finally:
-        descriptors.close()
+        for each in descriptors:
+            each.close()
+
+
+def _lines(hosts: int) -> Sequence[int | None]:
+    """One for each host; of more than two, ranks can only exchange tensors, for which they need none."""
+    if hosts == 1:
+        return [None]
+    pairs = [socket.socketpair() for _ in range(hosts // 2 + hosts % 2)]
+    return [end.detach() for pair in pairs for end in pair][:hosts]

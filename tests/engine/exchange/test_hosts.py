@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from engine.exchange.hosts import HostsExchange
+from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group, Layout
 from kernels.peer_exchange.reference import sum_in_order
 from mesh.errors import RankLost
-from tests.support.host_threads import on_each_rank_of_hosts
+from tests.support.exchanges import exchange_of
+from tests.support.rank_threads import on_each_rank
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
 # Ranks that are alone on their hosts, several of them, TP groups, and more hosts than ranks on one.
@@ -21,11 +23,16 @@ LAYOUTS = [
 ]
 
 
+def exchanged(layout: Layout, act: Callable[[Exchange], None]) -> None:
+    store = HashStore()
+    on_each_rank(layout, lambda peers: act(exchange_of(peers, store)))
+
+
 def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 8).to(dtype)
 
 
-def gathers(own: HostsExchange) -> None:
+def gathers(own: Exchange) -> None:
     for dtype in DTYPES:
         for rows in (0, 1, 5):
             gathered = own.all_gather(of_rank(own.place.rank, rows, 3, dtype=dtype), Group.WORLD)
@@ -33,7 +40,7 @@ def gathers(own: HostsExchange) -> None:
             assert gathered.dtype == dtype and torch.equal(gathered.float(), expected.float())
 
 
-def gathers_into_columns(own: HostsExchange) -> None:
+def gathers_into_columns(own: Exchange) -> None:
     world = own.place.layout.world
     outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
     parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
@@ -46,7 +53,7 @@ def gathers_into_columns(own: HostsExchange) -> None:
     assert torch.equal(outputs[1], torch.cat([of_rank(rank, 4, 2).t() for rank in range(world)]))
 
 
-def scatters_sums(own: HostsExchange) -> None:
+def scatters_sums(own: Exchange) -> None:
     world, a_host = own.place.layout.world, own.place.layout.ranks_a_host
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for rows in (0, 2):
@@ -58,20 +65,20 @@ def scatters_sums(own: HostsExchange) -> None:
             assert torch.equal(part, sum_in_order(of_hosts)[first : first + rows]) and part.dtype == dtype
 
 
-def sums_in_order(own: HostsExchange) -> None:
+def sums_in_order(own: Exchange) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         of_all = [of_rank(rank, 7, 3, dtype=dtype) for rank in range(own.place.layout.world)]
         assert torch.equal(own.all_reduce(of_all[own.place.rank], Group.WORLD), sum_in_order(of_all))
 
 
-def broadcasts(own: HostsExchange) -> None:
+def broadcasts(own: Exchange) -> None:
     for source in range(own.place.layout.world):
         given = of_rank(own.place.rank, 3, 4).t()
         assert torch.equal(own.broadcast(given, Group.WORLD, source), of_rank(source, 3, 4).t())
         assert torch.equal(given, of_rank(own.place.rank, 3, 4).t())
 
 
-def leaves_tp_groups_to_their_host(own: HostsExchange) -> None:
+def leaves_tp_groups_to_their_host(own: Exchange) -> None:
     members = own.place.members(Group.TP)
     mine = of_rank(own.place.rank, 4, 3)
     of_group = [of_rank(rank, 4, 3) for rank in members]
@@ -84,7 +91,7 @@ def leaves_tp_groups_to_their_host(own: HostsExchange) -> None:
     assert torch.equal(summed, sum_in_order(of_group)[start : start + rows])
 
 
-def meets(own: HostsExchange) -> None:
+def meets(own: Exchange) -> None:
     for group in (Group.WORLD, Group.TP):
         own.barrier(group)
 
@@ -102,12 +109,12 @@ ACTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) -> None:
-    def act(own: HostsExchange) -> None:
+    def act(own: Exchange) -> None:
         for each in ACTS:
             each(own)
         own.check()
 
-    on_each_rank_of_hosts(layout, act)
+    exchanged(layout, act)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +126,11 @@ def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) 
     ],
     ids=["all_gather", "reduce_scatter", "barrier"],
 )
-def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[HostsExchange], None]) -> None:
-    def act(own: HostsExchange) -> None:
+def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[Exchange], None]) -> None:
+    def act(own: Exchange) -> None:
         own.barrier(Group.WORLD)
         if own.place.rank < own.place.layout.world - 1:
             with pytest.raises(RankLost, match="has ended"):
                 lose(own)
 
-    on_each_rank_of_hosts(Layout(dp=4, ep=4, hosts=2), act)
+    exchanged(Layout(dp=4, ep=4, hosts=2), act)

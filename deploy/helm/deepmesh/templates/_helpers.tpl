@@ -54,6 +54,11 @@ http: { host: 0.0.0.0, port: 8000 }
 models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{- end }}
 
+{{/* Of a worker, given its values. */}}
+{{- define "deepmesh.ranks" -}}
+{{ mul (max 1 (int .gpus)) (int .hosts) }}
+{{- end }}
+
 {{- define "deepmesh.config.worker" -}}
 {{ include "deepmesh.config.server" (dict "root" .root "port" .port "drainSeconds" .values.drainSeconds) }}
 {{ include "deepmesh.schedulers" .root }}
@@ -62,6 +67,10 @@ engine:
   model_dir: {{ .root.Values.model.directory | quote }}
   device: {{ if gt (int .values.gpus) 0 }}cuda{{ else }}cpu{{ end }}
   transfer: {}
+  {{- $ranks := include "deepmesh.ranks" .values | int }}
+  {{- if gt $ranks 1 }}
+  parallel: { ranks: {{ $ranks }}, hosts: {{ .values.hosts }} }
+  {{- end }}
 {{- end }}
 
 {{- define "deepmesh.config.prefill" -}}

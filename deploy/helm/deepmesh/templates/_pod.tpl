@@ -1,5 +1,6 @@
 {{/*
-A pod of one service, given {root, role, module, ports: {name: number}, id: the key of its name}. Probes ask a port of their
+A pod of one service, given {root, role, module, ports: {name: number}, id: the key of its name, group: whether it is one of a
+LeaderWorkerSet's, whose leader has the worker's name}. Probes ask a port of their
 own, since they bring no certificate: readiness falls as soon as a pod stops, liveness stays until its requests have ended.
 */}}
 {{- define "deepmesh.pod" -}}
@@ -101,14 +102,20 @@ spec:
         # Others reach a pod by its address: its name is known to nobody.
         - --set=server.advertise=$(POD_IP):{{ .ports.grpc }}
         {{- with .id }}
-        # A certificate names the pod, and its service must have the same name.
-        - --set={{ . }}=$(POD_NAME)
+        # A certificate names the pod, and its service must have the same name; or that of its group's leader.
+        - --set={{ . }}=$({{ if $.group }}LEADER_NAME{{ else }}POD_NAME{{ end }})
         {{- end }}
       env:
         - name: POD_IP
           valueFrom: { fieldRef: { fieldPath: status.podIP } }
         - name: POD_NAME
           valueFrom: { fieldRef: { fieldPath: metadata.name } }
+        {{- if .group }}
+        - name: GROUP_INDEX
+          valueFrom: { fieldRef: { fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/group-index']" } }
+        - name: LEADER_NAME
+          value: {{ .root.Release.Name }}-{{ .role }}-$(GROUP_INDEX)
+        {{- end }}
       ports:
         {{- range $name, $port := .ports }}
         - { name: {{ $name }}, containerPort: {{ $port }} }

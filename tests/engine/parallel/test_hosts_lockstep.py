@@ -1,0 +1,75 @@
+"""Ranks that agree on steps over two hosts, each with memory of its own and a line between them."""
+
+import select
+import socket
+import threading
+
+import pytest
+
+from engine.batch import StepShape
+from engine.parallel.host_line import HostLine
+from engine.parallel.hosts_lockstep import agreement_of
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
+from mesh.errors import RankLost
+from tests.support.rank_threads import on_each_rank
+
+LAYOUTS = [Layout(dp=2, ep=2, hosts=2), Layout(tp=2, dp=2, ep=4, hosts=2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_of_all_hosts_agree_on_shapes_that_hold_all_proposals(layout: Layout) -> None:
+    def act(peers: Peers) -> list[StepShape]:
+        own, rank = agreement_of(peers), peers.in_worker.rank
+        return [own.agree(StepShape(step * 10 + rank, waiting_prompts=1)) for step in range(100)]
+
+    last = layout.world - 1
+    expected = [StepShape(step * 10 + last, waiting_prompts=layout.world) for step in range(100)]
+    assert on_each_rank(layout, act) == [expected] * layout.world
+
+
+def test_ranks_stop_when_all_hosts_want_to() -> None:
+    def act(peers: Peers) -> list[bool]:
+        own, rank = agreement_of(peers), peers.in_worker.rank
+        return [own.agree(StepShape(1, stopping=step >= rank)).stopping for step in range(5)]
+
+    assert on_each_rank(Layout(dp=4, ep=4, hosts=2), act) == [[False, False, False, True, True]] * 4
+
+
+def test_a_proposal_wakes_every_rank_of_the_other_host_and_is_due_until_they_answer() -> None:
+    asleep = threading.Barrier(4)
+
+    def act(peers: Peers) -> list[bool]:
+        own = agreement_of(peers)
+        before = own.due
+        asleep.wait(20)
+        if peers.in_worker.rank:
+            # The other of the first host, and the first of the second, are woken by the proposal; the last by that.
+            while not own.due:
+                select.select([peers.wakeup], [], [], 20)
+                peers.wakeup.clear()
+        own.agree(StepShape(1))
+        asleep.wait(20)
+        return [before, own.due]
+
+    assert on_each_rank(Layout(dp=4, ep=4, hosts=2), act) == [[False, False]] * 4
+
+
+def test_a_line_that_has_ended_is_a_lost_rank_once_its_records_are_read() -> None:
+    ours, theirs = socket.socketpair()
+    others, arrived = HostLine(theirs, 1, 2, lambda: None, 20.0), threading.Event()
+    line = HostLine(ours, 0, 2, arrived.set, 20.0)
+    sending = threading.Thread(target=others.exchange, args=(b"theirs",))
+    sending.start()
+    assert arrived.wait(20) and line.due
+    assert line.exchange(b"ours") == [b"theirs"] and not line.due
+    sending.join()
+    others.close()
+    with pytest.raises(RankLost, match="has ended"):
+        line.exchange(b"more")
+
+
+def test_a_host_that_does_not_answer_ends_the_wait_with_its_name() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(RankLost, match=r"host 1 has not answered for 0.2 s"):
+        HostLine(ours, 0, 2, lambda: None, 0.2).exchange(b"ours")

@@ -1,0 +1,122 @@
+"""Requests through a worker whose services run on two hosts, of which parts die (`make check-hosts`)."""
+
+import asyncio
+import dataclasses
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import psutil
+import pytest
+
+from cli.launcher.composition import ServiceSpec
+from engine.oracle import oracle_tokens
+from mesh.ports import free_port
+from tests.support.mesh_requests import prompt_of, tokens_of
+from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.check("hosts")
+WORKER = "decode-0"
+# The same port at another address of this machine.
+SECOND = f"{WORKER} on its second host"
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
+SETTINGS = (
+    *oracle_settings(**{"oracle.step_ms": 5, "total_blocks": 512}),
+    "decode.engine.parallel.dp=4",
+    "scheduler.lease.seconds=2",
+    "decode.grace_seconds=2",
+)
+ANSWER_TOKENS = 300
+AT_ONCE = 40
+
+
+@dataclass(frozen=True)
+class HostSpec(ServiceSpec):
+    """A worker's service on one of its hosts."""
+
+    number: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        launcher = {"RANK": str(self.number), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0]}
+        return {**super().environment, **launcher}
+
+
+def on_two_hosts(specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
+    """The worker's service on each of them; others as they are."""
+    deployed: list[ServiceSpec] = []
+    for spec in specs:
+        if spec.name != WORKER:
+            deployed.append(spec)
+            continue
+        values = {each.name: getattr(spec, each.name) for each in fields(ServiceSpec)}
+        worker = dataclasses.replace(HostSpec(**values), port=free_port())
+        for number, (name, address) in enumerate(zip((WORKER, SECOND), ADDRESSES, strict=True)):
+            settings = (*spec.settings, "engine.parallel.hosts=2", f"server.host={address}")
+            host = dataclasses.replace(worker, number=number, name=name, host=address, settings=settings)
+            deployed.append(host)
+    return deployed
+
+
+@dataclass
+class Struck:
+    """The processes of a worker: the services of both hosts, and their ranks."""
+
+    services: list[psutil.Process]
+    ranks: list[psutil.Process]
+
+    @classmethod
+    def of(cls, mesh: ProcessMesh) -> "Struck":
+        services = [psutil.Process(mesh.supervisor.process_ids[name]) for name in (WORKER, SECOND)]
+        ranks = [rank for service in services for rank in service.children()]
+        assert len(ranks) == 4
+        return cls(services, ranks)
+
+    async def end(self) -> float:
+        """Return when all have ended, but for services that were stopped: seconds until the first host's had."""
+        began_at = time.monotonic()
+        await eventually(lambda: not self.services[0].is_running(), 60)
+        seconds = time.monotonic() - began_at
+        for service in self.services:
+            if service.is_running() and service.status() == psutil.STATUS_STOPPED:
+                service.kill()
+        await eventually(lambda: not any(each.is_running() for each in (*self.services, *self.ranks)), 60)
+        return seconds
+
+
+async def answer(mesh: ProcessMesh, seed: int) -> None:
+    prompt = prompt_of(random.Random(seed).choice([20, 100, 300]), seed)
+    assert await tokens_of(mesh, prompt, ANSWER_TOKENS) == oracle_tokens(prompt, ANSWER_TOKENS, VOCABULARY)
+
+
+STRIKES: dict[str, Callable[[Struck], None]] = {
+    "a rank of the second host is killed": lambda struck: struck.ranks[3].kill(),
+    "a rank of the second host is stopped": lambda struck: struck.ranks[2].suspend(),
+    "the second host's service is killed": lambda struck: struck.services[1].kill(),
+    "the second host's service is stopped": lambda struck: struck.services[1].suspend(),
+    "a rank of the first host is killed": lambda struck: struck.ranks[1].kill(),
+    "the first host's service is killed": lambda struck: struck.services[0].kill(),
+}
+
+
+async def runs(mesh: ProcessMesh) -> bool:
+    """Whether the worker has requests."""
+    loads = {worker.identity.worker_id: worker.load.running_requests for worker in await mesh.workers()}
+    return loads.get(WORKER, 0) > 0
+
+
+async def test_requests_get_their_own_tokens_whatever_dies_on_either_host() -> None:
+    said = []
+    async with process_mesh(workers=2, settings=SETTINGS, deployed=on_two_hosts) as mesh:
+        for number, (name, strike) in enumerate(STRIKES.items()):
+            asked = [asyncio.create_task(answer(mesh, AT_ONCE * number + each)) for each in range(AT_ONCE)]
+            await eventually(lambda: runs(mesh), 60)
+            struck = Struck.of(mesh)
+            strike(struck)
+            said.append(f"{name}: the worker has ended after {await struck.end():.1f} s")
+            await asyncio.gather(*asked)
+            await mesh.whole(120)
+    sys.stdout.write("\n".join(["", *said, ""]))

@@ -1,0 +1,22 @@
+"""The exchange of a rank on a CPU that is a thread of the test."""
+
+import torch
+from torch._C._distributed_c10d import HashStore, PrefixStore
+
+from engine.exchange.host import HostExchange
+from engine.exchange.hosts import HostsExchange
+from engine.exchange.interface import Exchange
+from engine.exchange.rail import Rail
+from engine.parallel.peers import Peers
+
+CPU = torch.device("cpu")
+LIMIT_SECONDS = 60.0
+
+
+def exchange_of(peers: Peers, store: HashStore) -> Exchange:
+    """store: the same for all ranks of the worker."""
+    within, place = HostExchange(peers), peers.in_worker
+    if place.layout.hosts == 1:
+        return within
+    rail = Rail(PrefixStore(str(peers.place.rank), store), place.host, place.layout.hosts, CPU, LIMIT_SECONDS)
+    return HostsExchange(place, within, rail, CPU)

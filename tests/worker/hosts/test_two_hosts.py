@@ -1,0 +1,103 @@
+"""Ranks of one worker on two hosts: what one is told comes to the other, and the end of any part ends all."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.config import DraftsConfig
+from engine.oracle import oracle_tokens
+from engine.parallel.config import ParallelConfig
+from mesh.errors import ConfigError, EngineFailed, InvalidRequest, PermissionDenied, WorkerDraining
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import VOCABULARY, prompt_of
+from tests.support.oracle_model import assert_greedy, load_oracle
+from tests.support.running_group import submit_to
+from tests.support.two_hosts import first_host, join, two_hosts, worker_config
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.check("hosts"))])
+async def test_ranks_of_both_hosts_serve_requests_with_exact_tokens(ranks: int, tmp_path: Path) -> None:
+    prompts = [prompt_of(length, seed=length) for length in range(1, 200, 20)]
+    async with two_hosts(worker_config(ranks, tmp_path)) as hosts:
+        assert (hosts.group.ready.total_blocks, hosts.group.ready.max_requests) == (ranks * 200, ranks * 16)
+        keys = [submit_to(hosts.group, prompt, 20) for prompt in prompts]
+        await eventually(lambda: len(hosts.transcript.ends) == len(keys))
+        assert {hosts.group.rank_of(key) for key in keys} == set(range(ranks))
+        hosts.running.cancel()
+        await hosts.group.close(grace_seconds=30.0)
+        # It was stopped, and so nothing is wrong.
+        await hosts.other
+    for key, prompt in zip(keys, prompts, strict=True):
+        assert hosts.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+@pytest.mark.check("hosts")
+@pytest.mark.parametrize("tp", [1, 2])
+async def test_ranks_of_both_hosts_generate_the_tokens_of_transformers(tp: int, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path)
+    prompts = [random_prompt(length, seed=length) for length in (150, 3, 70)]
+    parallel = ParallelConfig(tp=tp, dp=2, hosts=2)
+    config = worker_config(model_dir=checkpoint, parallel=parallel, max_step_tokens=96, drafts=DraftsConfig(next_n=1))
+    async with two_hosts(config) as hosts:
+        keys = [submit_to(hosts.group, prompt, 12) for prompt in prompts]
+        await eventually(lambda: len(hosts.transcript.ends) == len(keys), 60)
+    reference = load_oracle(checkpoint)
+    for key, prompt in zip(keys, prompts, strict=True):
+        assert_greedy(reference, prompt, hosts.transcript.token_ids[key])
+
+
+async def test_a_killed_rank_of_the_second_host_ends_the_worker_with_its_name() -> None:
+    async with two_hosts(worker_config()) as hosts:
+        hosts.rank(1).kill()
+        assert (await hosts.running).message == "rank 1 of 2 (host 1) ended with status -9"
+        with pytest.raises(EngineFailed, match="rank 1 ended with status -9"):
+            await hosts.other
+
+
+async def test_the_end_of_the_first_hosts_service_ends_the_second() -> None:
+    async with two_hosts(worker_config()) as hosts:
+        await hosts.first.aclose()
+        with pytest.raises(EngineFailed, match="the service of the worker's first host has ended"):
+            await hosts.other
+
+
+async def test_a_host_that_is_configured_otherwise_is_told_so_and_does_not_try_again() -> None:
+    async with first_host(worker_config()) as (_, server):
+        with pytest.raises(ConfigError, match=r"host 1 is configured otherwise .*engine.max_step_tokens is 128 there"):
+            await join(worker_config(max_step_tokens=128), server)
+
+
+async def test_hosts_that_the_worker_does_not_have_are_refused() -> None:
+    async with first_host(worker_config()) as (_, server):
+        with pytest.raises(InvalidRequest, match="host 2 joins a worker of 2"):
+            await join(worker_config(), server, number=2)
+        other = worker_config().model_copy(update={"worker_id": "decode-2"})
+        with pytest.raises(InvalidRequest, match="this is worker 'decode-1', and not 'decode-2'"):
+            await join(other, server)
+
+
+async def test_a_service_with_another_workers_certificate_does_not_join(tmp_path: Path) -> None:
+    async with first_host(worker_config(directory=tmp_path)) as (_, server):
+        for name in ("decode-2", "decode-1-2"):
+            with pytest.raises(PermissionDenied, match=f"'{name}' claims that worker_id is 'decode-1'"):
+                await join(worker_config(directory=tmp_path, name=name), server)
+
+
+async def test_a_host_may_have_a_certificate_of_its_own_named_by_its_number(tmp_path: Path) -> None:
+    async with first_host(worker_config(directory=tmp_path)) as (servicer, server):
+        joining = asyncio.create_task(join(worker_config(directory=tmp_path, name="decode-1-1"), server))
+        await servicer.hosts.wait()
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+
+
+async def test_a_host_joins_once() -> None:
+    async with first_host(worker_config()) as (servicer, server):
+        first = asyncio.create_task(join(worker_config(), server))
+        await servicer.hosts.wait()
+        with pytest.raises(WorkerDraining, match="host 1 of this worker has joined before"):
+            servicer.hosts.admit(1, worker_config().engine.model_dump_json().encode())
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)

@@ -1,0 +1,28 @@
+"""Whether two hosts of a worker are configured alike. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# UCX's devices have names of their own on each host.
+OF_EACH_HOST = frozenset({"transfer.devices"})
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The first key, in words, that has another value there; None if there is none. Both are an engine's as JSON."""
+    here, there = dict(_values(ours)), dict(_values(theirs))
+    for key in sorted(here.keys() | there.keys()):
+        if key not in OF_EACH_HOST and (key not in here or key not in there or here[key] != there[key]):
+            return f"engine.{key} is {_shown(there, key)} there and {_shown(here, key)} here"
+    return None
+
+
+def _values(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "unknown"

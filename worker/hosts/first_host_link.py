@@ -1,0 +1,162 @@
+"""The service of a worker's host beside the first: it owns ranks, and the first host's service uses them."""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+from deepmesh.internal.v1 import hosts_pb2, hosts_pb2_grpc
+
+from engine.layout_choice import choose_parallel
+from engine.protocol.pulse import Progress
+from mesh.backoff import Backoff
+from mesh.channel import service_channels
+from mesh.domain.workers import WorkerRole
+from mesh.errors import EngineFailed, MeshError, Retry
+from mesh.failures import from_rpc_error
+from mesh.identity import Role
+from mesh.server import MeshServer
+from mesh.tls import server_tls
+from worker.config import WorkerConfig
+from worker.hosts import wire
+from worker.hosts.host_ranks import HostRanks
+from worker.hosts.place import HostPlace
+
+# What waits to be written to the first host, in messages, before ranks have to wait.
+MOST_WAITING = 64
+
+# How long the last of what ranks said may take to get there.
+FLUSH_SECONDS = 2.0
+
+_log = logging.getLogger("deepmesh.worker")
+
+
+async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -> None:
+    """Own this host's ranks until the first host's service stops them, or a signal. Ready while they run.
+
+    config: with the worker's id. Raises ConfigError if the first host refuses this one, EngineFailed if a rank or the
+    first host's service ends before it has stopped them.
+    """
+    parallel, _ = choose_parallel(config.engine, role)
+    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
+    async with MeshServer(config.server, role.value, [], server_tls(config.security.tls)) as server:
+        signalled = asyncio.create_task(server.until_signal())
+        serving = asyncio.create_task(_serve(config, resolved, role, place, server))
+        try:
+            await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                # The first host's service has been told to stop too, and may have requests to finish.
+                _log.info("waiting for the worker's first host to stop the ranks")
+                await asyncio.wait({serving}, timeout=config.server.drain_seconds)
+            if serving.done():
+                serving.result()
+        finally:
+            signalled.cancel()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _serve(
+    config: WorkerConfig, resolved: WorkerConfig, role: WorkerRole, place: HostPlace, server: MeshServer
+) -> None:
+    assert config.worker_id is not None and place.first is not None
+    join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode())
+    async with service_channels(config.security.tls).open(place.first, Role(role.value)) as channel:
+        link = await _join(hosts_pb2_grpc.HostsServiceStub(channel), join, place.first)
+        ranks = await HostRanks.start(resolved, place.number, link)
+        try:
+            await server.ready()
+            _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
+            await link.run(ranks)
+        finally:
+            await ranks.close()
+            link.close()
+
+
+async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str) -> FirstHostLink:
+    """Try until the first host is there. Raises what it answers, if it never takes this host."""
+    backoff = Backoff(_log)
+    while True:
+        link = FirstHostLink(stub, join)
+        try:
+            await link.joined()
+            return link
+        except MeshError as error:
+            link.close()
+            if error.retry is Retry.NEVER:
+                raise
+            await backoff.failed(f"not joined to the worker's first host at {first}", error)
+
+
+class FirstHostLink:
+    """worker.hosts.host_ranks.FirstHost, over one call."""
+
+    def __init__(self, stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest) -> None:
+        self._outgoing: asyncio.Queue[hosts_pb2.JoinWorkerRequest | None] = asyncio.Queue(MOST_WAITING)
+        self._call: Any = stub.JoinWorker(self._requests(join))
+
+    async def joined(self) -> None:
+        """Return when the first host has taken this one. Raises MeshError."""
+        try:
+            if await self._call.read() is grpc.aio.EOF:
+                raise EngineFailed("the worker's first host ended the call")
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def run(self, ranks: HostRanks) -> None:
+        """Carry what ranks and the first host say until all ranks have stopped. Raises EngineFailed otherwise."""
+        owning, reading = asyncio.create_task(ranks.run()), asyncio.create_task(self._read(ranks))
+        try:
+            await asyncio.wait({owning, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not owning.done():
+                reading.result()
+                raise EngineFailed("the service of the worker's first host has ended, or cannot be reached")
+            await self._outgoing.put(None)
+            await asyncio.wait({reading}, timeout=FLUSH_SECONDS)
+            owning.result()
+        finally:
+            for task in (owning, reading):
+                task.cancel()
+            await asyncio.gather(owning, reading, return_exceptions=True)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    async def data(self, rank: int, data: bytes) -> None:
+        await self._outgoing.put(wire.from_rank(rank, data))
+
+    async def ended(self, rank: int, status: int) -> None:
+        await self._outgoing.put(wire.ended(rank, status))
+
+    async def progress(self, ranks: Mapping[int, Progress]) -> None:
+        await self._outgoing.put(wire.progress(ranks))
+
+    async def record(self, record: bytes) -> None:
+        await self._outgoing.put(wire.record_from_host(record))
+
+    async def _requests(self, join: hosts_pb2.JoinWorkerRequest) -> AsyncIterator[hosts_pb2.JoinWorkerRequest]:
+        yield join
+        while (request := await self._outgoing.get()) is not None:
+            yield request
+
+    async def _read(self, ranks: HostRanks) -> None:
+        """Do what the first host says, until it says no more."""
+        try:
+            while (response := await self._call.read()) is not grpc.aio.EOF:
+                _handle(ranks, response)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("the first host's stream broke", extra={"fields": {"why": from_rpc_error(error).message}})
+
+
+def _handle(ranks: HostRanks, response: hosts_pb2.JoinWorkerResponse) -> None:
+    kind = response.WhichOneof("message")
+    if kind == "to_rank":
+        ranks.write(response.to_rank.rank, response.to_rank.data)
+    elif kind == "record":
+        ranks.record(response.record)
+    elif kind == "kill":
+        ranks.kill(response.kill.rank)

@@ -1,0 +1,111 @@
+"""The ranks that a service owns for its worker's first host, whose service alone speaks with them."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol, Self
+
+from engine.parallel.peers import GroupDescriptors
+from engine.protocol.frames import RECEIVE_BYTES, FrameEncoder
+from engine.protocol.pulse import Progress
+from mesh.errors import EngineFailed
+from worker.config import WorkerConfig
+from worker.hosts.line import Line
+from worker.rank_process import RankProcess, start_message, start_rank
+
+# How often the first host learns how far ranks have come.
+PROGRESS_SECONDS = 0.1
+
+
+class FirstHost(Protocol):
+    """What is said to it, in order. Each call waits while it does not read."""
+
+    async def data(self, rank: int, data: bytes) -> None: ...
+
+    async def ended(self, rank: int, status: int) -> None: ...
+
+    async def progress(self, ranks: Mapping[int, Progress]) -> None: ...
+
+    async def record(self, record: bytes) -> None: ...
+
+
+class HostRanks:
+    """Made by `start`. `run` carries what ranks say; `write`, `kill` and `record` are the first host's word."""
+
+    def __init__(self, ranks: Mapping[int, RankProcess], line: Line, first: FirstHost) -> None:
+        self._ranks = ranks
+        self._line = line
+        self._first = first
+
+    @classmethod
+    async def start(cls, config: WorkerConfig, host: int, first: FirstHost) -> Self:
+        """Start the ranks of that host. config: with the whole layout, and an id."""
+        parallel = config.engine.parallel
+        line, descriptor = await Line.open()
+        group = GroupDescriptors.create(parallel.ranks_a_host, descriptor)
+        ranks: dict[int, RankProcess] = {}
+        owner = cls(ranks, line, first)
+        try:
+            for number in range(host * parallel.ranks_a_host, (host + 1) * parallel.ranks_a_host):
+                ranks[number] = await start_rank(config.rank_engine, number, group)
+                assert config.worker_id is not None
+                start = start_message(config.rank_engine, config.observe, number, config.authorship(config.worker_id))
+                ranks[number].writer.write(bytes(FrameEncoder().encode(start)))
+        except BaseException:
+            await owner.close()
+            raise
+        finally:
+            group.close()
+        return owner
+
+    def write(self, rank: int, data: bytes) -> None:
+        self._rank(rank).writer.write(data)
+
+    def kill(self, rank: int) -> None:
+        with suppress(ProcessLookupError):
+            self._rank(rank).process.kill()
+
+    def record(self, record: bytes) -> None:
+        self._line.write(record)
+
+    async def run(self) -> None:
+        """Return when all ranks have stopped. Raises EngineFailed if one ended otherwise, once all have ended."""
+        watching = [asyncio.create_task(self._line.run(self._first.record)), asyncio.create_task(self._tell_progress())]
+        try:
+            statuses = await asyncio.gather(*(self._carry(number, rank) for number, rank in self._ranks.items()))
+        finally:
+            for task in watching:
+                task.cancel()
+        for number, status in zip(self._ranks, statuses, strict=True):
+            if status:
+                raise EngineFailed(f"rank {number} ended with status {status}, and with it the worker")
+
+    async def close(self) -> None:
+        """End what is left of the ranks."""
+        for number in self._ranks:
+            self.kill(number)
+        for rank in self._ranks.values():
+            await rank.process.wait()
+            rank.writer.close()
+            os.close(rank.pulse_descriptor)
+        self._line.close()
+
+    async def _carry(self, number: int, rank: RankProcess) -> int:
+        # A killed rank with unread input resets the connection instead of ending it.
+        with suppress(ConnectionError):
+            while data := await rank.reader.read(RECEIVE_BYTES):
+                await self._first.data(number, data)
+        status = await rank.process.wait()
+        await self._first.ended(number, status)
+        return status
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            await self._first.progress({number: rank.pulse.read() for number, rank in self._ranks.items()})
+
+    def _rank(self, number: int) -> RankProcess:
+        if number not in self._ranks:
+            raise EngineFailed(f"the worker's first host speaks to rank {number}, which does not lie here")
+        return self._ranks[number]

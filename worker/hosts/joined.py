@@ -1,0 +1,112 @@
+"""The hosts of a worker beside the first, as the first host's service sees them."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from mesh.errors import ConfigError, EngineFailed, InvalidRequest, WorkerDraining
+from worker.hosts.comparison import difference
+from worker.hosts.line import Line
+from worker.hosts.remote_rank import RemoteRank
+
+_log = logging.getLogger("deepmesh.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHost:
+    """number: which one; send_record: to its first rank."""
+
+    number: int
+    ranks: dict[int, RemoteRank]
+    send_record: Callable[[bytes], None]
+
+    def lost(self) -> None:
+        error = EngineFailed(f"the service of host {self.number} has ended, or cannot be reached")
+        for rank in self.ranks.values():
+            rank.lost(error)
+
+
+class JoinedHosts:
+    """Each joins once; after that the worker lives no longer than it."""
+
+    def __init__(self, engine: EngineConfig) -> None:
+        """engine: what every host must be configured with."""
+        self._engine = engine
+        self._hosts: dict[int, JoinedHost] = {}
+        self._all_joined = asyncio.Event()
+        self._line: Line | None = None
+        self._carrying: asyncio.Task[None] | None = None
+
+    def admit(self, number: int, engine: bytes) -> range:
+        """The numbers of the ranks that this host is to own; its `joined` follows.
+
+        engine: its configuration. Raises InvalidRequest, ConfigError, WorkerDraining.
+        """
+        parallel = self._engine.parallel
+        if not 0 < number < parallel.hosts:
+            raise InvalidRequest(f"host {number} joins a worker of {parallel.hosts}", field="join.host")
+        try:
+            theirs = json.loads(engine)
+        except ValueError as error:
+            raise InvalidRequest(f"host {number} names no configuration: {error}", field="join.engine") from error
+        other = difference(self._engine.model_dump(mode="json"), theirs)
+        if other is not None:
+            raise ConfigError(f"host {number} is configured otherwise than the worker's first host: {other}")
+        if number in self._hosts:
+            raise WorkerDraining(f"host {number} of this worker has joined before")
+        first = number * parallel.ranks_a_host
+        return range(first, first + parallel.ranks_a_host)
+
+    def joined(self, host: JoinedHost) -> None:
+        self._hosts[host.number] = host
+        missing = self._engine.parallel.hosts - 1 - len(self._hosts)
+        _log.info("a host has joined", extra={"fields": {"host": host.number, "missing": missing}})
+        if not missing:
+            self._all_joined.set()
+
+    def left(self, host: JoinedHost) -> None:
+        """Its ranks are lost. If it leaves before all have joined, it may join again."""
+        host.lost()
+        if not self._all_joined.is_set():
+            del self._hosts[host.number]
+
+    async def wait(self) -> None:
+        """Return when all have joined."""
+        _log.info("waiting for the worker's other hosts", extra={"fields": {"hosts": self._engine.parallel.hosts}})
+        await self._all_joined.wait()
+
+    @property
+    def ranks(self) -> Sequence[RemoteRank]:
+        """Of all joined hosts, in order."""
+        return [rank for _, host in sorted(self._hosts.items()) for _, rank in sorted(host.ranks.items())]
+
+    async def open_line(self) -> int:
+        """Carry records between this host's first rank and those of the others; returns the descriptor of its end,
+        which becomes the caller's.
+        """
+        self._line, descriptor = await Line.open()
+        self._carrying = asyncio.create_task(self._line.run(self._on_own_record))
+        return descriptor
+
+    def carry(self, number: int, record: bytes) -> None:
+        """Give all others the record of a host."""
+        if self._line is not None:
+            self._line.write(record)
+        self._send(number, record)
+
+    def close(self) -> None:
+        if self._carrying is not None:
+            self._carrying.cancel()
+        if self._line is not None:
+            self._line.close()
+
+    async def _on_own_record(self, record: bytes) -> None:
+        self._send(0, record)
+
+    def _send(self, sender: int, record: bytes) -> None:
+        for number, host in self._hosts.items():
+            if number != sender:
+                host.send_record(record)

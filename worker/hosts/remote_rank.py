@@ -1,0 +1,61 @@
+"""A rank on another host, as the service of the worker's first host sees it."""
+
+import asyncio
+from collections.abc import Callable
+
+from engine.protocol.frames import RECEIVE_BYTES
+from engine.protocol.pulse import Progress, Pulse
+from mesh.errors import EngineFailed
+
+
+class RemoteRank:
+    """In place of a rank's process and of the socket to it, in RankClient. What leads to its host feeds it.
+
+    Attributes:
+        reader: what the rank writes. It raises EngineFailed if the rank is lost with its host.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], kill: Callable[[], None]) -> None:
+        """write: to the rank; kill: have its host's service kill it."""
+        self.write = write
+        self._kill = kill
+        self.reader = asyncio.StreamReader(RECEIVE_BYTES)
+        self._pulse: Pulse | None = None
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def shows_progress_by(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+
+    def kill(self) -> None:
+        """Raises ProcessLookupError if it has ended."""
+        if self._status.done():
+            raise ProcessLookupError
+        self._kill()
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended; a negative one is a signal's number, also if its host is lost."""
+        return await asyncio.shield(self._status)
+
+    def is_closing(self) -> bool:
+        return self._status.done()
+
+    def close(self) -> None:
+        """Its host's service closes the socket when the rank has ended."""
+
+    def received(self, data: bytes) -> None:
+        self.reader.feed_data(data)
+
+    def progressed(self, progress: Progress) -> None:
+        if self._pulse is not None:
+            self._pulse.write(progress)
+
+    def ended(self, status: int) -> None:
+        if not self._status.done():
+            self.reader.feed_eof()
+            self._status.set_result(status)
+
+    def lost(self, error: EngineFailed) -> None:
+        """Its host's service has gone, and the rank with it."""
+        if not self._status.done():
+            self.reader.set_exception(error)
+            self._status.set_result(-9)
