@@ -5,8 +5,9 @@ import dataclasses
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import psutil
 import pytest
@@ -14,14 +15,14 @@ import pytest
 from cli.launcher.composition import ServiceSpec
 from engine.oracle import oracle_tokens
 from mesh.ports import free_port
-from tests.support.mesh_requests import prompt_of, tokens_of
-from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+from tests.support.mesh_requests import assert_right, prompt_of, received_bytes, tokens_of, until_stored
+from tests.support.process_mesh import SLOW_STORE, VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.check("hosts")
 WORKER = "decode-0"
-# The same port at another address of this machine.
 SECOND = f"{WORKER} on its second host"
+# The same port at another address of this machine.
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 SETTINGS = (
     *oracle_settings(**{"oracle.step_ms": 5, "total_blocks": 512}),
@@ -45,16 +46,17 @@ class HostSpec(ServiceSpec):
         return {**super().environment, **launcher}
 
 
-def on_two_hosts(specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
-    """The worker's service on each of them; others as they are."""
+def on_two_hosts(specs: Sequence[ServiceSpec], workers: Collection[str] = (WORKER,)) -> list[ServiceSpec]:
+    """The services of these workers on each of them; others as they are."""
     deployed: list[ServiceSpec] = []
     for spec in specs:
-        if spec.name != WORKER:
+        if spec.name not in workers:
             deployed.append(spec)
             continue
         values = {each.name: getattr(spec, each.name) for each in fields(ServiceSpec)}
         worker = dataclasses.replace(HostSpec(**values), port=free_port())
-        for number, (name, address) in enumerate(zip((WORKER, SECOND), ADDRESSES, strict=True)):
+        names = (spec.name, f"{spec.name} on its second host")
+        for number, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
             settings = (*spec.settings, "engine.parallel.hosts=2", f"server.host={address}")
             host = dataclasses.replace(worker, number=number, name=name, host=address, settings=settings)
             deployed.append(host)
@@ -120,3 +122,18 @@ async def test_requests_get_their_own_tokens_whatever_dies_on_either_host() -> N
             await asyncio.gather(*asked)
             await mesh.whole(120)
     sys.stdout.write("\n".join(["", *said, ""]))
+
+
+async def test_kv_moves_between_ranks_of_every_host() -> None:
+    settings = (*SETTINGS, *SLOW_STORE, "prefill.engine.parallel.dp=2", "decode.can_prefill=false")
+    deployed = partial(on_two_hosts, workers=("prefill-0", WORKER))
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((1, 64, 65, 200, 300, 640) * 5)]
+    async with process_mesh(prefill=1, stores=1, settings=settings, deployed=deployed) as mesh:
+        await assert_right(mesh, prompts)
+        # A rank's pool forgets; the store has what was computed on another host.
+        await until_stored(mesh, 1)
+        received = await received_bytes(mesh)
+        assert received[WORKER] > 0
+        await assert_right(mesh, prompts)
+        statuses = {worker.identity.worker_id: worker for worker in await mesh.workers()}
+        assert len(statuses[WORKER].ranks) == 4 and len(statuses["prefill-0"].ranks) == 2
