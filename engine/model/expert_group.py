@@ -2,17 +2,32 @@
 
 Few ranks exchange all their rows: each computes what its experts make of everybody's rows and adds that up, and the
 sums travel back. That moves no more than a copy for each expert a token chose, and every size is known beforehand.
+Between hosts DeepEP sends rows only where they are wanted, if it is there and the step is not captured.
 """
+
+from typing import NamedTuple
 
 import torch
 
 from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.model.activations import Sent
+from engine.model.deep_ep import DeepEp, find_deep_ep
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import empty_quantized
 from kernels.w4a8_gemm import ScaledRows
+
+
+class Dispatched(NamedTuple):
+    """Rows that this rank's experts may compute: of all ranks, or those alone of which they were chosen."""
+
+    rows: Sent
+    # [rows, k], both.
+    weights: torch.Tensor
+    choices: torch.Tensor
+    # How sums come back to the ranks of the rows; None if all ranks have the rows of all, in order.
+    way_back: object = None
 
 
 class ExpertGroup:
@@ -33,27 +48,46 @@ class ExpertGroup:
         self.share = Share(place.expert_part, layout.ep)
         self.width_share = Share(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
+        self._deep_ep: DeepEp | None = None
+        self._prepared = False
+
+    def prepare(self, hidden: int, experts: int, device: torch.device) -> None:
+        """Called by all ranks at once for each mixture, before the first `begin_dispatch`. experts: how many all ranks
+        have, with copies.
+        """
+        if not self._prepared:
+            self._deep_ep = find_deep_ep(self._exchange, hidden, experts, device)
+            self._prepared = True
 
     def begin_dispatch(
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
-    ) -> Begun[tuple[Sent, torch.Tensor, torch.Tensor]]:
+    ) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]. beside: see engine.exchange.interface.
+        [ranks * rows, ...]; with DeepEP there may be fewer. beside: see engine.exchange.interface.
         """
+        if self._deep_ep is not None and not beside and self._deep_ep.takes(rows):
+            dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))
+            return Begun(lambda: dispatched)
         everybody = self._room_for(rows)
         outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
         begun = self._exchange.begin_all_gather(
             outputs, [*_tensors(rows), weights, choices], Group.WORLD, beside=beside
         )
 
-        def collect() -> tuple[Sent, torch.Tensor, torch.Tensor]:
+        def collect() -> Dispatched:
             begun.finish()
-            return everybody, outputs[-2], outputs[-1]
+            return Dispatched(everybody, outputs[-2], outputs[-1])
 
         return Begun(collect)
 
-    def begin_sum(self, parts: torch.Tensor, *, beside: bool = False) -> Begun[torch.Tensor]:
-        """The sums of what all ranks make of this one's rows: [ranks * rows, width] becomes [rows, width]."""
+    def begin_sum(self, parts: torch.Tensor, way_back: object = None, *, beside: bool = False) -> Begun[torch.Tensor]:
+        """The sums of what all ranks make of this one's rows: [ranks * rows, width], or as many rows as were dispatched
+        with a `way_back`, become [rows, width].
+        """
+        if way_back is not None:
+            assert self._deep_ep is not None
+            sums = self._deep_ep.combine(parts, way_back)
+            return Begun(lambda: sums)
         return self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=beside)
 
     def meet(self) -> None:

@@ -8,9 +8,10 @@ from itertools import zip_longest
 import torch
 
 from engine.exchange.begun import Begun
-from engine.model.activations import InputForm, Sent
+from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
+from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
 from engine.model.formats.interface import ExpertShape
 from engine.model.gate import Gate
@@ -28,16 +29,13 @@ CHUNK_TOKENS = 8192
 BESIDE_TOKENS = 256
 
 
-_Sent = tuple[Sent, torch.Tensor, torch.Tensor]
-
-
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """Tokens on their way to their experts."""
 
     hidden: Normalized
     # Rows, weights and choices, of all ranks if these divide the experts.
-    sent: Begun[_Sent]
+    sent: Begun[Dispatched]
     # What shared experts of their own make of the tokens.
     shared: torch.Tensor | None
     # These run on the side stream.
@@ -59,6 +57,8 @@ class MixtureOfExperts:
         # None if experts lie in order and stay there.
         self.slots = allocate.expert_slots(index)
         slots = config.n_routed_experts if self.slots is None else len(self.slots.placement.experts)
+        if group.divides:
+            group.prepare(hidden, slots, allocate.device)
         self.experts = allocate.experts(
             ExpertShape(
                 routed=group.share.size(slots),
@@ -139,18 +139,18 @@ class MixtureOfExperts:
         sent = self._send(hidden, counted, beside)
         return _Chosen(hidden, sent, self._shared.forward(hidden, workspace), aside=False)
 
-    def _send(self, hidden: Normalized, counted: torch.Tensor | None, beside: bool) -> Begun[_Sent]:
+    def _send(self, hidden: Normalized, counted: torch.Tensor | None, beside: bool) -> Begun[Dispatched]:
         weights, choices = self.gate.choose(hidden.plain)
         rows = hidden.in_form(self.experts.input_form)
         if not self._group.divides:
-            return Begun(lambda: (rows, weights, choices))
+            return Begun(lambda: Dispatched(rows, weights, choices))
         if self.slots is not None:
             assert counted is not None
             choices = self.slots.route(choices, counted)
         return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
 
-    def _computed(self, sent: Begun[_Sent]) -> ExpertOutputs:
-        rows, weights, choices = sent.finish()
+    def _computed(self, sent: Begun[Dispatched]) -> ExpertOutputs:
+        rows, weights, choices, _ = sent.finish()
         outputs, positions = self.experts.forward(rows, choices)
         return ExpertOutputs(outputs, positions, weights)
 
@@ -158,18 +158,23 @@ class MixtureOfExperts:
         if not self._group.divides:
             routed = self._joined(chosen)
             return routed if chosen.shared is None else replace(routed, shared=chosen.shared)
-        summed = self._group.begin_sum(self._part_of_sums(chosen), beside=beside)
+        assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
+        parts, way_back = self._parts_of_sums(chosen, chosen.shared)
+        summed = self._group.begin_sum(parts, way_back, beside=beside)
         yield
-        return summed.finish()
+        sums = summed.finish()
+        return sums if way_back is None else sums + chosen.shared
 
-    def _part_of_sums(self, chosen: _Chosen) -> torch.Tensor:
-        """What this rank's experts make of everybody's tokens, with shared experts' outputs of its own tokens:
-        [ranks * tokens, hidden].
+    def _parts_of_sums(self, chosen: _Chosen, shared: torch.Tensor) -> tuple[torch.Tensor, object]:
+        """What this rank's experts make of everybody's tokens, [ranks * tokens, hidden], with shared experts' outputs
+        of its own tokens; or of the dispatched tokens alone, and how these find back.
 
         It travels in the model's dtype: in bfloat16 it is half as many bytes, and each is rounded as the sum of all is.
         """
-        assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
-        return combine(self._joined(chosen), chosen.shared, self._group.rank * len(chosen.shared))
+        routed, way_back = self._joined(chosen), chosen.sent.finish().way_back
+        if way_back is not None:
+            return combine(routed), way_back
+        return combine(routed, shared, self._group.rank * len(shared)), None
 
     def _joined(self, chosen: _Chosen) -> ExpertOutputs:
         routed = self._computed(chosen.sent)

@@ -114,7 +114,7 @@ def dispatch(exchange: PeerExchange, drawn: random.Random) -> None:
     choices = _parts(exchange, Group.WORLD, (tokens, 8), torch.int64, drawn)
     own = exchange.place.rank
     begun = ExpertGroup(exchange).begin_dispatch(quantize(plain[own]), weights[own], choices[own])
-    rows, *rest = begun.finish()
+    rows, *rest = begun.finish()[:3]
     expected = quantize(torch.cat(plain))
     assert isinstance(rows, Quantized)
     _assert_equal(rows.values.float(), expected.values.float())

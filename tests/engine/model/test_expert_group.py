@@ -7,7 +7,7 @@ import torch
 
 from engine.exchange.host import HostExchange
 from engine.model.activations import Sent
-from engine.model.expert_group import ExpertGroup
+from engine.model.expert_group import Dispatched, ExpertGroup
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from kernels.act_quant import Quantized, dequantize, quantize
@@ -28,7 +28,7 @@ def test_all_ranks_get_everybodys_rows_in_their_form_with_their_experts(tokens: 
     rows = torch.randn(RANKS * tokens, WIDTH).bfloat16()
     weights, choices = torch.rand(RANKS * tokens, 8), torch.randint(64, (RANKS * tokens, 8))
 
-    def act(peers: Peers) -> tuple[Sent, torch.Tensor, torch.Tensor]:
+    def act(peers: Peers) -> Dispatched:
         group = ExpertGroup(HostExchange(peers))
         own = slice(peers.place.rank * tokens, (peers.place.rank + 1) * tokens)
         sent: dict[str, Callable[[], Sent]] = {
@@ -38,7 +38,7 @@ def test_all_ranks_get_everybodys_rows_in_their_form_with_their_experts(tokens: 
         }
         return group.begin_dispatch(sent[form](), weights[own], choices[own]).finish()
 
-    for found, *rest in on_each_rank(Layout(dp=RANKS), act):
+    for found, found_weights, found_choices, way_back in on_each_rank(Layout(dp=RANKS), act):
         if isinstance(found, Quantized):
             assert form == "FP8" and torch.equal(dequantize(found), dequantize(quantize(rows)))
         elif isinstance(found, ScaledRows):
@@ -47,4 +47,4 @@ def test_all_ranks_get_everybodys_rows_in_their_form_with_their_experts(tokens: 
             assert torch.equal(found.scales, expected.scales)
         else:
             assert form == "bfloat16" and torch.equal(found, rows)
-        assert torch.equal(rest[0], weights) and torch.equal(rest[1], choices)
+        assert torch.equal(found_weights, weights) and torch.equal(found_choices, choices) and way_back is None
