@@ -33,6 +33,11 @@ class HostCopies:
             self._done = torch.cuda.Event(blocking=True)
             self._done.record()
 
+    @property
+    def done(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._done is None or self._done.query()
+
     def read(self) -> list[torch.Tensor]:
         """Wait for the copies and return them."""
         if self._done is not None:

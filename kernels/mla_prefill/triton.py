@@ -46,12 +46,12 @@ def _attend(
     stop = tl.minimum(keys - queries + start + QUERIES, keys) if CAUSAL else keys
     unmasked = tl.minimum(all_see, keys) // KEYS * KEYS
     for at in range(0, unmasked, KEYS):
-        largest, total, sum_values = _step(
+        largest, total, sum_values = attend_to_block(
             query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
             largest, total, sum_values, False, WIDTH, VALUE, KEYS,
         )  # fmt: skip
     for at in range(unmasked, stop, KEYS):
-        largest, total, sum_values = _step(
+        largest, total, sum_values = attend_to_block(
             query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
             largest, total, sum_values, True, WIDTH, VALUE, KEYS,
         )  # fmt: skip
@@ -64,7 +64,7 @@ def _attend(
 
 
 @triton.jit
-def _step(
+def attend_to_block(
     query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
     largest, total, sum_values,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,

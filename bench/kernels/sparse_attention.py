@@ -1,0 +1,68 @@
+"""Attention over one long prompt of DeepSeek-R1, dense and sparse, and the selection of what sparse attention keeps.
+
+The time of sparse attention depends on the share of blocks that is kept, and that on the text; so shares are given:
+half of one in columns at random, half in the nearest distances. `deepmesh_engine_sparse_density` has those of a mesh.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+
+from bench.kernels.deepseek_r1 import HEADS, NOPE, ROPE, VALUE, WIDTH
+from bench.kernels.inputs import random_bfloat16
+from bench.kernels.timing import Case
+from kernels.mla_prefill import mla_prefill, plan_prefill
+from kernels.sparse_prefill import BLOCK_KEYS, LAST_QUERIES, Selection, select_lines, sparse_prefill
+
+SCALE = (NOPE + ROPE) ** -0.5
+# Tokens of the prompt, and shares of its blocks.
+LENGTHS = {32768: (0.2, 0.1, 0.05), 131072: (0.1, 0.05, 0.025)}
+RECALL = 0.95
+
+
+def cases() -> Iterable[Case]:
+    for tokens, shares in LENGTHS.items():
+        flops = tokens * (tokens + 1.0) * HEADS * (NOPE + ROPE + VALUE)
+        size_bytes = 2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE)
+        case = partial(Case, f"prompt of {tokens}, {HEADS} heads")
+        yield case("deepmesh, dense", partial(_dense, tokens), size_bytes, flops)
+        for share in shares:
+            provider = f"deepmesh, {share:.1%} of the blocks"
+            yield case(provider, partial(_sparse, tokens, share), size_bytes, share * flops)
+        key_bytes, products = 2.0 * tokens * WIDTH, 2.0 * LAST_QUERIES * tokens * HEADS * WIDTH
+        yield case("deepmesh, selection", partial(_selection, tokens), key_bytes, products)
+
+
+def selection_of(tokens: int, heads: int, share: float, device: torch.device) -> Selection:
+    """Lines that keep about this share of a whole prompt's blocks. Distances are rounded up to blocks of a tile."""
+    blocks = -(-tokens // BLOCK_KEYS)
+    # The nearest n of a triangle's diagonals are n * (2 - n / blocks) / blocks of it.
+    nearest = max(round(blocks * (1 - (1 - share / 2) ** 0.5)), 2)
+    columns = torch.rand(heads, blocks, device=device) < share / 2
+    columns[:, 0] = True
+    slashes = (torch.arange(blocks, device=device) < nearest).expand(heads, -1)
+    return Selection(columns, slashes)
+
+
+def _dense(tokens: int) -> Callable[[], object]:
+    query, key, value = _inputs(tokens)
+    plan = plan_prefill([tokens], [tokens], query.device)
+    return lambda: mla_prefill(query, key, value, plan, scale=SCALE)
+
+
+def _sparse(tokens: int, share: float) -> Callable[[], object]:
+    query, key, value = _inputs(tokens)
+    selected = selection_of(tokens, HEADS, share, query.device)
+    return lambda: sparse_prefill(query, key, value, selected, first_query=0, first_key=0, scale=SCALE)
+
+
+def _selection(tokens: int) -> Callable[[], object]:
+    """In the absorbed form, as the engine does it."""
+    query, key = random_bfloat16(LAST_QUERIES, HEADS, WIDTH), random_bfloat16(tokens, 1, WIDTH)
+    return lambda: select_lines(query, key, scale=SCALE, recall=RECALL)
+
+
+def _inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
+    return query, key, random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]

@@ -1,0 +1,63 @@
+"""Attention over a long prompt that leaves out blocks of keys: the vertical and slash lines of each head.
+
+Jiang et al., "MInference 1.0" (NeurIPS 2024), section 3: in long prompts most of a head's attention lies on a few keys
+that all queries see (vertical lines: the first tokens, headings, what was asked for) and at a few distances behind the
+query (slashes: diagonals of the scores). The last queries show where. Lines are rounded to blocks of 64 keys by 128
+queries, so that a block is a dense product. In place of MInference's fixed number of lines, found per head by a search,
+each head takes as many as hold a given share of the last queries' mass, as FlexPrefill does (Lai et al., ICLR 2025).
+"""
+
+import torch
+
+from kernels.sparse_prefill import reference
+from kernels.sparse_prefill.blocks import TILE_QUERIES, kept_blocks
+from kernels.sparse_prefill.selection import (
+    BLOCK_KEYS,
+    LAST_QUERIES,
+    Selection,
+    attention_log_sums,
+    select_lines,
+)
+
+__all__ = [
+    "BLOCK_KEYS",
+    "LAST_QUERIES",
+    "TILE_QUERIES",
+    "Selection",
+    "attention_log_sums",
+    "kept_blocks",
+    "select_lines",
+    "sparse_prefill",
+]
+
+
+def sparse_prefill(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    selection: Selection,
+    *,
+    first_query: int,
+    first_key: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`mla_prefill` of one prompt, over the selected blocks of keys alone.
+
+    query: [queries, heads, 192], the prompt's positions from `first_query` on; key: [keys, heads, 192] and value:
+    [keys, heads, 128], those from `first_key` on, a multiple of 64; any widths, last dimension contiguous, one dtype.
+    A query sees the keys up to its own position in the blocks that `selection` keeps for its tile of 128 queries.
+    Returns what `mla_prefill` does, for `merge_attention` with other keys of the prompt; a query that sees none of
+    these has zeros and a log-sum of minus infinity. With every line selected this is causal attention.
+    """
+    assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
+    assert query.dtype == key.dtype == value.dtype and selection.heads == query.shape[1]
+    assert first_key % BLOCK_KEYS == 0
+    assert first_key + key.shape[0] <= selection.blocks * BLOCK_KEYS
+    blocks = kept_blocks(selection, query.shape[0], key.shape[0], first_query=first_query, first_key=first_key)
+    arguments = query, key, value, blocks, first_query - first_key, scale
+    if not query.is_cuda:
+        return reference.sparse_prefill(*arguments)
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.sparse_prefill import triton
+
+    return triton.sparse_prefill(*arguments)

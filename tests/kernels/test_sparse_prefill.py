@@ -1,0 +1,204 @@
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kernels.mla_prefill import merge_attention, mla_prefill, plan_prefill
+from kernels.sparse_prefill import (
+    Selection,
+    attention_log_sums,
+    kept_blocks,
+    reference,
+    select_lines,
+    selection,
+    sparse_prefill,
+)
+from kernels.sparse_prefill import triton as triton_sparse
+
+CPU = torch.device("cpu")
+SCALE = 0.3
+HEADS = 3
+# Queries and keys of a prompt: its last queries, behind a cached prefix or not, around the bounds of tiles and blocks.
+SHAPES = [(1, 1), (1, 130), (63, 63), (64, 64), (70, 135), (129, 129), (130, 500), (257, 257), (300, 811)]
+shapes = pytest.mark.parametrize(("queries", "keys"), SHAPES)
+
+
+def prompt(queries: int, keys: int, heads: int = HEADS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(queries, heads, 24), torch.randn(keys, heads, 24), torch.randn(keys, heads, 16)
+
+
+def random_selection(keys: int, share: float = 0.3) -> Selection:
+    columns, slashes = torch.rand(2, HEADS, -(-keys // 64)) < share
+    columns[:, 0] = slashes[:, :2] = True
+    return Selection(columns, slashes)
+
+
+def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return mla_prefill(query, key, value, plan_prefill([len(query)], [len(key)], CPU), scale=SCALE)
+
+
+def sparse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, selected: Selection
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return sparse_prefill(query, key, value, selected, first_query=len(key) - len(query), first_key=0, scale=SCALE)
+
+
+def last_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """[heads, queries, keys] in float64."""
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key.expand(-1, query.shape[1], -1).double()) * SCALE
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(key.shape[0] - query.shape[0] + 1)
+    return scores.masked_fill(hidden, float("-inf")).softmax(2)
+
+
+@shapes
+def test_everything_selected_is_dense_attention(queries: int, keys: int) -> None:
+    given = prompt(queries, keys)
+    expected, expected_log_sum = dense(*given)
+    found, log_sum = sparse(*given, random_selection(keys, share=2))
+    assert (found - expected).norm() / expected.norm() < 1e-6
+    assert torch.allclose(log_sum, expected_log_sum, atol=1e-5)
+
+
+@shapes
+def test_a_query_attends_to_selected_columns_and_slashes(queries: int, keys: int) -> None:
+    """Token by token: whatever line of one key or one distance is selected is seen, whole blocks beside it."""
+    selected, first = random_selection(keys), keys - queries
+    kept = kept_blocks(selected, queries, keys, first_query=first, first_key=0)
+    for tile, start in enumerate(range(0, queries, 128)):
+        positions = torch.arange(first + start, min(first + start + 128, keys)).unsqueeze(1)
+        distance = positions - torch.arange(keys)
+        wanted = selected.columns[:, torch.arange(keys) // 64].unsqueeze(1)
+        wanted = (wanted | selected.slashes[:, distance.clamp(min=0) // 64]) & (distance >= 0)
+        padded = torch.nn.functional.pad(wanted.any(1), (0, -keys % 64))
+        assert torch.equal(kept[:, tile], padded.unflatten(1, (-1, 64)).any(2))
+
+
+@shapes
+def test_what_is_left_out_counts_for_nothing(queries: int, keys: int) -> None:
+    query, key, value = prompt(queries, keys)
+    selected, first = random_selection(keys), keys - queries
+    kept = kept_blocks(selected, queries, keys, first_query=first, first_key=0)
+    seen = kept.repeat_interleave(128, 1)[:, :queries].repeat_interleave(64, 2)[:, :, :keys]
+    weights = last_weights(query, key) * seen
+    mass = weights.sum(2, keepdim=True)
+    found, log_sum = sparse(query, key, value, selected)
+    expected = torch.einsum("hqk,khd->qhd", weights / mass, value.double())
+    assert (found.double() - expected).norm() / expected.norm() < 1e-6
+    _, dense_log_sum = dense(query, key, value)
+    assert torch.allclose((log_sum - dense_log_sum).exp().double(), mass.squeeze(2), atol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(70, 135), (130, 500), (300, 811)])
+def test_merged_parts_of_the_keys_equal_one_pass(queries: int, keys: int) -> None:
+    query, key, value = prompt(queries, keys)
+    selected = random_selection(keys)
+    whole, whole_log_sum = sparse(query, key, value, selected)
+    bounds = [0, 64, 128, keys // 128 * 64 + 64, keys]
+    parts = [
+        sparse_prefill(query, key[a:b], value[a:b], selected, first_query=keys - queries, first_key=a, scale=SCALE)
+        for a, b in pairwise(bounds)
+    ]
+    out, log_sum = parts[0]
+    for part in parts[1:]:
+        merge_attention(out, log_sum, *part)
+    assert torch.allclose(out, whole, atol=1e-5) and torch.allclose(log_sum, whole_log_sum, atol=1e-5)
+
+
+def test_queries_before_all_keys_of_a_part_have_zeros() -> None:
+    query, key, value = prompt(200, 64)
+    selected = random_selection(64 * 5)
+    out, log_sum = sparse_prefill(query, key, value, selected, first_query=64, first_key=192, scale=SCALE)
+    assert not out[:128].any() and (log_sum[:, :128] == float("-inf")).all()
+    assert out[128:].any(dim=2).all() and log_sum[:, 128:].isfinite().all()
+
+
+@pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize(("queries", "keys"), SHAPES)
+def test_selected_lines_hold_the_wanted_mass_of_the_last_queries(queries: int, keys: int, recall: float) -> None:
+    query, key, _ = prompt(min(queries, 64), keys)
+    key *= 4
+    selected = select_lines(query, key, scale=SCALE, recall=recall)
+    kept = kept_blocks(selected, len(query), keys, first_query=keys - len(query), first_key=0)
+    seen = kept.repeat_interleave(128, 1)[:, : len(query)].repeat_interleave(64, 2)[:, :, :keys]
+    mass = (last_weights(query, key) * seen).sum(2).mean(1)
+    assert (mass >= recall - 1e-5).all()
+    assert selected.columns[:, 0].all() and selected.slashes[:, :2].all()
+
+
+def test_a_key_that_all_look_at_is_a_column_and_a_distance_is_a_slash() -> None:
+    """Head 0 looks at the key at 1,000, head 1 at what is 1,500 keys back, head 2 at its neighbours."""
+    keys, width = 4096, 64
+    by_position = torch.nn.functional.normalize(torch.randn(keys, width), dim=1) * 8
+    key = torch.stack([by_position] * 3, dim=1)
+    query = torch.zeros(keys, 3, width)
+    query[:, 0] = by_position[1000]
+    query[1500:, 1] = by_position[:-1500]
+    query[1:, 2] = by_position[:-1]
+    selected = select_lines(query[-64:], key, scale=1.0, recall=0.9)
+    columns, slashes = selected.columns[:, 1:], selected.slashes[:, 2:]
+    assert columns.sum(1).tolist() == [1, 0, 0] and slashes.sum(1).tolist() == [0, 1, 0]
+    assert columns[0, 1000 // 64 - 1] and slashes[1, 1500 // 64 - 2]
+    value = torch.randn(keys, 3, 16)
+    # Queries from the threshold on: all lose next to nothing, and few blocks are computed.
+    first = 2048
+    out, log_sum = sparse_prefill(query[first:], key, value, selected, first_query=first, first_key=0, scale=1.0)
+    plan = plan_prefill([keys - first], [keys], CPU)
+    expected, dense_log_sum = mla_prefill(query[first:], key, value, plan, scale=1.0)
+    assert (log_sum - dense_log_sum).exp().min() > 0.99
+    assert (out - expected).norm() / expected.norm() < 0.01
+    kept = kept_blocks(selected, keys - first, keys, first_query=first, first_key=0)
+    assert kept.float().mean() < 0.15
+
+
+def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, _ = prompt(64, 500)
+    shared = key[:, :1]
+    expected = select_lines(query, shared.expand(-1, HEADS, -1).contiguous(), scale=1.0, recall=0.7)
+    # Head by head.
+    monkeypatch.setattr(selection, "MOST_SCORES", 64 * 500)
+    found = select_lines(query, shared, scale=1.0, recall=0.7)
+    assert torch.equal(found.columns, expected.columns) and torch.equal(found.slashes, expected.slashes)
+    assert not found.columns.all() and not found.slashes.all()
+
+
+def test_log_sums_of_some_queries_are_those_of_dense_attention() -> None:
+    query, key, value = prompt(130, 300)
+    _, expected = dense(query, key, value)
+    chosen = torch.tensor([0, 5, 129])
+    found = attention_log_sums(query[chosen], key, chosen + 170, scale=SCALE)
+    assert torch.allclose(found, expected[:, chosen], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("queries", "keys", "first_key"),
+    [(0, 0, 0), (1, 1, 0), (70, 135, 0), (129, 129, 0), (200, 330, 0), (130, 192, 64), (200, 64, 192)],
+)
+def test_triton_attends_as_the_reference_does(
+    queries: int, keys: int, first_key: int, dtype: torch.dtype, device: torch.device, poisoned: None
+) -> None:
+    """The last: queries that see none of the keys, some, and all."""
+    query, key, value = (part.to(device, dtype) for part in prompt(queries, keys))
+    first_query = max(first_key + keys - queries, 0)
+    selected = random_selection(max(first_key + keys, 1))
+    selected = Selection(selected.columns.to(device), selected.slashes.to(device))
+    kept = kept_blocks(selected, queries, keys, first_query=first_query, first_key=first_key)
+    inputs = query.float(), key.float(), value.float(), kept, first_query - first_key, SCALE
+    expected, expected_log_sum = reference.sparse_prefill(*inputs)
+    found, log_sum = triton_sparse.sparse_prefill(query, key, value, kept, first_query - first_key, SCALE)
+    assert found.shape == expected.shape and found.dtype == dtype
+    bound = 0.01 if dtype == torch.bfloat16 else 1e-5
+    assert (found.float() - expected).norm() <= bound * expected.norm()
+    assert torch.allclose(log_sum, expected_log_sum, atol=bound)
+
+
+@pytest.mark.gpu
+def test_triton_attends_at_deepseeks_shapes(device: torch.device, poisoned: None) -> None:
+    parts = torch.randn(1500, 16, 192), torch.randn(3000, 16, 192), torch.randn(3000, 16, 128)
+    query, key, value = (part.to(device, torch.bfloat16) for part in parts)
+    selected = select_lines(query[-64:], key, scale=0.1, recall=0.6)
+    kept = kept_blocks(selected, 1500, 3000, first_query=1500, first_key=0)
+    expected, expected_log_sum = reference.sparse_prefill(query.float(), key.float(), value.float(), kept, 1500, 0.1)
+    found, log_sum = sparse_prefill(query, key, value, selected, first_query=1500, first_key=0, scale=0.1)
+    assert (found.float() - expected).norm() < 0.01 * expected.norm()
+    assert torch.allclose(log_sum, expected_log_sum, atol=0.01)
