@@ -7,6 +7,7 @@ from engine.protocol.messages import Ready
 from mesh.domain.constraints import check_constraint
 from mesh.domain.requests import Submission
 from mesh.domain.sampling import check_sampling, check_stop_token_ids
+from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
 from worker.acceptance import check_prompt, check_salt
 
@@ -34,6 +35,8 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
     check_sampling(submission.request.sampling, ready.vocabulary_size)
     if submission.request.constraint is not None:
         check_constraint(submission.request.constraint, ready.vocabulary_size)
+    if submission.request.sparse is not None:
+        check_sparse_prefill(submission.request.sparse)
     if submission.prefill is None and not can_prefill:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
     if submission.prefill is None:

@@ -13,6 +13,7 @@ from decode_svc.session import Session
 from engine.protocol.messages import Submit
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Census
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import EngineFailed
 from mesh.observe import span
 from mesh.tracing import TraceContext
@@ -21,7 +22,13 @@ from mesh.tracing import TraceContext
 class Ranks(Protocol):
     """Where requests run. `submit` and `cancel` raise EngineFailed if a rank has gone."""
 
-    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+    def new_key(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None = None,
+    ) -> int:
         """Name a request that is submitted next; `computes_prompt` is False where another worker computes it."""
         ...
 
@@ -75,9 +82,8 @@ class LiveRequests:
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
         """Submit a request to a rank. Raises EngineFailed if a rank has gone."""
         life, submission = _begin(submission)
-        key = self._ranks.new_key(
-            submission.request.token_ids, submission.request.cache_salt, submission.prefill is None
-        )
+        wanted = submission.request
+        key = self._ranks.new_key(wanted.token_ids, wanted.cache_salt, submission.prefill is None, wanted.sparse)
         self._ranks.submit(submit_of(submission, key))
         request.key = key
         self.census.add(request.share)

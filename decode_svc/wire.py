@@ -64,7 +64,7 @@ def taken_stream(log: StreamLog) -> decode_pb2.TakeStreamResponse:
 
 def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:
     store = None if submission.store is None else wire.store_target_message(submission.store)
-    constraint = submission.request.constraint
+    constraint, sparse = submission.request.constraint, submission.request.sparse
     return prefill_pb2.PrefillRequest(
         request_id=submission.request.request_id,
         attempt=submission.request.attempt,
@@ -77,6 +77,7 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
         share=wire.share_message(submission.request.share),
         store=store,
         constraint=None if constraint is None else wire.constraint_message(constraint),
+        sparse_prefill=None if sparse is None else wire.sparse_prefill_message(sparse),
     )
 
 

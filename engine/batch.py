@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.balance.report import BalanceReport
+from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
@@ -78,6 +80,8 @@ class Row(msgspec.Struct, frozen=True):
     # If set, the row is part of a prompt, and reports the log probabilities of its tokens behind the first and of
     # `next_token`, with so many alternatives.
     prompt_logprobs: int | None = None
+    # How the attention of its later tokens is computed, by a backend that can; None if exactly.
+    sparse: SparsePrefill | None = None
 
     @property
     def tokens(self) -> int:
@@ -215,6 +219,10 @@ class Backend(Protocol):
     @property
     def balance(self) -> BalanceReport | None:
         """How evenly the ranks share the experts' load; None if experts stay where they are."""
+        ...
+
+    def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
+        """Samples of what sparse attention kept, of steps since the last call. Waits for none."""
         ...
 
     def kv_memory(self) -> KvMemory:

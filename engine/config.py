@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from engine.balance.config import BalanceConfig
 from engine.parallel.config import ParallelConfig
 from mesh.config import Config
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
@@ -62,6 +63,24 @@ class DraftsConfig(Config):
     def most(self) -> int:
         """The most that are guessed behind a token."""
         return MOST_DRAFTS if self.next_n == "auto" else self.next_n
+
+
+class SparsePrefillConfig(Config):
+    """Attention of long prompts that leaves out what hardly counts: see docs/sparse-prefill.md. It is offered if all
+    workers of the model that compute prompts are set alike, and a request may refuse it.
+    """
+
+    recall: float | None = Field(default=None, gt=0, lt=1)
+    """The share of the attention that each head keeps at least, as a chunk's last queries show it, for example 0.95. By
+    default attention is exact.
+    """
+    from_tokens: int = Field(default=16384, ge=0)
+    """Tokens with fewer before them are computed exactly."""
+
+    @property
+    def offered(self) -> SparsePrefill | None:
+        """None if attention is exact."""
+        return None if self.recall is None else SparsePrefill(self.from_tokens, self.recall)
 
 
 class EngineConfig(Config):
@@ -131,6 +150,7 @@ class EngineConfig(Config):
     """Which rank holds which routed experts."""
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
+    sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
 
     @property
     def rank_threads(self) -> int | None:

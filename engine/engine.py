@@ -185,7 +185,9 @@ class Engine:
         self._pipeline.draw_rest()
         if self._report.drafts is not None:
             self._depth.observe(self._report.drafts)
-        return self._report.drain(self._pipeline.steps, self.load, self._backend.balance)
+        return self._report.drain(
+            self._pipeline.steps, self.load, self._backend.balance, self._backend.drain_sparse_measures
+        )
 
     def load(self) -> WorkerLoad:
         return self._meter.load(

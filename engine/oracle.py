@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
+from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
@@ -114,6 +115,10 @@ class OracleBackend:
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """There are no draft layers."""
+
+    def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
+        """There is no attention."""
+        return ()
 
     def launch(self, batch: Batch, shape: StepShape) -> "OracleStep":
         """Writes the tokens' KV right away; a dummy computes nothing, in no time."""

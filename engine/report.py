@@ -1,6 +1,6 @@
 """What the engine reports to its service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.balance.report import BalanceReport
 from engine.batch import Sample
@@ -8,6 +8,7 @@ from engine.config import MOST_DRAFTS
 from engine.kv_pool import BlockPool
 from engine.moves.transfers import Transfers
 from engine.protocol.messages import DraftCounts, Output, StepResult
+from engine.sparse_measure import SparseMeasure
 from mesh.domain.workers import WorkerLoad
 
 
@@ -42,7 +43,13 @@ class Report:
             self.drafts.accepted[position] += position < len(sample.token_ids) - 1
         self.drafts.relaxed += sample.relaxed
 
-    def drain(self, step: int, load: Callable[[], WorkerLoad], balance: BalanceReport | None) -> StepResult | None:
+    def drain(
+        self,
+        step: int,
+        load: Callable[[], WorkerLoad],
+        balance: BalanceReport | None,
+        sparse: Callable[[], Sequence[SparseMeasure]],
+    ) -> StepResult | None:
         """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
         outputs, self.outputs = self.outputs, []
         blocks, counters = self._pool.drain_changes(), self._transfers.poll_counters()
@@ -62,4 +69,5 @@ class Report:
             balance,
             blocks.draftless,
             blocks.tenants,
+            sparse(),
         )

@@ -9,9 +9,10 @@ from engine.prompt_scores import PromptScores
 from engine.protocol.messages import PushTarget
 from engine.stages import Stages
 from engine.thinking import ThinkingPhase
-from mesh.blocks import BLOCK_TOKENS, block_hash
+from mesh.blocks import BLOCK_TOKENS, block_hash, parent_hash
 from mesh.domain.sampling import Sampling
 from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
 
 
@@ -36,10 +37,11 @@ class Request:
     phase: ThinkingPhase | None
     # For the rows that draw; None if `sampling` counts no tokens.
     history: History | None
-    # Root of its chain of block hashes.
+    # Root of its chain of block hashes, and from where on that is another than an exact request's.
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
+    sparse: SparsePrefill | None = None
     share: Share = ONE_TENANT
     # It has had its last output; its blocks are given back once no step in flight writes to them.
     ended: bool = False
@@ -123,6 +125,6 @@ class Request:
         hashes = self._hashes
         while len(hashes) < blocks:
             start = len(hashes) * BLOCK_TOKENS
-            parent = hashes[-1] if hashes else self.root
+            parent = parent_hash(hashes[-1] if hashes else self.root, len(hashes), self.sparse)
             hashes.append(block_hash(parent, self.progress.token_ids[start : start + BLOCK_TOKENS]))
         return hashes[:blocks]

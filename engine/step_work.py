@@ -115,6 +115,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
         thinking=request.thinking if draws else None,
         masks=request.masks if draws else None,
         prompt_logprobs=None if scores is None else scores.alternatives,
+        sparse=request.sparse,
     )
     progress.launched(chunk.tokens, int(draws), index, guesses)
     return row

@@ -81,6 +81,7 @@ def make_request(
         phase=ThinkingPhase(drafting.think_tokens) if drafting.think_tokens and wanted == DraftUse.RELAXED else None,
         history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
+        sparse=request.sparse,
         arrival=arrival,
         share=request.share,
         remote_prefill=submit.remote_prefill,

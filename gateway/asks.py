@@ -67,6 +67,8 @@ class Ask:
     echo: bool = False
     # Among its tenant's requests the lowest goes first.
     priority: int = 0
+    # Whether attention of a long prompt leaves out what hardly counts.
+    sparse_prefill: bool | None = None
     # What the answer must be, behind its reasoning.
     form: AnswerForm | None = None
     # Texts that it must not hold.

@@ -9,6 +9,7 @@ from gateway.memory import release_freed_memory
 from gateway.requests import ModelLimits
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.workers import Directory
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import InvalidRequest, NoWorker, UnknownModel
 
 RETRY_AFTER_MS = 1000
@@ -54,6 +55,10 @@ class Catalog:
         if limits is None:
             raise NoWorker(f"no worker serves {name!r} yet: retry later", retry_after_ms=RETRY_AFTER_MS)
         return limits
+
+    def sparse_prefill(self, name: str) -> SparsePrefill | None:
+        """How the model's workers compute long prompts; None if they compute some exactly, or do it differently."""
+        return self._directory.sparse_prefill(name)
 
     def text(self, name: str) -> ModelText:
         return self._texts.get(name, ModelText())

@@ -29,6 +29,7 @@ from gateway.prepared import Prepared, TextReading
 from gateway.requests import (
     ModelLimits,
     completion_room,
+    settled_sparse_prefill,
     truncated,
     validate_cache_salt,
     validate_priority,
@@ -100,7 +101,8 @@ class Intake:
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
             max_tokens = completion_room(len(token_ids), ask.max_tokens, limits, ask.names)
             check_prompt_logprobs(ask.sampling, len(token_ids))
-            block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt))
+            sparse = settled_sparse_prefill(ask.sparse_prefill, self._catalog.sparse_prefill(model), len(token_ids))
+            block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt, sparse))
         constraint = await self._constraint(ask, model, share.tenant, encoded.shape, max_tokens, text.tokenizer)
         drafts = settled_draft_use(ask.sampling, constrained=constraint is not None)
         request = TokenRequest(
@@ -111,6 +113,7 @@ class Intake:
             cache_salt=cache_salt,
             share=share,
             constraint=constraint,
+            sparse=sparse,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(

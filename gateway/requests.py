@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mesh.domain.sparse_prefill import FIELD, SparsePrefill
 from mesh.errors import ContextExceeded, InvalidRequest
 
 MAX_STOP_STRINGS = 16
@@ -76,6 +77,25 @@ def truncated(token_ids: Sequence[int], keep: int | None, max_tokens: int | None
             f"truncate_prompt_tokens must be -1 or at least 1, not {keep}", field="truncate_prompt_tokens"
         )
     return token_ids[-keep:]
+
+
+def settled_sparse_prefill(
+    asked: bool | None, offered: SparsePrefill | None, prompt_tokens: int
+) -> SparsePrefill | None:
+    """How the attention of a prompt is computed, None if exactly. `offered` is what the model's workers are set to.
+
+    A prompt below the threshold is exact, and so is whatever is generated behind it, also on another worker. Raises
+    InvalidRequest if it is asked for and not offered.
+    """
+    if asked and offered is None:
+        raise InvalidRequest(
+            "the model's workers do not offer sparse prefill: leave it out, or set engine.sparse_prefill.recall alike"
+            " on all that compute prompts",
+            field=FIELD,
+        )
+    if asked is False or offered is None or prompt_tokens <= offered.from_tokens:
+        return None
+    return offered
 
 
 def validate_cache_salt(cache_salt: str) -> None:

@@ -138,6 +138,7 @@ def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         priority=request.priority,
+        sparse_prefill=request.sparse_prefill if request.HasField("sparse_prefill") else None,
         min_tokens=request.min_tokens,
         bad_words=tuple(request.bad_words),
         form=form_wire.answer_form(request.form) if request.HasField("form") else None,

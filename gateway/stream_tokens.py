@@ -75,5 +75,6 @@ def request_digest(request: TokenRequest) -> bytes:
     """Digest of all that chooses the request's tokens but the seed, which the token brings."""
     sampling = msgspec.structs.replace(request.sampling, seed=0)
     token_ids, stop = list(request.token_ids), request.stop
-    chosen = (token_ids, sampling, stop.max_tokens, list(stop.token_ids), stop.ignore_eos, request.constraint)
+    chosen: tuple[object, ...] = (token_ids, sampling, stop.max_tokens, list(stop.token_ids), stop.ignore_eos)
+    chosen += (request.constraint,) if request.sparse is None else (request.constraint, request.sparse)
     return sha256(msgspec.msgpack.encode(chosen)).digest()[:ID_BYTES]

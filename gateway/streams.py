@@ -116,7 +116,7 @@ class Streams:
             context.model,
             original,
             self._transcripts(context),
-            chain_hashes(original.token_ids, original.cache_salt),
+            chain_hashes(original.token_ids, original.cache_salt, original.sparse),
             text=context.text,
             stream=msgspec.structs.replace(submission.stream, epoch=submission.stream.epoch + 1),
             stream_token=token,

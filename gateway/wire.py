@@ -102,4 +102,5 @@ def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
         vocabulary_size=identity.vocabulary_size or None,
         max_requests=identity.max_requests,
         requests=status.load.running_requests + status.load.waiting_requests,
+        sparse_prefill=wire.sparse_prefill(identity.sparse_prefill) if identity.HasField("sparse_prefill") else None,
     )

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.requests import ModelLimits
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import KvNamespace, WorkerRole
 
@@ -26,6 +27,8 @@ class Worker:
     max_requests: int
     # Requests that run or wait on it.
     requests: int
+    # How it computes the attention of long prompts; None if exactly.
+    sparse_prefill: SparsePrefill | None = None
 
 
 @dataclass(slots=True)
@@ -34,6 +37,9 @@ class _Model:
     limits: ModelLimits
     # When its last decode worker lost its lease; None while there is one.
     left_at: float | None = None
+    # How all of its workers that compute prompts last said that they do; None if one computes them exactly, or
+    # otherwise than another.
+    sparse_prefill: SparsePrefill | None = None
 
 
 class Directory:
@@ -79,6 +85,8 @@ class Directory:
         self._valid_until = None
         for worker in filter(_decodes, listed.values()):
             self._note_limits(worker)
+        for name, model in self._models.items():
+            self._note_sparse_prefill(name, model)
         self._note_models_without_workers(now)
 
     def expire(self, now: float) -> bool:
@@ -112,6 +120,11 @@ class Directory:
         """None for a model that is not among `models`."""
         known = self._models.get(model)
         return None if known is None else known.limits
+
+    def sparse_prefill(self, model: str) -> SparsePrefill | None:
+        """How every worker of the model computes the attention of long prompts; None if not all do so alike."""
+        known = self._models.get(model)
+        return None if known is None else known.sparse_prefill
 
     def decode_targets(self, model: str) -> list[WorkerTarget]:
         """Every decode worker of the model, whatever its state."""
@@ -153,7 +166,17 @@ class Directory:
 
     def _note_limits(self, worker: Worker) -> None:
         known = self._models.get(worker.model)
-        self._models[worker.model] = _Model(_widest(None if known is None else known.limits, worker))
+        if known is None:
+            self._models[worker.model] = _Model(_widest(None, worker))
+        else:
+            known.limits, known.left_at = _widest(known.limits, worker), None
+
+    def _note_sparse_prefill(self, name: str, model: _Model) -> None:
+        """A model keeps what it had while none of its workers is there."""
+        computing = [each for each in self._workers.values() if each.model == name and _computes_prompts(each)]
+        ways = {each.sparse_prefill for each in computing}
+        if ways:
+            model.sparse_prefill = ways.pop() if len(ways) == 1 else None
 
     def _note_models_without_workers(self, now: float) -> None:
         decoded = {worker.model for worker in filter(_decodes, self._workers.values())}
@@ -168,6 +191,10 @@ class Directory:
 
 def _decodes(worker: Worker) -> bool:
     return worker.role is WorkerRole.DECODE
+
+
+def _computes_prompts(worker: Worker) -> bool:
+    return worker.can_prefill or not _decodes(worker)
 
 
 def _load(worker: Worker, live: Mapping[str, int]) -> tuple[float, str]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from mesh.domain.sparse_prefill import SparsePrefill
 
 BLOCK_TOKENS = 64
 HASH_BYTES = 16
@@ -20,11 +22,32 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + packed, digest_size=HASH_BYTES, person=b"deepmesh-block").digest()
 
 
-def chain_hashes(token_ids: Sequence[int], cache_salt: bytes = b"") -> list[bytes]:
-    """Hashes of every full block of `token_ids`, root first; a partial last block has none."""
-    parent = root_hash(cache_salt)
-    hashes = []
-    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        parent = block_hash(parent, token_ids[start : start + BLOCK_TOKENS])
-        hashes.append(parent)
-    return hashes
+def parent_hash(before: bytes, index: int, sparse: SparsePrefill | None) -> bytes:
+    """What the block of that index is hashed behind: the block before it, or the root.
+
+    From the first token on whose attention is sparse KV is not what an exact prompt has, so there the chain becomes
+    another one, which requests share only if they leave out as much.
+    """
+    if sparse is None or index != sparse.from_tokens // BLOCK_TOKENS:
+        return before
+    mode = struct.pack("<Qd", sparse.from_tokens, sparse.recall)
+    return hashlib.blake2b(before + mode, digest_size=HASH_BYTES, person=b"deepmesh-sparse").digest()
+
+
+def iter_chain(
+    token_ids: Sequence[int], cache_salt: bytes = b"", sparse: SparsePrefill | None = None
+) -> Iterator[bytes]:
+    """Hashes of every full block of `token_ids`, root first; a partial last block has none.
+
+    sparse: how the attention of its later tokens is computed; None if exactly.
+    """
+    before = root_hash(cache_salt)
+    for index in range(len(token_ids) // BLOCK_TOKENS):
+        start = index * BLOCK_TOKENS
+        before = block_hash(parent_hash(before, index, sparse), token_ids[start : start + BLOCK_TOKENS])
+        yield before
+
+
+def chain_hashes(token_ids: Sequence[int], cache_salt: bytes = b"", sparse: SparsePrefill | None = None) -> list[bytes]:
+    """All of `iter_chain`."""
+    return list(iter_chain(token_ids, cache_salt, sparse))

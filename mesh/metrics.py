@@ -114,6 +114,16 @@ ENGINE_EXPERT_IMBALANCE = Gauge(
     ["of"],
 )
 ENGINE_EXPERTS_MOVED = Counter("deepmesh_engine_experts_moved_total", "Experts copied to another rank's slot")
+ENGINE_SPARSE_RECALL = Histogram(
+    "deepmesh_engine_sparse_recall",
+    "Share of the exact attention that a chunk's sparse attention kept: a sample of its queries, in one layer",
+    buckets=(0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0),
+)
+ENGINE_SPARSE_DENSITY = Histogram(
+    "deepmesh_engine_sparse_density",
+    "Of the blocks of exact attention, the share that a chunk's sparse attention computed in that layer",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+)
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )

@@ -6,6 +6,7 @@ from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.constraints import check_constraint
 from mesh.domain.sampling import check_sampling
+from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.errors import InvalidRequest, WorkerFull
 from prefill_svc.jobs import Backlog
 from prefill_svc.prompts import Prompt
@@ -37,6 +38,8 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
     check_sampling(prompt.request.sampling, ready.vocabulary_size)
     if prompt.request.constraint is not None:
         check_constraint(prompt.request.constraint, ready.vocabulary_size)
+    if prompt.request.sparse is not None:
+        check_sparse_prefill(prompt.request.sparse)
     blocks = -(-len(prompt.request.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
     if blocks < 1:
         raise InvalidRequest(

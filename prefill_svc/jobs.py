@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.protocol.messages import StepResult, Submit
 from mesh.domain.shares import Census, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MeshError
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
@@ -16,7 +17,13 @@ from transfer.events import PushEnded
 class Ranks(Protocol):
     """Where prompts are computed. `submit` and `cancel` raise EngineFailed if a rank has gone."""
 
-    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+    def new_key(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None = None,
+    ) -> int:
         """Name a prompt that is submitted next; `computes_prompt` is True."""
         ...
 
@@ -64,7 +71,8 @@ class Jobs:
         """
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
-        key = self._ranks.new_key(prompt.request.token_ids, prompt.request.cache_salt, computes_prompt=True)
+        wanted = prompt.request
+        key = self._ranks.new_key(wanted.token_ids, wanted.cache_salt, True, wanted.sparse)
         self._ranks.submit(prompt.to_rank(key))
         job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
         self._by_key[key] = self._by_transfer[job.transfer_id] = job

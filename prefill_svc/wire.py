@@ -24,6 +24,7 @@ def prompt(message: prefill_pb2.PrefillRequest, traceparent: str | None = None) 
             constraint=wire.constraint(message.constraint) if message.HasField("constraint") else None,
             share=wire.share(message.share),
             traceparent=traceparent,
+            sparse=wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None,
         ),
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,

@@ -6,6 +6,7 @@ from itertools import accumulate, repeat
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
+from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
@@ -84,6 +85,10 @@ class SimulatedDevice:
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """There are no draft layers."""
+
+    def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
+        """There is no attention."""
+        return ()
 
     def launch(self, batch: Batch, shape: StepShape) -> "SimulatedStep":
         seconds = self._seconds(batch.rows) * self.slowness

@@ -71,7 +71,7 @@ class SimulatedEngine(Engine):
                 self._schedule.withdraw(request)
                 self._close(request)
         self._report.load_changed = True
-        result = self._report.drain(self._pipeline.steps, self.load, None)
+        result = self._report.drain(self._pipeline.steps, self.load, None, self._backend.drain_sparse_measures)
         assert result is not None
         return result
 

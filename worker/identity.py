@@ -2,6 +2,7 @@
 
 from engine.parallel.layout import Layout
 from engine.protocol.messages import Ready
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from transfer.config import TransferConfig
 
@@ -15,11 +16,12 @@ def worker_identity(
     transfer: TransferConfig | None,
     can_prefill: bool = True,
     layout: Layout | None = None,
+    sparse: SparsePrefill | None = None,
 ) -> WorkerIdentity:
     """`transfer` is the rank's, None where no KV comes or goes.
 
     `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services; `layout` is
-    that of its ranks, by default of one.
+    that of its ranks, by default of one; `sparse` is how they compute long prompts, None if exactly.
     """
     layout = layout or Layout()
     return WorkerIdentity(
@@ -41,4 +43,5 @@ def worker_identity(
         ranks=layout.dp,
         worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
         + (f", hosts {layout.hosts}" if layout.hosts > 1 else ""),
+        sparse_prefill=sparse,
     )

@@ -3,7 +3,8 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from mesh.blocks import BLOCK_TOKENS, block_hash, root_hash
+from mesh.blocks import BLOCK_TOKENS, iter_chain
+from mesh.domain.sparse_prefill import SparsePrefill
 
 # A request that is already on a rank delays a new one there about as much as so many prompt tokens would: each of its
 # steps computes a token for it and reads its KV.
@@ -43,14 +44,14 @@ def choose_rank(ranks: Sequence[RankOutlook], prompt_tokens: int, computes_promp
     return min(range(len(ranks)), key=cost)
 
 
-def cached_blocks(token_ids: Sequence[int], cache_salt: bytes, held: Sequence[Container[bytes]]) -> list[int]:
+def cached_blocks(
+    token_ids: Sequence[int], cache_salt: bytes, held: Sequence[Container[bytes]], sparse: SparsePrefill | None = None
+) -> list[int]:
     """How many leading blocks of the prompt each rank holds; `held` are each rank's block hashes."""
     counts = [0] * len(held)
     matching = list(range(len(held)))
-    parent = root_hash(cache_salt)
-    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        parent = block_hash(parent, token_ids[start : start + BLOCK_TOKENS])
-        matching = [rank for rank in matching if parent in held[rank]]
+    for content in iter_chain(token_ids, cache_salt, sparse):
+        matching = [rank for rank in matching if content in held[rank]]
         if not matching:
             break
         for rank in matching:

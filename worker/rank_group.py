@@ -10,6 +10,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import GroupDescriptors
 from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
 from mesh.config import ObserveConfig
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from transfer.block_macs import Authorship
@@ -134,12 +135,18 @@ class RankGroup:
         """What each rank has to report; none of a single one, which is the worker."""
         return [view.status for view in self.views] if len(self.views) > 1 else []
 
-    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+    def new_key(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None = None,
+    ) -> int:
         """Name a request that is submitted next; the key belongs to the rank that suits the request best.
 
         `computes_prompt` is False where another worker computes the prompt.
         """
-        key = self._named_requests * len(self.ranks) + self._choose(token_ids, cache_salt, computes_prompt)
+        key = self._named_requests * len(self.ranks) + self._choose(token_ids, cache_salt, computes_prompt, sparse)
         self._named_requests += 1
         return key
 
@@ -195,10 +202,12 @@ class RankGroup:
             return
         await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
 
-    def _choose(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+    def _choose(
+        self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool, sparse: SparsePrefill | None
+    ) -> int:
         if len(self.ranks) == 1:
             return 0
-        cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views])
+        cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views], sparse)
         outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, cached, strict=True)]
         return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank)
 

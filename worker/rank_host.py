@@ -132,6 +132,7 @@ class RankHost:
             config.engine.transfer,
             can_prefill,
             Layout.of(config.engine.parallel),
+            config.engine.sparse_prefill.offered,
         )
         return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
 
@@ -180,6 +181,9 @@ class RankHost:
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
         if result.drafts is not None:
             _count_drafts(result.drafts)
+        for measure in result.sparse:
+            metrics.ENGINE_SPARSE_RECALL.observe(measure.recall)
+            metrics.ENGINE_SPARSE_DENSITY.observe(measure.density)
         if result.balance is not None:
             self._note_balance(result.balance)
         ranks = self.ranks

@@ -1,9 +1,11 @@
 """What one forward pass knows about its batch, passed down explicitly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from engine.model.sparse_attention import SparseRow
+from engine.model.sparse_meter import SparseMeter
 from kernels.fp8_gemm import Workspace
 from kernels.mla_decode import DecodePlan
 from kernels.mla_prefill import PrefillPlan
@@ -65,6 +67,8 @@ class DeviceState:
     # it has read, for the module behind it; of the padding block; and always zeros, where nothing comes before. None if
     # there is one module.
     draft_states: torch.Tensor | None = None
+    # None where prompts are computed exactly, whatever they ask for.
+    sparse_meter: SparseMeter | None = None
 
     @property
     def device(self) -> torch.device:
@@ -105,3 +109,5 @@ class ForwardContext:
     counted: torch.Tensor | None = None
     # The rest of the step is computed while this part waits for other ranks.
     takes_turns: bool = False
+    # Some of the tokens, too.
+    sparse: list[SparseRow] = field(default_factory=list)

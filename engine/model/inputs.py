@@ -1,8 +1,9 @@
 """From a step's plain rows to the tensors of one forward pass. Nothing here waits for the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise, takewhile
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,6 +12,8 @@ from engine.batch import Row
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, DeviceState, ExpandedRows, ForwardContext, PrefixPart
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
+from engine.model.sparse_attention import SparseRow
+from engine.model.sparse_meter import MOST_SAMPLES, SparseMeter
 from kernels.host_copy import to_device
 from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
@@ -67,7 +70,7 @@ def join_context(
     token_ids, positions, slots = (
         tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
     )
-    absorbed_prompts, expanded = _attention_of_prompts(config, prompts, stops, state)
+    absorbed_prompts, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
     return ForwardContext(
         token_ids=token_ids,
         rotations=state.rotations.index_select(0, positions),
@@ -79,6 +82,7 @@ def join_context(
         kv_scale=state.kv_scale,
         workspace=state.workspace,
         padding=padding,
+        sparse=sparse,
     )
 
 
@@ -160,9 +164,10 @@ def last_tokens(rows: Sequence[Row]) -> list[int]:
 
 def _attention_of_prompts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
+) -> tuple[list[AbsorbedRows], list[ExpandedRows], list[SparseRow]]:
     absorbed: list[AbsorbedRows] = []
     expanded: list[ExpandedRows] = []
+    sparse: list[SparseRow] = []
     # Neighbouring rows without a cached prefix: one attention call takes them all.
     fresh: list[tuple[int, int]] = []
 
@@ -171,19 +176,56 @@ def _attention_of_prompts(
             expanded.append(_expand_fresh(fresh, state))
             fresh.clear()
 
-    for row, (first, stop) in zip(rows, pairwise(stops), strict=True):
-        if not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
+    for row, first, stop in _cut_where_sparse(rows, stops, state):
+        if row.sparse is None and not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
             fresh.append((first, stop))
             continue
         flush()
-        if not row.start:
+        if row.sparse is None and not row.start:
             fresh.append((first, stop))
         elif absorbed_is_cheaper(config, queries=stop - first, context=row.end):
             absorbed.append(_absorb_prompt(row, first, stop, state))
+        elif row.sparse is not None and state.sparse_meter is not None:
+            sparse.append(_attend_sparsely(config, row, row.sparse.recall, first, stop, state, state.sparse_meter))
         else:
             expanded.append(_expand_behind_prefix(row, first, stop, state))
     flush()
-    return absorbed, expanded
+    return absorbed, expanded, sparse
+
+
+def _cut_where_sparse(rows: Sequence[Row], stops: Sequence[int], state: DeviceState) -> Iterator[tuple[Row, int, int]]:
+    """The rows and their spans of tokens, cut where attention begins to be sparse: the part before is an exact row."""
+    for row, (first, stop) in zip(rows, pairwise(stops), strict=True):
+        if row.sparse is None:
+            yield row, first, stop
+            continue
+        exact = row.tokens if state.sparse_meter is None else row.sparse.from_tokens - row.start
+        exact = min(max(exact, 0), row.tokens)
+        if exact:
+            yield msgspec.structs.replace(row, token_ids=row.token_ids[:exact], sparse=None), first, first + exact
+        if exact < row.tokens:
+            rest = msgspec.structs.replace(row, token_ids=row.token_ids[exact:], start=row.start + exact)
+            yield rest, first + exact, stop
+
+
+def _attend_sparsely(
+    config: ModelConfig, row: Row, recall: float, first: int, stop: int, state: DeviceState, meter: SparseMeter
+) -> SparseRow:
+    queries, count = stop - first, min(MOST_SAMPLES, stop - first)
+    # In the middle of as many equal parts of the row.
+    sampled = (2 * np.arange(count, dtype=np.int64) + 1) * queries // (2 * count)
+    return SparseRow(
+        first,
+        stop,
+        start=row.start,
+        slots=to_device(_slots(row, 0, row.end), state.device),
+        bounds=[*range(0, row.end, EXPANDED_TOKENS), row.end],
+        recall=recall,
+        # Any that differs from chunk to chunk.
+        measured_layer=row.end // BLOCK_TOKENS % config.num_hidden_layers,
+        meter=meter,
+        sampled=to_device(sampled, state.device),
+    )
 
 
 def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:

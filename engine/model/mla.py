@@ -12,6 +12,7 @@ from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
+from engine.model.sparse_attention import SparseRow, attend, measure
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
@@ -19,6 +20,7 @@ from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill
 from kernels.mla_prefill.keys import join_keys
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
+from kernels.sparse_prefill import LAST_QUERIES, select_lines
 
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
@@ -86,7 +88,7 @@ class Attention:
         self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> Activations:
         """What the output's product reads: [tokens, heads * value] in its form."""
-        alone = len(context.absorbed) == 1 and not context.expanded and not context.padding
+        alone = len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding)
         if alone and self._output.input_form is InputForm.FP8_GROUPS:
             attended = self._absorbed(context.absorbed[0], query, pool, context)
             return expand_values_quantized(attended, self._absorb_value)
@@ -95,6 +97,7 @@ class Attention:
             for rows in context.absorbed
         ]
         values += [(row.first, self._expanded(row, query, latents, pool, context)) for row in context.expanded]
+        values += [(row.first, self._sparse(row, query, pool, context)) for row in context.sparse]
         if context.padding:
             first = query.shape[0] - context.padding
             values.append((first, query.new_zeros(context.padding, query.shape[1], self.config.v_head_dim)))
@@ -142,13 +145,33 @@ class Attention:
             merge_attention(values, log_sum, *self._attend(query, known, part.plan))
         return values
 
+    def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
+        latents, scale = read_latents(pool, row.slots, query.dtype, context.kv_scale), self.config.softmax_scale
+        last = slice(-LAST_QUERIES, None)
+        absorbed = absorb_query(query[last], self._absorb_query, rotations[last])
+        selection = select_lines(absorbed, latents.unsqueeze(1), scale=scale, recall=row.recall)
+        sampled = None
+        if self.index == row.measured_layer:
+            sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
+        rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
+        values, log_sum = attend(
+            row, selection, query, lambda begin, end: self._keys_and_values(latents[begin:end]), scale
+        )
+        if sampled is not None:
+            measure(row, selection, sampled, latents, log_sum, scale)
+        return values
+
     def _attend(
         self, query: torch.Tensor, latents: torch.Tensor, plan: PrefillPlan
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
+        return mla_prefill(query, *self._keys_and_values(latents), plan, scale=self.config.softmax_scale)
+
+    def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[keys, heads, nope + rope] and [keys, heads, value]."""
         config = self.config
         expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
         expanded = expanded.unflatten(1, (self._heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
-        key = join_keys(nope, latents[:, config.kv_lora_rank :])
-        return mla_prefill(query, key, value, plan, scale=config.softmax_scale)
+        return join_keys(nope, latents[:, config.kv_lora_rank :]), value

@@ -10,6 +10,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import NO_TOKEN
 from engine.model.model import model_rotations
+from engine.model.sparse_meter import SparseMeter
 from kernels.fp8_gemm import make_workspace
 from mesh.blocks import BLOCK_TOKENS
 
@@ -25,9 +26,10 @@ def make_state(
     kv_scale: float = 1.0,
     drafts: int = 0,
     dtype: torch.dtype = torch.float32,
+    sparse: bool = False,
 ) -> DeviceState:
     """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
-    with up to `drafts` drafts. dtype: of hidden states.
+    with up to `drafts` drafts. dtype: of hidden states; sparse: prompts that ask for it are computed so.
     """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
     draft_states = None
@@ -45,6 +47,7 @@ def make_state(
         guessed=torch.full((rows, drafts), NO_TOKEN, dtype=torch.int64, device=device),
         workspace=make_workspace(device),
         draft_states=draft_states,
+        sparse_meter=SparseMeter() if sparse else None,
     )
 
 

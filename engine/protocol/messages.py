@@ -9,9 +9,12 @@ transfers have. LandingOpened and PushEnded are for the service at the transfer'
 ranks on several hosts find each other, before they are Ready.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.balance.report import BalanceReport
+from engine.sparse_measure import SparseMeasure
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
@@ -217,6 +220,7 @@ class StepResult(msgspec.Struct, tag="step"):
     draftless_blocks: list[bytes] = []
     # Whose request computed it, for each of `stored_blocks` that begins a chain of a tenant's.
     stored_tenants: dict[bytes, str] = {}
+    sparse: Sequence[SparseMeasure] = ()
 
 
 ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer | Found

@@ -36,6 +36,7 @@ from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import choose_two_batch, may_take_two
 from engine.runner.warm_up import warm_up_steps
+from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
 from engine.two_batch import ALWAYS, NEVER, TwoBatch
@@ -134,7 +135,7 @@ class ModelBackend:
         )
         times.mark("fingerprint")
         if self._sizes is not None and resolved.warm_up:
-            self._warm_up(self._sizes, config.max_requests, config.drafts.most)
+            self._warm_up(self._sizes, config)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
@@ -201,6 +202,10 @@ class ModelBackend:
                 logits = self._model.forward(*contexts, on_layers=on_layers)
         return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
 
+    def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
+        meter = self.state.sparse_meter
+        return () if meter is None else meter.drain()
+
     @property
     def balance(self) -> BalanceReport | None:
         return None if self._balancer is None else self._balancer.report
@@ -212,9 +217,11 @@ class ModelBackend:
             return tokens
         return padded_size(tokens, self._sizes)
 
-    def _warm_up(self, sizes: Sequence[int], max_requests: int, drafts: int) -> None:
+    def _warm_up(self, sizes: Sequence[int], config: EngineConfig) -> None:
+        drafts, sparse = config.drafts.most, config.sparse_prefill.offered
         with span("engine.warm_up"):
-            steps = list(warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block, drafts))
+            block = self.state.padding_block
+            steps = list(warm_up_steps(sizes, self.context_tokens, config.max_requests, block, drafts, sparse))
             progress = ProgressLog("warming up: compiling what steps need", len(steps))
             for rows in steps:
                 execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
@@ -292,8 +299,8 @@ def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -
     state = _make_state(model, resolved, 1, longest + most_draft_positions(config))
     with torch.inference_mode():
         decoding = config.max_requests * (1 + config.drafts.most)
-        two = may_take_two(model, config)
-        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, two_batch=two)
+        two, sparse = may_take_two(model, config), config.sparse_prefill.offered
+        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
         if not resolved.decode_graphs:
             return workspace + transfers
         rows = max(config.graph_rows or [config.max_requests])
@@ -332,6 +339,7 @@ def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, posit
         kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
         drafts=resolved.config.drafts.most,
         dtype=model.dtype,
+        sparse=resolved.config.sparse_prefill.offered is not None,
     )
 
 

@@ -105,5 +105,5 @@ def _shifted(row: Row, padding_block: int) -> Row:
     if row.end >= len(block_ids) * BLOCK_TOKENS:
         block_ids.append(padding_block)
     if not row.start:
-        return Row(token_ids, 0, block_ids, None, shared=row.shared)
-    return Row(token_ids, row.start + 1, block_ids, None, shared=max(row.shared - 1, 0))
+        return Row(token_ids, 0, block_ids, None, shared=row.shared, sparse=row.sparse)
+    return Row(token_ids, row.start + 1, block_ids, None, shared=max(row.shared - 1, 0), sparse=row.sparse)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from msgspec.structs import replace
 
 from engine.batch import History, Row, shape_of
 from engine.model.context import DeviceState
@@ -12,23 +13,36 @@ from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
+from mesh.domain.sparse_prefill import SparsePrefill
 
 # The sampling that takes the most memory.
 COSTLY = Sampling(temperature=1.0, top_p=0.9, frequency_penalty=1.0)
 
 
 def workspace_bytes(
-    model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int, *, two_batch: bool
+    model: Model,
+    state: DeviceState,
+    step_tokens: int,
+    max_requests: int,
+    longest: int,
+    sparse: SparsePrefill | None,
+    *,
+    two_batch: bool,
 ) -> int:
     """The most that the tensors of a step, in two micro-batches too if there may be such, and the counts of the sampler
     take at a time.
 
-    All blocks of a context may be the pool's first one, since nobody reads what is computed.
+    All blocks of a context may be the pool's first one, since nobody reads what is computed. sparse: how long prompts
+    that ask for it are computed, None if exactly.
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     sampler = Sampler(max_requests, model.config.vocab_size, model.device, model.group)
-    for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
+    prompts = _prompts(step_tokens, longest)
+    steps = [prompts, _decoding(max_requests, longest)]
+    if sparse is not None:
+        steps.append([replace(row, sparse=sparse) for row in prompts])
+    for rows in steps:
         ways: list[list[Sequence[Row]]] = [[rows]]
         if two_batch:
             ways.append([part.rows for part in halves(rows, shape_of(rows), lambda tokens: tokens)])

@@ -6,10 +6,13 @@ is run over its range, but not in all combinations, because no kernel depends on
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from engine.batch import History, Row
 from engine.runner.step_sizes import step_sizes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
+from mesh.domain.sparse_prefill import SparsePrefill
 
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)
@@ -23,12 +26,17 @@ MOST_BEHIND_PREFIX = 512
 
 
 def warm_up_steps(
-    sizes: Sequence[int], context_tokens: int, max_requests: int, block: int, drafts: int = 0
+    sizes: Sequence[int],
+    context_tokens: int,
+    max_requests: int,
+    block: int,
+    drafts: int = 0,
+    sparse: SparsePrefill | None = None,
 ) -> Iterator[list[Row]]:
     """The rows of each step, the largest first, so that the others share its memory.
 
     sizes: from `step_sizes`, none above max_requests * context_tokens. All blocks of all rows are `block`, since nobody
-    reads what is computed. drafts: the most of a row.
+    reads what is computed. drafts: the most of a row; sparse: how long prompts are computed, None if exactly.
     """
     rows = _Rows(context_tokens, block)
     for size in reversed(sizes):
@@ -36,6 +44,8 @@ def warm_up_steps(
     for size in sizes:
         if size <= min(MOST_BEHIND_PREFIX, context_tokens - 1) and size.bit_count() == 1:
             yield [rows.last(size, GREEDY)]
+    if sparse is not None and context_tokens > 1:
+        yield [replace(rows.last(min(sizes[-1], context_tokens - 1), GREEDY), sparse=sparse)]
     for count in step_sizes(max_requests):
         if count < sizes[-1] and context_tokens > 1:
             yield [*[rows.last(1, GREEDY)] * (count - 1), rows.last(2, GREEDY)]

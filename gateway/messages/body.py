@@ -113,6 +113,7 @@ class MessageRequest(PromptBody, kw_only=True):
                 ignore_eos=False,
                 cache_salt=self.cache_salt,
                 priority=self.priority or 0,
+                sparse_prefill=self.sparse_prefill,
                 form=self._form(),
             )
         ]

@@ -15,6 +15,8 @@ class RequestBody(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     # Among the requests of the same API key the lowest goes first.
     priority: int | None = None
+    # Whether attention of a long prompt leaves out what hardly counts; by default as the workers are configured.
+    sparse_prefill: bool | None = None
 
     @property
     def streams(self) -> bool:

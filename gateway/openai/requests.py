@@ -117,6 +117,7 @@ class GenerationBody(ConstraintFields, kw_only=True):
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            sparse_prefill=self.sparse_prefill,
             form=self.form(),
             bad_words=tuple(self.bad_words or ()),
             min_tokens=self.min_tokens or 0,

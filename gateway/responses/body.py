@@ -104,6 +104,7 @@ class ResponseRequest(RequestBody, kw_only=True):
                 ignore_eos=False,
                 cache_salt=self.cache_salt,
                 priority=self.priority or 0,
+                sparse_prefill=self.sparse_prefill,
                 form=None if format is None else format.form(),
             )
         ]

@@ -7,6 +7,7 @@ import msgspec
 from mesh.domain.constraints import Constraint
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 
@@ -31,6 +32,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     share: Share = ONE_TENANT
     # The span that asks for it (`mesh.tracing`); None outside traces.
     traceparent: str | None = None
+    # How the attention of a long prompt is computed; None if exactly.
+    sparse: SparsePrefill | None = None
 
 
 class StreamTag(msgspec.Struct, frozen=True):

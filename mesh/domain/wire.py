@@ -1,7 +1,7 @@
 """Requests, outputs and targets in the protos: the one translation, both ways."""
 
 import msgspec
-from deepmesh.internal.v1 import constraint_pb2, decode_pb2, outputs_pb2, share_pb2, targets_pb2
+from deepmesh.internal.v1 import constraint_pb2, decode_pb2, outputs_pb2, share_pb2, sparse_prefill_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.domain.constraints import Constraint
@@ -9,6 +9,7 @@ from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import StreamTag, Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT, ONE_TENANT, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 # As near as a 32-bit float comes to "only the most likely token" without being 0, which the wire reads as 1.
@@ -37,6 +38,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
             constraint=constraint(message.constraint) if message.HasField("constraint") else None,
             share=share(message.share),
             traceparent=message.traceparent or None,
+            sparse=sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None,
         ),
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
@@ -65,6 +67,7 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         constraint=None if request.constraint is None else constraint_message(request.constraint),
         traceparent=request.traceparent,
         stream=None if submission.stream is None else stream_tag_message(submission.stream),
+        sparse_prefill=None if request.sparse is None else sparse_prefill_message(request.sparse),
     )
 
 
@@ -91,6 +94,15 @@ def constraint(message: constraint_pb2.Constraint) -> Constraint:
 def constraint_message(constraint: Constraint) -> constraint_pb2.Constraint:
     banned = [constraint_pb2.TokenSequence(token_ids=sequence) for sequence in constraint.banned]
     return constraint_pb2.Constraint(**{**msgspec.structs.asdict(constraint), "banned": banned})
+
+
+def sparse_prefill(message: sparse_prefill_pb2.SparsePrefill) -> SparsePrefill:
+    """The message as it is; `check_sparse_prefill` judges it."""
+    return SparsePrefill(message.from_tokens, message.recall)
+
+
+def sparse_prefill_message(sparse: SparsePrefill) -> sparse_prefill_pb2.SparsePrefill:
+    return sparse_prefill_pb2.SparsePrefill(from_tokens=sparse.from_tokens, recall=sparse.recall)
 
 
 def share(message: share_pb2.Share) -> Share:

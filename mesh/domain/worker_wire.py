@@ -3,6 +3,8 @@
 from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain import wire
+from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import (
     KvNamespace,
     RankStatus,
@@ -52,6 +54,9 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
     if message.worker_class:
         check_name("identity.worker_class", message.worker_class)
+    sparse = wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None
+    if sparse is not None:
+        check_sparse_prefill(sparse)
     return WorkerIdentity(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
@@ -70,6 +75,7 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         slot_bytes=message.slot_bytes or None,
         ranks=message.ranks or 1,
         worker_class=message.worker_class,
+        sparse_prefill=sparse,
     )
 
 
@@ -99,6 +105,7 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
         slot_bytes=worker.slot_bytes,
         ranks=worker.ranks,
         worker_class=worker.worker_class,
+        sparse_prefill=None if worker.sparse_prefill is None else wire.sparse_prefill_message(worker.sparse_prefill),
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sparse_prefill import SparsePrefill
 
 
 class WorkerState(Enum):
@@ -85,6 +86,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # What it computes with, and how it is divided; empty if it does not say. Workers of one class are taken to be
     # equally fast until they have measured themselves.
     worker_class: str = ""
+    # How it computes the attention of long prompts, of requests that leave the choice to it or ask for it; None if
+    # exactly.
+    sparse_prefill: SparsePrefill | None = None
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.scoring import ScoringConfig, main, token_logprobs
+from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
@@ -48,6 +49,9 @@ class CountingBackend:
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         raise AssertionError("there are no draft layers")
+
+    def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
+        raise AssertionError("a score reports nothing else")
 
     def launch(self, batch: Batch, shape: StepShape) -> "CountedStep":
         owned = [block for row in batch.rows for block in row.block_ids]

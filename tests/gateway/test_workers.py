@@ -5,6 +5,7 @@ import msgspec
 
 from gateway.requests import ModelLimits
 from gateway.workers import Directory, Worker
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
 from tests.support.scheduling import NAMESPACE
@@ -215,3 +216,28 @@ def test_without_a_scheduler_workers_with_and_without_drafts_are_paired_either_w
     assert least_loaded(watched(decode, make_prefill("p"))) == ("d", "p")
     other = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 2)
     assert least_loaded(watched(decode, make_prefill("p", kv_namespace=other))) is None
+
+
+def test_sparse_prefill_is_offered_if_all_that_compute_prompts_are_set_alike() -> None:
+    sparse, other = SparsePrefill(16384, 0.95), SparsePrefill(16384, 0.9)
+    for workers, offered in [
+        ([make_worker("a")], None),
+        ([make_worker("a", sparse_prefill=sparse), make_prefill("p", sparse_prefill=sparse)], sparse),
+        ([make_worker("a", sparse_prefill=sparse), make_prefill("p")], None),
+        ([make_worker("a", sparse_prefill=sparse), make_prefill("p", sparse_prefill=other)], None),
+        ([make_worker("a", can_prefill=False), make_prefill("p", sparse_prefill=sparse)], sparse),
+        ([make_worker("a", sparse_prefill=sparse), make_worker("b", model="n")], sparse),
+    ]:
+        assert watched(*workers).sparse_prefill("m") == offered
+    assert watched(make_worker("a", sparse_prefill=sparse)).sparse_prefill("unknown") is None
+
+
+def test_what_is_offered_is_known_while_workers_are_started_again() -> None:
+    sparse = SparsePrefill(16384, 0.95)
+    directory = watched(make_worker("a", can_prefill=False), make_prefill("p", sparse_prefill=sparse))
+    directory.update([make_worker("a", can_prefill=False)], 10.0, 1.0)
+    assert directory.sparse_prefill("m") == sparse
+    directory.update([], 10.0, 2.0)
+    assert directory.sparse_prefill("m") == sparse
+    directory.update([make_worker("a")], 10.0, 3.0)
+    assert directory.sparse_prefill("m") is None

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 import pytest_asyncio
 import torch
@@ -13,6 +14,7 @@ from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.greedy import MARGIN, assert_greedy
 from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, request_of, tokens_of, until_stored
 from tests.support.process_mesh import SLOW_STORE, ProcessMesh, process_mesh
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_TOKENS = 24
@@ -23,6 +25,9 @@ SETTINGS = (
     "prefill.engine.max_step_tokens=96",
     "prefill.engine.total_blocks=96",
     "prefill.engine.threads=1",
+    # Above all prompts but that of the test which is about it.
+    "prefill.engine.sparse_prefill.from_tokens=384",
+    "prefill.engine.sparse_prefill.recall=0.1",
     "decode.engine.total_blocks=128",
     "decode.engine.threads=1",
     *(f"{owner}.transfer.slot_bytes=65536" for owner in ("prefill.engine", "decode.engine", "kvstore")),
@@ -98,6 +103,39 @@ async def test_prompts_of_every_length(mesh: ProcessMesh, reference: DeepseekV3F
     await check(mesh, reference, [random_prompt(length, seed=length) for length in LENGTHS])
     await mesh.drained()
     assert (await received_bytes(mesh))["decode-0"] > 0
+
+
+async def test_an_exact_prompt_finds_nothing_of_what_was_computed_sparsely(
+    mesh: ProcessMesh, reference: DeepseekV3ForCausalLM
+) -> None:
+    prompt = random_prompt(700, seed=3000)
+
+    async def ask(sparse: bool) -> tuple[list[int], int]:
+        """The answer, and how many of the prompt's tokens were found."""
+        request = request_of(prompt, ANSWER_TOKENS)
+        request.sparse_prefill = sparse
+        messages = [message async for message in mesh.gateway.Generate(request, timeout=60)]
+        token_ids = [token_id for message in messages for token_id in message.delta.token_ids]
+        return token_ids, messages[-1].finished.usage.cached_tokens
+
+    async def offered() -> bool:
+        """The gateway refuses it until it has heard of the prefill worker."""
+        try:
+            await ask(sparse=True)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            return False
+        return True
+
+    await eventually(offered)
+    answer, cached = await ask(sparse=False)
+    assert_greedy(reference, prompt, answer)
+    # The blocks before the threshold, by whichever of the workers they are held.
+    assert cached <= 384
+    assert [(await ask(sparse))[1] for sparse in (True, False)] == [640, 640]
+    # The default is what the worker is set to.
+    assert await tokens_of(mesh, prompt, ANSWER_TOKENS) == (await ask(sparse=True))[0] != answer
+    await mesh.drained()
 
 
 async def test_a_prefix_that_the_workers_hold(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:

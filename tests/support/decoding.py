@@ -10,6 +10,7 @@ from engine.protocol.messages import Output, Ready, StepResult, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 from mesh.errors import EngineFailed
@@ -63,7 +64,13 @@ class FakeRank:
     dead: bool = False
     steps: int = 0
 
-    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+    def new_key(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None = None,
+    ) -> int:
         return len(self.submitted)
 
     def submit(self, submit: Submit) -> None:

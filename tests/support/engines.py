@@ -135,6 +135,7 @@ def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: A
         prompt_tokens=settings.pop("prompt_tokens", None),
         constraint=settings.pop("constraint", None),
         share=settings.pop("share", ONE_TENANT),
+        sparse=settings.pop("sparse", None),
     )
     return Submit(key, request, **settings)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, outputs_pb2, workers_pb2
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, outputs_pb2, sparse_prefill_pb2, workers_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.config import ServerConfig
@@ -71,6 +71,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     context_tokens: int = 4096
     vocabulary_size: int = VOCABULARY
     can_prefill: bool = True
+    # Absent: it computes long prompts exactly.
+    sparse_prefill: sparse_prefill_pb2.SparsePrefill | None = None
     grace_ms: int = 2000
     step_seconds: float = 0.0
     tokens_per_step: int = 1
@@ -122,6 +124,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             vocabulary_size=self.vocabulary_size,
             max_requests=64,
             can_prefill=self.can_prefill,
+            sparse_prefill=self.sparse_prefill,
         )
 
     def started(self, port: int = 0) -> "StartedWorker":

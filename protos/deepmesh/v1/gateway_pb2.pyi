@@ -92,7 +92,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "return_token_ids", "priority", "form", "min_tokens", "bad_words")
+    __slots__ = ("model", "prompt", "sampling", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "return_token_ids", "priority", "form", "min_tokens", "bad_words", "sparse_prefill")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class GenerateRequest(_message.Message):
     FORM_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_PREFILL_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: Prompt
     sampling: _common_pb2.SamplingParams
@@ -117,7 +118,8 @@ class GenerateRequest(_message.Message):
     form: AnswerForm
     min_tokens: int
     bad_words: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., priority: _Optional[int] = ..., form: _Optional[_Union[AnswerForm, _Mapping]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
+    sparse_prefill: bool
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., return_token_ids: _Optional[bool] = ..., priority: _Optional[int] = ..., form: _Optional[_Union[AnswerForm, _Mapping]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., sparse_prefill: _Optional[bool] = ...) -> None: ...
 
 class AnswerForm(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar")

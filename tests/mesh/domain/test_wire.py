@@ -9,6 +9,7 @@ from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 narrow = st.floats(0, 100, width=32)
@@ -76,6 +77,7 @@ def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: Sto
         attempt=2,
         prompt_tokens=2,
         constraint=Constraint("start: /a+/", 0, 5, may_end_free=True, banned=[[1, 2]], min_tokens=3),
+        sparse=SparsePrefill(16384, 0.95),
     )
     submission = Submission(9, request, 1500, prefill, store)
     sent = wire.submission_message(submission).SerializeToString()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain import worker_wire
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest
 from worker import wire
@@ -36,6 +37,7 @@ identities = st.builds(
     slot_bytes=st.none() | st.integers(1, 2**40),
     vocabulary_size=st.none() | positive,
     block_bytes=st.none() | positive,
+    sparse_prefill=st.none() | st.builds(SparsePrefill, st.integers(0, 2**31 - 1), st.sampled_from([0.5, 0.95])),
 )
 loads = st.builds(WorkerLoad, counts, counts, sizes, counts, *[rates] * 5)
 counters = st.builds(

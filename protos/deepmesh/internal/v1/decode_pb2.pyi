@@ -2,6 +2,7 @@ from deepmesh.internal.v1 import constraint_pb2 as _constraint_pb2
 from deepmesh.internal.v1 import failure_pb2 as _failure_pb2
 from deepmesh.internal.v1 import outputs_pb2 as _outputs_pb2
 from deepmesh.internal.v1 import share_pb2 as _share_pb2
+from deepmesh.internal.v1 import sparse_prefill_pb2 as _sparse_prefill_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from deepmesh.v1 import common_pb2 as _common_pb2
@@ -44,7 +45,7 @@ class ResumePoint(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share", "traceparent", "stream")
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share", "traceparent", "stream", "sparse_prefill")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +61,7 @@ class Submission(_message.Message):
     SHARE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_PREFILL_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     attempt: int
@@ -75,7 +77,8 @@ class Submission(_message.Message):
     share: _share_pb2.Share
     traceparent: str
     stream: StreamTag
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., traceparent: _Optional[str] = ..., stream: _Optional[_Union[StreamTag, _Mapping]] = ...) -> None: ...
+    sparse_prefill: _sparse_prefill_pb2.SparsePrefill
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., traceparent: _Optional[str] = ..., stream: _Optional[_Union[StreamTag, _Mapping]] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ...) -> None: ...
 
 class StreamTag(_message.Message):
     __slots__ = ("stream_id", "epoch", "context")

@@ -26,27 +26,28 @@ from deepmesh.internal.v1 import constraint_pb2 as deepmesh_dot_internal_dot_v1_
 from deepmesh.internal.v1 import landing_pb2 as deepmesh_dot_internal_dot_v1_dot_landing__pb2
 from deepmesh.internal.v1 import outputs_pb2 as deepmesh_dot_internal_dot_v1_dot_outputs__pb2
 from deepmesh.internal.v1 import share_pb2 as deepmesh_dot_internal_dot_v1_dot_share__pb2
+from deepmesh.internal.v1 import sparse_prefill_pb2 as deepmesh_dot_internal_dot_v1_dot_sparse__prefill__pb2
 from deepmesh.internal.v1 import targets_pb2 as deepmesh_dot_internal_dot_v1_dot_targets__pb2
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/prefill.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\xba\x03\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x33\n\x06ticket\x18\x06 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x35\n\x05store\x18\x08 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x39\n\nconstraint\x18\n \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x02\x88\x01\x01\x12*\n\x05share\x18\x0b \x01(\x0b\x32\x1b.deepmesh.internal.v1.ShareB\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraint\"\xca\x01\n\x0fPrefillResponse\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32%.deepmesh.internal.v1.PrefillAcceptedH\x00\x12>\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\'.deepmesh.internal.v1.PrefillFirstTokenH\x00\x12\x31\n\x04\x64one\x18\x03 \x01(\x0b\x32!.deepmesh.internal.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x02\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\r\x12\x42\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x01\x88\x01\x01\x12\x17\n\ndrafts_end\x18\x06 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_drafts_end\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2j\n\x0ePrefillService\x12X\n\x07Prefill\x12$.deepmesh.internal.v1.PrefillRequest\x1a%.deepmesh.internal.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/prefill.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\x8f\x04\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x33\n\x06ticket\x18\x06 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x35\n\x05store\x18\x08 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x39\n\nconstraint\x18\n \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x02\x88\x01\x01\x12*\n\x05share\x18\x0b \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12@\n\x0esparse_prefill\x18\x0c \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x03\x88\x01\x01\x42\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraintB\x11\n\x0f_sparse_prefill\"\xca\x01\n\x0fPrefillResponse\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32%.deepmesh.internal.v1.PrefillAcceptedH\x00\x12>\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\'.deepmesh.internal.v1.PrefillFirstTokenH\x00\x12\x31\n\x04\x64one\x18\x03 \x01(\x0b\x32!.deepmesh.internal.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x02\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\r\x12\x42\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x01\x88\x01\x01\x12\x17\n\ndrafts_end\x18\x06 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_drafts_end\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2j\n\x0ePrefillService\x12X\n\x07Prefill\x12$.deepmesh.internal.v1.PrefillRequest\x1a%.deepmesh.internal.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=268
-  _globals['_PREFILLREQUEST']._serialized_end=710
-  _globals['_PREFILLRESPONSE']._serialized_start=713
-  _globals['_PREFILLRESPONSE']._serialized_end=915
-  _globals['_PREFILLACCEPTED']._serialized_start=917
-  _globals['_PREFILLACCEPTED']._serialized_end=961
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=964
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=1255
-  _globals['_PREFILLDONE']._serialized_start=1257
-  _globals['_PREFILLDONE']._serialized_end=1311
-  _globals['_PREFILLSERVICE']._serialized_start=1313
-  _globals['_PREFILLSERVICE']._serialized_end=1419
+  _globals['_PREFILLREQUEST']._serialized_start=311
+  _globals['_PREFILLREQUEST']._serialized_end=838
+  _globals['_PREFILLRESPONSE']._serialized_start=841
+  _globals['_PREFILLRESPONSE']._serialized_end=1043
+  _globals['_PREFILLACCEPTED']._serialized_start=1045
+  _globals['_PREFILLACCEPTED']._serialized_end=1089
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=1092
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=1383
+  _globals['_PREFILLDONE']._serialized_start=1385
+  _globals['_PREFILLDONE']._serialized_end=1439
+  _globals['_PREFILLSERVICE']._serialized_start=1441
+  _globals['_PREFILLSERVICE']._serialized_end=1547
 # @@protoc_insertion_point(module_scope)

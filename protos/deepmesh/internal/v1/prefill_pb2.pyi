@@ -2,6 +2,7 @@ from deepmesh.internal.v1 import constraint_pb2 as _constraint_pb2
 from deepmesh.internal.v1 import landing_pb2 as _landing_pb2
 from deepmesh.internal.v1 import outputs_pb2 as _outputs_pb2
 from deepmesh.internal.v1 import share_pb2 as _share_pb2
+from deepmesh.internal.v1 import sparse_prefill_pb2 as _sparse_prefill_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
@@ -13,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store", "prompt_tokens", "constraint", "share")
+    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store", "prompt_tokens", "constraint", "share", "sparse_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +26,7 @@ class PrefillRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -36,7 +38,8 @@ class PrefillRequest(_message.Message):
     prompt_tokens: int
     constraint: _constraint_pb2.Constraint
     share: _share_pb2.Share
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ...) -> None: ...
+    sparse_prefill: _sparse_prefill_pb2.SparsePrefill
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "first_token", "done")

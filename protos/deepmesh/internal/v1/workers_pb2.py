@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from deepmesh.internal.v1 import sparse_prefill_pb2 as deepmesh_dot_internal_dot_v1_dot_sparse__prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/workers.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\x94\x01\n\x0bKvNamespace\x12\x1b\n\x13weights_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x14\n\x0c\x64raft_layers\x18\x07 \x01(\r\"\xb1\x03\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12.\n\x04role\x18\x03 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x37\n\x0ckv_namespace\x18\x06 \x01(\x0b\x32!.deepmesh.internal.v1.KvNamespace\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x14\n\x0cmax_requests\x18\t \x01(\r\x12\x13\n\x0b\x63\x61n_prefill\x18\n \x01(\x08\x12\x17\n\x0fvocabulary_size\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x13\n\x0breceives_kv\x18\r \x01(\x08\x12\x18\n\x10layerwise_tokens\x18\x0e \x01(\r\x12\x12\n\nslot_bytes\x18\x0f \x01(\x04\x12\r\n\x05ranks\x18\x10 \x01(\r\x12\x14\n\x0cworker_class\x18\x11 \x01(\t\"\xd3\x02\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x05 \x01(\x02\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x06 \x01(\x02\x12\x1a\n\x12mean_output_tokens\x18\x07 \x01(\x02\x12\x1c\n\x14\x64\x65\x63ode_step_requests\x18\x08 \x01(\x02\x12\x1d\n\x15push_bytes_per_second\x18\t \x01(\x02\x12\x1d\n\x10\x65xpert_imbalance\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x15\n\rexperts_moved\x18\x0b \x01(\x04\x42\x13\n\x11_expert_imbalance\"\x8c\x01\n\nRankStatus\x12.\n\x04load\x18\x01 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x37\n\ttransfers\x18\x02 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\"\xfa\x04\n\x0eTransferStatus\x12\x15\n\ropen_landings\x18\x01 \x01(\r\x12\x13\n\x0bopen_pushes\x18\x02 \x01(\r\x12\x14\n\x0copen_fetches\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x19\n\x11quarantined_slots\x18\x06 \x01(\r\x12O\n\x0ereceived_bytes\x18\x07 \x03(\x0b\x32\x37.deepmesh.internal.v1.TransferStatus.ReceivedBytesEntry\x12G\n\nsent_bytes\x18\x08 \x03(\x0b\x32\x33.deepmesh.internal.v1.TransferStatus.SentBytesEntry\x12\x42\n\x07refused\x18\t \x03(\x0b\x32\x31.deepmesh.internal.v1.TransferStatus.RefusedEntry\x12\x0f\n\x07\x66\x65tches\x18\n \x01(\x04\x12\x16\n\x0e\x66\x65tched_blocks\x18\x0b \x01(\x04\x12\x1e\n\x16\x66\x65tch_bytes_per_second\x18\x0c \x01(\x02\x12#\n\x1b\x64isk_fetch_bytes_per_second\x18\r \x01(\x02\x1a\x34\n\x12ReceivedBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0eSentBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*z\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_SERVING\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x18\n\x14WORKER_STATE_STALLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/workers.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a)deepmesh/internal/v1/sparse_prefill.proto\"\x94\x01\n\x0bKvNamespace\x12\x1b\n\x13weights_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x14\n\x0c\x64raft_layers\x18\x07 \x01(\r\"\x86\x04\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12.\n\x04role\x18\x03 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x37\n\x0ckv_namespace\x18\x06 \x01(\x0b\x32!.deepmesh.internal.v1.KvNamespace\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x14\n\x0cmax_requests\x18\t \x01(\r\x12\x13\n\x0b\x63\x61n_prefill\x18\n \x01(\x08\x12\x17\n\x0fvocabulary_size\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x13\n\x0breceives_kv\x18\r \x01(\x08\x12\x18\n\x10layerwise_tokens\x18\x0e \x01(\r\x12\x12\n\nslot_bytes\x18\x0f \x01(\x04\x12\r\n\x05ranks\x18\x10 \x01(\r\x12\x14\n\x0cworker_class\x18\x11 \x01(\t\x12@\n\x0esparse_prefill\x18\x12 \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x00\x88\x01\x01\x42\x11\n\x0f_sparse_prefill\"\xd3\x02\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x05 \x01(\x02\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x06 \x01(\x02\x12\x1a\n\x12mean_output_tokens\x18\x07 \x01(\x02\x12\x1c\n\x14\x64\x65\x63ode_step_requests\x18\x08 \x01(\x02\x12\x1d\n\x15push_bytes_per_second\x18\t \x01(\x02\x12\x1d\n\x10\x65xpert_imbalance\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x15\n\rexperts_moved\x18\x0b \x01(\x04\x42\x13\n\x11_expert_imbalance\"\x8c\x01\n\nRankStatus\x12.\n\x04load\x18\x01 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x37\n\ttransfers\x18\x02 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\"\xfa\x04\n\x0eTransferStatus\x12\x15\n\ropen_landings\x18\x01 \x01(\r\x12\x13\n\x0bopen_pushes\x18\x02 \x01(\r\x12\x14\n\x0copen_fetches\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x19\n\x11quarantined_slots\x18\x06 \x01(\r\x12O\n\x0ereceived_bytes\x18\x07 \x03(\x0b\x32\x37.deepmesh.internal.v1.TransferStatus.ReceivedBytesEntry\x12G\n\nsent_bytes\x18\x08 \x03(\x0b\x32\x33.deepmesh.internal.v1.TransferStatus.SentBytesEntry\x12\x42\n\x07refused\x18\t \x03(\x0b\x32\x31.deepmesh.internal.v1.TransferStatus.RefusedEntry\x12\x0f\n\x07\x66\x65tches\x18\n \x01(\x04\x12\x16\n\x0e\x66\x65tched_blocks\x18\x0b \x01(\x04\x12\x1e\n\x16\x66\x65tch_bytes_per_second\x18\x0c \x01(\x02\x12#\n\x1b\x64isk_fetch_bytes_per_second\x18\r \x01(\x02\x1a\x34\n\x12ReceivedBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0eSentBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*z\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_SERVING\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x18\n\x14WORKER_STATE_STALLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +38,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_options = b'8\001'
   _globals['_TRANSFERSTATUS_REFUSEDENTRY']._loaded_options = None
   _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=1769
-  _globals['_WORKERROLE']._serialized_end=1859
-  _globals['_WORKERSTATE']._serialized_start=1861
-  _globals['_WORKERSTATE']._serialized_end=1983
-  _globals['_KVNAMESPACE']._serialized_start=61
-  _globals['_KVNAMESPACE']._serialized_end=209
-  _globals['_WORKERIDENTITY']._serialized_start=212
-  _globals['_WORKERIDENTITY']._serialized_end=645
-  _globals['_WORKERLOAD']._serialized_start=648
-  _globals['_WORKERLOAD']._serialized_end=987
-  _globals['_RANKSTATUS']._serialized_start=990
-  _globals['_RANKSTATUS']._serialized_end=1130
-  _globals['_TRANSFERSTATUS']._serialized_start=1133
-  _globals['_TRANSFERSTATUS']._serialized_end=1767
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_start=1617
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_end=1669
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_start=1671
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_end=1719
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_start=1721
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_end=1767
+  _globals['_WORKERROLE']._serialized_start=1897
+  _globals['_WORKERROLE']._serialized_end=1987
+  _globals['_WORKERSTATE']._serialized_start=1989
+  _globals['_WORKERSTATE']._serialized_end=2111
+  _globals['_KVNAMESPACE']._serialized_start=104
+  _globals['_KVNAMESPACE']._serialized_end=252
+  _globals['_WORKERIDENTITY']._serialized_start=255
+  _globals['_WORKERIDENTITY']._serialized_end=773
+  _globals['_WORKERLOAD']._serialized_start=776
+  _globals['_WORKERLOAD']._serialized_end=1115
+  _globals['_RANKSTATUS']._serialized_start=1118
+  _globals['_RANKSTATUS']._serialized_end=1258
+  _globals['_TRANSFERSTATUS']._serialized_start=1261
+  _globals['_TRANSFERSTATUS']._serialized_end=1895
+  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_start=1745
+  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_end=1797
+  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_start=1799
+  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_end=1847
+  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_start=1849
+  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_end=1895
 # @@protoc_insertion_point(module_scope)

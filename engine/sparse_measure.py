@@ -1,0 +1,12 @@
+"""What sparse attention of a prompt kept, as plain data."""
+
+import msgspec
+
+
+class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """Of one chunk, in one layer."""
+
+    # The share of the exact attention, the mean over its heads and some of its queries.
+    recall: float
+    # Of the blocks that exact attention computes, the share that was computed.
+    density: float
