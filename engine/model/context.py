@@ -80,6 +80,18 @@ class DeviceState:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLatents:
+    """Of a prompt's chunk that all ranks compute together, each a share of equally many tokens, or fewer."""
+
+    # [share] int64: where this rank writes its share's latents; the padding block, where it lacks one.
+    own: torch.Tensor
+    # [chunk] int64: by token, its place in the shares of all ranks, one after another.
+    order: torch.Tensor
+    # [chunk] int64: where each token's latent goes on this rank.
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """Of a step's tokens, or of a part of them if these are computed in turns: earlier parts first, since later ones
     may attend to them.
@@ -107,6 +119,8 @@ class ForwardContext:
     padding: int = 0
     # [own rows] int64: 1 for tokens of requests, 0 for padding; None if nobody counts them.
     counted: torch.Tensor | None = None
+    # Of tokens that attend to others which other ranks compute in this step.
+    shared_latents: SharedLatents | None = None
     # The rest of the step is computed while this part waits for other ranks.
     takes_turns: bool = False
     # Some of the tokens, too.

@@ -90,6 +90,10 @@ class ExpertGroup:
             return Begun(lambda: sums)
         return self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=beside)
 
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks: [rows, ...] becomes [ranks * rows, ...]."""
+        return self._exchange.all_gather(own, Group.WORLD)
+
     def meet(self) -> None:
         """Wait until all ranks' hosts are here."""
         self._of_all(0)

@@ -144,12 +144,12 @@ def _padding_tensors(tokens: int, state: DeviceState) -> tuple[torch.Tensor, tor
 
 def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
     """The pool slot that each token's KV goes to: those in shared blocks keep theirs."""
-    slots = _slots(row, row.start, row.end)
+    slots = slots_between(row, row.start, row.end)
     slots[: row.shared] = padding_block * BLOCK_TOKENS
     return slots
 
 
-def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
+def slots_between(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
     """The pool slot of each position from `start` to `stop`."""
     positions = np.arange(start, stop, dtype=np.int64)
     blocks = np.array(row.block_ids[: -(-stop // BLOCK_TOKENS)], dtype=np.int64)
@@ -248,9 +248,11 @@ def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -
     bounds = [*range(0, begin, EXPANDED_TOKENS), begin]
     earlier = [
         PrefixPart(
-            slots=to_device(_slots(row, start, end), state.device),
+            slots=to_device(slots_between(row, start, end), state.device),
             plan=plan_prefill([queries], [end - start], state.device, causal=False),
         )
         for start, end in pairwise(bounds)
     ]
-    return ExpandedRows(first, stop, plan, known=to_device(_slots(row, begin, row.end), state.device), earlier=earlier)
+    return ExpandedRows(
+        first, stop, plan, known=to_device(slots_between(row, begin, row.end), state.device), earlier=earlier
+    )

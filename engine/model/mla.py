@@ -8,7 +8,7 @@ from torch.nn import functional
 from engine.model.activations import Activations, InputForm, to_form
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext
+from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext, SharedLatents
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
@@ -36,6 +36,7 @@ class Attention:
         self.config = config
         self.index = index
         self._share = allocate.group.share
+        self._everybody = allocate.expert_group
         heads = self._heads = self._share.size(config.num_attention_heads)
         hidden, latent = config.hidden_size, config.kv_lora_rank
         queries = heads * config.qk_head_dim
@@ -81,6 +82,8 @@ class Attention:
         pool = context.kv_pool[self.index]
         projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
         query = self._queries(projected, pool, context)
+        if context.shared_latents is not None:
+            self._exchange_latents(context.shared_latents, pool)
         values = self._values(query, projected[:, self._input_width :], pool, context)
         return self._output.forward(values, context.workspace)
 
@@ -115,6 +118,13 @@ class Attention:
             normalize = norm_quantize_and_write if quantized else norm_and_write
             query = self._query.forward(normalize(projected, self._query_norm, *rest), context.workspace)
         return query.unflatten(1, (self._heads, self.config.qk_head_dim))
+
+    def _exchange_latents(self, latents: SharedLatents, pool: torch.Tensor) -> None:
+        """Write what other ranks have computed of a chunk, before anything attends to it."""
+        # Not every operation takes numbers of one byte.
+        slots = pool.view(torch.uint8).view(-1, pool.shape[-1] * pool.itemsize)
+        everybody = self._everybody.gather(slots[latents.own].view(pool.dtype)).view(torch.uint8)
+        slots[latents.slots] = everybody[latents.order]
 
     def _absorbed(
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext

@@ -31,6 +31,10 @@ class ParallelConfig(Config):
     """On how many hosts the ranks lie, equally many on each and none of a tp group apart (docs/scale-out.md). One
     service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
     """
+    context_parallel_tokens: int | None = Field(default=None, ge=1)
+    """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
+    the step shorter (context parallelism; only with tp 1). Each rank keeps room for the keys of one more context.
+    """
     prompt_wait_steps: int = Field(default=0, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
     rank holds up all. 0 waits for none.

@@ -32,6 +32,7 @@ from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
+from engine.runner.spreading import Spreading
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import choose_two_batch, may_take_two
@@ -93,7 +94,8 @@ class ModelBackend:
         # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         positions = self.context_tokens + most_draft_positions(config)
-        self.state = _make_state(self._model, resolved, self.total_blocks, positions)
+        blocks = self.total_blocks + self._foreign_blocks(config, self.context_tokens)
+        self.state = _make_state(self._model, resolved, blocks, positions)
         self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
         self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device, self._model.group)
         self.draft_layers = model_config.draft_layers
@@ -108,7 +110,7 @@ class ModelBackend:
             self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
         times.mark("memory")
         two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, self._size)
-        self._batches = MicroBatches(two_batch, self._size)
+        self._batches = MicroBatches(two_batch, self._size, self._spreading(config, exchange))
         self._balancer = _make_balancer(self._model, exchange, config.balance)
         times.mark("micro-batches")
         self._graphs: DecodeGraphs | None = None
@@ -190,13 +192,14 @@ class ModelBackend:
                 logits = logits[self._indices(drawing)]
         else:
             on_layers = batch.on_layers if events is None else events.layer_hook
+            parts = self._batches.of(rows, shape)
             contexts = [
-                build_context(self._model.config, batch.rows, self.state, batch.size)
-                for batch in self._batches.of(rows, shape)
+                part.context(build_context(self._model.config, part.rows, self.state, part.size)) for part in parts
             ]
-            if wanted(rows):
-                hidden = self._model.hidden_states(*contexts, on_layers=on_layers)
-                prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
+            if wanted(rows) or parts[0].spread is not None:
+                hidden = self._batches.hidden_states(self._model, parts, contexts, on_layers)
+                if wanted(rows):
+                    prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
                 logits = self._model.logits(hidden[self._indices(last_tokens(rows))])
             else:
                 logits = self._model.forward(*contexts, on_layers=on_layers)
@@ -229,6 +232,19 @@ class ModelBackend:
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
+    def _foreign_blocks(self, config: EngineConfig, longest: int) -> int:
+        """Blocks behind the pool's for a prompt of another rank."""
+        divides = config.parallel.context_parallel_tokens is not None and self._model.expert_group.divides
+        return _blocks_of(longest) if divides and not self._model.group.divides else 0
+
+    def _spreading(self, config: EngineConfig, exchange: Exchange | None) -> Spreading | None:
+        count = self._foreign_blocks(config, self.context_tokens)
+        fewest = config.parallel.context_parallel_tokens
+        if not count or exchange is None or fewest is None:
+            return None
+        blocks = range(self.total_blocks, self.total_blocks + count)
+        return Spreading(exchange, self.state, self._model.config.num_hidden_layers, blocks, fewest)
+
     def _measured_depths(self, config: EngineConfig) -> StepTimes:
         with span("engine.measure_drafts"):
             return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
@@ -239,6 +255,7 @@ class ModelBackend:
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
         on_cpu = resolved.device == "cpu"
         reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
+        reserved += self._foreign_blocks(resolved.config, longest) * self.block_bytes
         left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
         return affordable_blocks(
             # Ranks on a CPU share its memory.

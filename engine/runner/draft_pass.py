@@ -76,12 +76,13 @@ class EagerPass:
         width = max((row.draws for row in drawing), default=1)
         self.draws = plan_draws(rows, offsets, width)
         contexts, left = [], len(decoding)
-        for batch in batches.of(rows, shape):
-            groups = decode_groups(batch.rows[:left], state, blocks)
-            contexts.append(join_context(model.config, groups, batch.rows[left:], state, batch.size))
+        parts = batches.of(rows, shape)
+        for part in parts:
+            groups = decode_groups(part.rows[:left], state, blocks)
+            contexts.append(part.context(join_context(model.config, groups, part.rows[left:], state, part.size)))
             self._groups += groups
-            left -= min(left, len(batch.rows))
-        self.hidden = model.hidden_states(*contexts, on_layers=on_layers)
+            left -= min(left, len(part.rows))
+        self.hidden = batches.hidden_states(model, parts, contexts, on_layers)
         lacking = len(drawing) - len(decoding)
         device = self.hidden.device
         drafts = [_padded(group.token_ids[:, 1:], width - 1) for group in self._groups]

@@ -4,13 +4,17 @@ Each rank cuts its own rows. The sizes to which it pads the halves follow from w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
+import torch
 
 from engine.batch import Row, StepShape
+from engine.model.context import ForwardContext
+from engine.model.model import Model, OnLayers
+from engine.runner.spreading import Spread, Spreading
 from engine.two_batch import TwoBatch
 
 # Halves may differ by so much of the step's tokens, if no prompt has to be cut then: what is behind a cut reads the
@@ -22,6 +26,12 @@ class MicroBatch(NamedTuple):
     rows: Sequence[Row]
     # The number of tokens to which it is padded, equal on all ranks.
     size: int
+    # If the ranks compute a chunk of a prompt together.
+    spread: Spread | None = None
+
+    def context(self, context: ForwardContext) -> ForwardContext:
+        """That of its rows, with what it has to know of other ranks'."""
+        return context if self.spread is None else replace(context, shared_latents=self.spread.latents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,31 @@ class MicroBatches:
     two_batch: TwoBatch
     # To how many tokens a batch of so many is padded.
     size: Callable[[int], int]
+    # None if each rank computes its own prompts.
+    spreading: Spreading | None = None
 
     def of(self, rows: Sequence[Row], shape: StepShape) -> list[MicroBatch]:
-        """One after another the rows of these are the step's; but a prompt's row may be cut in two."""
+        """One after another the rows of these are the step's; but a prompt's row may be cut in two, or divided over the
+        ranks. All ranks call it for each step.
+        """
+        spread = None if self.spreading is None else self.spreading.divide(rows, shape)
+        if spread is not None:
+            return [MicroBatch(spread.rows, self.size(spread.tokens), spread)]
         if self.two_batch.wanted(shape.tokens, decode_only=shape.decode_only):
             return halves(rows, shape, self.size)
         return [MicroBatch(rows, self.size(shape.tokens))]
+
+    def hidden_states(
+        self,
+        model: Model,
+        batches: Sequence[MicroBatch],
+        contexts: Sequence[ForwardContext],
+        on_layers: OnLayers | None,
+    ) -> torch.Tensor:
+        """Of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]."""
+        hidden = model.hidden_states(*contexts, on_layers=on_layers)
+        spread = batches[0].spread
+        return hidden if spread is None else spread.gathered(hidden, model.expert_group)
 
 
 def halves(rows: Sequence[Row], shape: StepShape, size: Callable[[int], int]) -> list[MicroBatch]:

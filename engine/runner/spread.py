@@ -1,0 +1,78 @@
+"""How a chunk of one rank's prompt is divided over all ranks (context parallelism): plain data.
+
+It is cut into two pieces for each rank, of which a rank computes one from the front and one from the back: all then
+have about as many keys to attend to.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.batch import Row
+
+
+class Offer(NamedTuple):
+    """What a rank would have computed by all: tokens of a chunk, 0 if there is none; and what it computes besides."""
+
+    chunk: int
+    rest: int
+
+
+class Division(NamedTuple):
+    """Of a chunk of `tokens` tokens over `ranks` ranks."""
+
+    tokens: int
+    ranks: int
+
+    @property
+    def piece_tokens(self) -> int:
+        """Of all pieces but the last ones, which may be shorter or empty."""
+        return -(-self.tokens // (2 * self.ranks))
+
+    @property
+    def share_tokens(self) -> int:
+        """The most that a rank has."""
+        return 2 * self.piece_tokens
+
+    def pieces(self, rank: int) -> list[tuple[int, int]]:
+        """Where its pieces begin and end in the chunk."""
+        return [self._piece(rank), self._piece(2 * self.ranks - 1 - rank)]
+
+    def places(self) -> npt.NDArray[np.int64]:
+        """By token of the chunk: its place where all ranks' shares, of `share_tokens` places each, lie in order."""
+        piece, offset = np.divmod(np.arange(self.tokens), self.piece_tokens)
+        second = piece >= self.ranks
+        rank = np.where(second, 2 * self.ranks - 1 - piece, piece)
+        places: npt.NDArray[np.int64] = rank * self.share_tokens + second * self.piece_tokens + offset
+        return places
+
+    def _piece(self, number: int) -> tuple[int, int]:
+        begin = min(number * self.piece_tokens, self.tokens)
+        return begin, min(begin + self.piece_tokens, self.tokens)
+
+
+def offered(rows: Sequence[Row], fewest: int) -> int | None:
+    """The row with the longest chunk that could be divided; None if none has so many tokens."""
+    chunks = [
+        (row.tokens, -index)
+        for index, row in enumerate(rows)
+        if not (row.decodes or row.shared) and row.tokens >= fewest
+    ]
+    return -max(chunks)[1] if chunks else None
+
+
+def chosen(offers: Sequence[Offer]) -> int | None:
+    """The rank whose chunk all compute; None if that would not make the step shorter. offers: by rank."""
+    ranks = len(offers)
+    source = max(range(ranks), key=lambda rank: (offers[rank].chunk, -rank))
+    if not offers[source].chunk:
+        return None
+    together = tokens_beside(offers, source) + Division(offers[source].chunk, ranks).share_tokens
+    return source if together < max(offer.chunk + offer.rest for offer in offers) else None
+
+
+def tokens_beside(offers: Sequence[Offer], source: int) -> int:
+    """The most that a rank computes beside its share of the source's chunk."""
+    return max(offer.rest + (0 if rank == source else offer.chunk) for rank, offer in enumerate(offers))

@@ -1,0 +1,140 @@
+"""Chunks of prompts that all ranks of a worker compute together (context parallelism).
+
+Each rank attends to all keys before its share: of every layer the ranks exchange the latents of the whole chunk. The
+rank whose prompt it is keeps them in the prompt's blocks, the others in blocks that belong to no request.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.batch import Row, StepShape
+from engine.exchange.interface import Exchange
+from engine.model.context import DeviceState, SharedLatents
+from engine.model.expert_group import ExpertGroup
+from engine.model.inputs import slots_between
+from engine.parallel.layout import Group
+from engine.runner.spread import Division, Offer, chosen, offered, tokens_beside
+from kernels.host_copy import to_device
+from mesh.blocks import BLOCK_TOKENS
+
+# Blocks of a prefix that are copied to the other ranks at once.
+COPIED_BLOCKS = 64
+
+
+class Spread(NamedTuple):
+    """A step in which all ranks compute a chunk together, as one of them sees it."""
+
+    # Its own rows but the divided one, then its pieces of that.
+    rows: Sequence[Row]
+    # The most tokens that a rank computes.
+    tokens: int
+    latents: SharedLatents
+    # [share] int64: places of this rank's share among its tokens, any where it lacks one.
+    own: torch.Tensor
+    # If the chunk is this rank's: its own tokens before it, and all its own tokens.
+    around: tuple[int, int] | None
+
+    def gathered(self, hidden: torch.Tensor, everybody: ExpertGroup) -> torch.Tensor:
+        """The states of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden].
+
+        hidden: [tokens, hidden] of `rows`. Every rank calls it.
+        """
+        chunk = everybody.gather(hidden[self.own])
+        if self.around is None:
+            return hidden
+        before, rest = self.around
+        return torch.cat((hidden[:before], chunk[self.latents.order], hidden[before:rest]))
+
+
+class Spreading:
+    """One rank's end. All ranks make the same calls."""
+
+    def __init__(self, exchange: Exchange, state: DeviceState, layers: int, blocks: range, fewest: int) -> None:
+        """layers: of the KV that are exchanged, from the first; blocks: of the pool, with room for the longest context,
+        for other ranks' prompts; fewest: tokens of a chunk that is divided.
+        """
+        self.exchange = exchange
+        self._state = state
+        # As bytes: not every operation takes numbers of one byte.
+        self._pool = state.kv_pool.view(torch.uint8)[:layers]
+        self._blocks = blocks
+        self._fewest = fewest
+        self._rank, self._ranks = exchange.place.rank, exchange.place.layout.world
+        # The prompt of this rank, by the array of its blocks, of which the others have the keys up to a position.
+        self._known: tuple[object, int] = (None, 0)
+
+    def divide(self, rows: Sequence[Row], shape: StepShape) -> Spread | None:
+        """None if each rank computes its own rows."""
+        if shape.decode_only or shape.tokens < self._fewest:
+            return None
+        index = offered(rows, self._fewest)
+        tokens = sum(row.tokens for row in rows)
+        chunk = 0 if index is None else rows[index].tokens
+        offers = self._offers(Offer(chunk, tokens - chunk))
+        source = chosen(offers)
+        if source is None:
+            return None
+        division = Division(offers[source].chunk, self._ranks)
+        if source == self._rank:
+            assert index is not None
+            row, rest = rows[index], [*rows[:index], *rows[index + 1 :]]
+            around = sum(each.tokens for each in rows[:index]), tokens - chunk
+        else:
+            row, rest, around = None, list(rows), None
+        divided = self._told(source, row, division.tokens)
+        pieces = [
+            (number * division.piece_tokens, _piece(divided, *bounds))
+            for number, bounds in enumerate(division.pieces(self._rank))
+            if bounds[0] < bounds[1]
+        ]
+        # Where this rank's share lies in its batch, and in its pool.
+        places = np.zeros(division.share_tokens, np.int64)
+        slots = np.full(division.share_tokens, self._state.padding_block * BLOCK_TOKENS, np.int64)
+        begin = sum(each.tokens for each in rest)
+        for first, piece in pieces:
+            places[first : first + piece.tokens] = np.arange(begin, begin + piece.tokens)
+            slots[first : first + piece.tokens] = slots_between(piece, piece.start, piece.end)
+            begin += piece.tokens
+        latents = SharedLatents(
+            *map(self._on_device, (slots, division.places(), slots_between(divided, divided.start, divided.end)))
+        )
+        together = tokens_beside(offers, source) + division.share_tokens
+        return Spread([*rest, *(piece for _, piece in pieces)], together, latents, self._on_device(places), around)
+
+    def _offers(self, own: Offer) -> list[Offer]:
+        gathered = self.exchange.all_gather(torch.tensor([own]), Group.WORLD)
+        return [Offer(*offer) for offer in gathered.tolist()]
+
+    def _told(self, source: int, row: Row | None, tokens: int) -> Row:
+        """The row that is divided, in this rank's blocks; the others get what they lack of the keys before it."""
+        told = torch.zeros(2 + tokens, dtype=torch.int64)
+        if row is not None:
+            prompt, end = self._known
+            known = min(end, row.start) if prompt is row.block_ids else 0
+            told = torch.tensor([row.start, known, *row.token_ids])
+            self._known = row.block_ids, row.end
+        else:
+            self._known = None, 0
+        start, known, *token_ids = self.exchange.broadcast(told, Group.WORLD, source).tolist()
+        blocks = self._blocks if row is None else row.block_ids
+        stop = -(-start // BLOCK_TOKENS)
+        for first in range(known // BLOCK_TOKENS if known < start else stop, stop, COPIED_BLOCKS):
+            self._copy(blocks[first : min(first + COPIED_BLOCKS, stop)], source)
+        return Row(token_ids, start, blocks, None)
+
+    def _copy(self, blocks: Sequence[int], source: int) -> None:
+        ids = self._on_device(np.array(blocks, np.int64))
+        pieces = self.exchange.broadcast(self._pool[:, ids], Group.WORLD, source)
+        if source != self._rank:
+            self._pool[:, ids] = pieces
+
+    def _on_device(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        return to_device(values, self._state.device)
+
+
+def _piece(row: Row, begin: int, end: int) -> Row:
+    return Row(row.token_ids[begin:end], row.start + begin, row.block_ids, None)

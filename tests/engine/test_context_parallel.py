@@ -1,0 +1,90 @@
+"""Chunks of prompts that all ranks of a worker compute together, against transformers, in float32."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.batch import Row, StepShape
+from engine.config import DraftsConfig, EngineConfig
+from engine.engine import Engine
+from engine.parallel.config import ParallelConfig
+from engine.runner.spread import Division, Offer, chosen, offered
+from engine.runner.spreading import Spread, Spreading
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, submit_of
+from tests.support.layouts import run_layout
+from tests.support.oracle_model import assert_greedy, load_oracle
+
+
+@pytest.mark.parametrize("next_n", [0, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.check("layouts"))])
+def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
+    tmp_path: Path, ranks: int, next_n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first rank: whole chunks, a last short one alone, and a prompt behind cached blocks; another decodes."""
+    divided: list[tuple[int, int]] = []
+
+    class Watched(Spreading):
+        def divide(self, rows: Sequence[Row], shape: StepShape) -> Spread | None:
+            spread = super().divide(rows, shape)
+            if spread is not None and spread.around is not None:
+                divided.append((self.exchange.place.rank, len(spread.latents.slots)))
+            return spread
+
+    monkeypatch.setattr("engine.runner.backend.Spreading", Watched)
+    checkpoint = tiny_checkpoint(tmp_path)
+    parallel = ParallelConfig(tp=1, dp=ranks, ep=ranks, context_parallel_tokens=20)
+    config = EngineConfig(
+        model_dir=checkpoint, device="cpu", parallel=parallel, max_step_tokens=96, max_requests=8, total_blocks=64,
+        threads=1, drafts=DraftsConfig(next_n=next_n),
+    )  # fmt: skip
+    prompts = {0: random_prompt(201, seed=1), 1: random_prompt(3, seed=2)}
+
+    def between_steps(engine: Engine, transcript: Transcript) -> None:
+        if 0 in transcript.ends and ranks not in prompts:
+            prompts[ranks] = [*prompts[0], *random_prompt(90, seed=3)]
+            engine.submit(submit_of(ranks, prompts[ranks], 6, ignore_eos=True))
+
+    submits = [submit_of(0, prompts[0], 4, ignore_eos=True), submit_of(1, prompts[1], 30, ignore_eos=True)]
+    transcript = run_layout(config, submits, between_steps)
+    assert transcript.cached_tokens[ranks] == 192
+    reference = load_oracle(checkpoint)
+    for key, prompt in prompts.items():
+        assert_greedy(reference, prompt, transcript.token_ids[key])
+    # With drafts the first tokens behind the cached blocks are computed again, and their chunk is not divided.
+    assert len(divided) >= (2 if next_n else 3)
+    assert {rank for rank, _ in divided} == {0} and min(tokens for _, tokens in divided) >= 20
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ranks_have_each_token_of_a_chunk_once_and_one_piece_from_each_end(ranks: int) -> None:
+    for tokens in [*range(1, 40), 1000]:
+        division = Division(tokens, ranks)
+        shares: list[int | None] = []
+        for rank in range(ranks):
+            for begin, end in division.pieces(rank):
+                piece = list(range(begin, end))
+                shares += [*piece, *[None] * (division.piece_tokens - len(piece))]
+        assert [shares[place] for place in division.places()] == list(range(tokens))
+        assert len(shares) == ranks * division.share_tokens
+    whole = Division(16 * ranks, ranks)
+    assert {sum(begin + end for begin, end in whole.pieces(rank)) for rank in range(ranks)} == {32 * ranks}
+
+
+def test_the_longest_chunk_is_divided_if_that_makes_the_step_shorter() -> None:
+    assert chosen([Offer(100, 5), Offer(0, 9)]) == 0
+    assert chosen([Offer(0, 0), Offer(60, 0), Offer(60, 4), Offer(0, 0)]) is None
+    assert chosen([Offer(0, 0), Offer(60, 0), Offer(80, 0), Offer(20, 0)]) is None
+    assert chosen([Offer(0, 0), Offer(20, 0), Offer(80, 4), Offer(20, 0)]) == 2
+    assert chosen([Offer(0, 100), Offer(0, 0)]) is None
+    # As much on each: none waits for another.
+    assert chosen([Offer(90, 0), Offer(90, 0)]) is None
+
+
+def test_rows_that_decode_and_tokens_that_are_known_are_not_divided() -> None:
+    def row(tokens: int, drafts: int = 0, shared: int = 0) -> Row:
+        return Row([0] * tokens, 0, [0], GREEDY, drafts=drafts, shared=shared)
+
+    assert offered([row(4, drafts=3), row(3), row(9), row(9), row(50, shared=1)], 4) == 2
+    assert offered([row(4, drafts=3), row(3)], 4) is None and offered([], 1) is None
