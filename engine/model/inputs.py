@@ -218,7 +218,7 @@ def _attend_sparsely(
         first,
         stop,
         start=row.start,
-        slots=to_device(_slots(row, 0, row.end), state.device),
+        slots=to_device(slots_between(row, 0, row.end), state.device),
         bounds=[*range(0, row.end, EXPANDED_TOKENS), row.end],
         recall=recall,
         # Any that differs from chunk to chunk.
