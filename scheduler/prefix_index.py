@@ -1,7 +1,6 @@
 """Which workers hold which blocks: one walk along a chain finds how much of it each worker has."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 
 class PrefixIndex:
@@ -54,25 +53,22 @@ class Holders:
         for blocks, holding in self._widening:
             found = remaining & holding
             remaining ^= found
-            for worker in _numbers(found):
+            for worker in numbers(found):
                 lengths[worker] = blocks
             if not remaining:
                 break
         return lengths
 
-    def longest(self, workers: int, count: int) -> list[int]:
-        """Up to `count` of `workers` (bits) that hold most; none that holds nothing."""
-        longest: list[int] = []
+    def groups(self, workers: int) -> Iterator[int]:
+        """Those of `workers` (bits) that hold anything, by how much they hold, those that hold most first."""
         for _, holding in self._widening:
             found = workers & holding
-            workers ^= found
-            longest += islice(_numbers(found), count - len(longest))
-            if len(longest) == count:
-                break
-        return longest
+            if found:
+                workers ^= found
+                yield found
 
 
-def _numbers(workers: int) -> Iterator[int]:
+def numbers(workers: int) -> Iterator[int]:
     """Of the bits that are set, ascending."""
     while workers:
         lowest = workers & -workers

@@ -194,8 +194,8 @@ class Registry:
         self.expire()
         found: dict[str, Worker] = {}
         for standing in self._standings.of(model):
-            longest = holders.longest(standing.members, LOOKS)
-            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *longest)):
+            holding = standing.holding_most(holders.groups(standing.members), LOOKS)
+            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *holding)):
                 found[worker.lease.worker_id] = worker
         return [found[worker_id] for worker_id in sorted(found)]
 

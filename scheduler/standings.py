@@ -1,17 +1,21 @@
 """Which of many workers are worth a look: in a mesh of hundreds a placement compares a few dozen of them.
 
 Workers that can stand in for one another (of one model, role and KV namespace) are a field. A request is
-offered the least used workers of each field, those that hold most of its prompt, and some others in turn. The last are
-there because a worker that is slow looks little used: without them a handful of slow workers would hide all others.
+offered the least used workers of each field, those that hold most of its prompt (of those that hold as much the least
+used, since hundreds may hold a popular beginning), and some others in turn. The last are there because a worker that is
+slow looks little used: without them a handful of slow workers would hide all others.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from scheduler.prefix_index import numbers
 
 # Workers that are looked at, of each kind in each field; together at most three times as many.
 LOOKS = 4
+# Among up to so many workers the least used are found by comparing these, and among more by going through the field.
+FEW = 24
 # Fields of up to so many workers are compared in full.
 SMALL_FIELD = 24
 
@@ -29,6 +33,8 @@ class Standing:
         self._ordered: list[tuple[float, int]] = []
         # Each worker's use, and the bits of its ranks.
         self._known: dict[int, tuple[float, int]] = {}
+        # By rank.
+        self._worker_of: dict[int, int] = {}
         self._turn = 0
 
     def __len__(self) -> int:
@@ -41,6 +47,7 @@ class Standing:
         if known is None:
             bits = sum(1 << rank for rank in ranks)
             self.members |= bits
+            self._worker_of.update(dict.fromkeys(ranks, worker))
         else:
             before, bits = known
             if before == use:
@@ -55,6 +62,26 @@ class Standing:
             use, bits = known
             del self._ordered[bisect_left(self._ordered, (use, worker))]
             self.members &= ~bits
+            for rank in numbers(bits):
+                del self._worker_of[rank]
+
+    def holding_most(self, groups: Iterable[int], count: int) -> list[int]:
+        """Up to `count` workers of these groups of ranks (bits), earlier groups first, of each the least used."""
+        found: dict[int, None] = {}
+        for group in groups:
+            for worker in self._least_used(group):
+                found[worker] = None
+                if len(found) == count:
+                    return [*found]
+        return [*found]
+
+    def _least_used(self, ranks: int) -> Iterator[int]:
+        """The workers that have any of these ranks (bits of this field), the least used first."""
+        known = self._known
+        if ranks.bit_count() > FEW:
+            return (worker for _, worker in self._ordered if known[worker][1] & ranks)
+        workers = {self._worker_of[rank] for rank in numbers(ranks)}
+        return iter(sorted(workers, key=lambda worker: (known[worker][0], worker)))
 
     def looks(self, more: int) -> Iterator[int]:
         """The least used, `more` of them beside the usual number, and others in turn; all in a small field."""

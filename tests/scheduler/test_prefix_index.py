@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.prefix_index import PrefixIndex
+from scheduler.prefix_index import PrefixIndex, numbers
 
 holdings = st.dictionaries(st.sampled_from([0, 1, 63, 64, 1023]), st.sets(st.integers(0, 12)))
 
 
-def hashes(numbers: set[int] | list[int]) -> list[bytes]:
-    return [number.to_bytes(16, "big") for number in numbers]
+def hashes(blocks: set[int] | list[int]) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in blocks]
 
 
 def prefix(held: set[int], chain: list[int]) -> int:
@@ -21,14 +21,14 @@ def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
     stored: dict[int, set[int]], removed: dict[int, set[int]], chain: list[int]
 ) -> None:
     index = PrefixIndex()
-    for worker, numbers in stored.items():
-        for block_hash in hashes(numbers):
+    for worker, held in stored.items():
+        for block_hash in hashes(held):
             index.add(worker, block_hash)
-    for worker, numbers in removed.items():
-        index.remove(worker, hashes(numbers))
-    held = {worker: numbers - removed.get(worker, set()) for worker, numbers in stored.items()}
+    for worker, gone in removed.items():
+        index.remove(worker, hashes(gone))
+    held = {worker: blocks - removed.get(worker, set()) for worker, blocks in stored.items()}
     found = index.holders(hashes(chain)).prefixes(held)
-    assert found == {worker: prefix(numbers, chain) for worker, numbers in held.items()}
+    assert found == {worker: prefix(blocks, chain) for worker, blocks in held.items()}
 
 
 def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
@@ -38,15 +38,18 @@ def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
     assert index.holders([b"a"]).prefixes([2, 3]) == {2: 1, 3: 0}
 
 
-@given(holdings, st.sets(st.sampled_from([0, 1, 63, 64, 1023])), st.lists(st.integers(0, 12)), st.integers(0, 4))
-def test_the_longest_are_those_of_the_asked_that_hold_most(
-    stored: dict[int, set[int]], asked: set[int], chain: list[int], count: int
+@given(holdings, st.sets(st.sampled_from([0, 1, 63, 64, 1023])), st.lists(st.integers(0, 12)))
+def test_those_of_the_asked_that_hold_most_come_first(
+    stored: dict[int, set[int]], asked: set[int], chain: list[int]
 ) -> None:
     index = PrefixIndex()
-    for worker, numbers in stored.items():
-        for block_hash in hashes(numbers):
+    for worker, held in stored.items():
+        for block_hash in hashes(held):
             index.add(worker, block_hash)
-    held = {worker: prefix(stored.get(worker, set()), chain) for worker in asked}
-    best_first = sorted((worker for worker in held if held[worker]), key=lambda worker: (-held[worker], worker))
-    members = sum(1 << worker for worker in asked)
-    assert index.holders(hashes(chain)).longest(members, count) == best_first[:count]
+    lengths = {worker: prefix(stored.get(worker, set()), chain) for worker in asked}
+    groups = index.holders(hashes(chain)).groups(sum(1 << worker for worker in asked))
+    expected = [
+        {worker for worker in asked if lengths[worker] == length}
+        for length in sorted({length for length in lengths.values() if length}, reverse=True)
+    ]
+    assert [set(numbers(group)) for group in groups] == expected
