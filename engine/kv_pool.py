@@ -2,21 +2,21 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChanges:
+class BlockChanges(msgspec.Struct, frozen=True):
     """Net change of the pool's reusable content since it was last asked."""
 
     stored: list[bytes]
     removed: list[bytes]
     # For each stored content, the one before it in its chain; empty at the root.
-    parents: list[bytes] = field(default_factory=list)
+    parents: list[bytes] = []
     # Those of `stored` whose draft layers are not whole.
-    draftless: list[bytes] = field(default_factory=list)
+    draftless: list[bytes] = []
     # Whose request computed it, for stored content that begins a chain of a tenant's.
-    tenants: dict[bytes, str] = field(default_factory=dict)
+    tenants: dict[bytes, str] = {}
 
 
 class BlockPool:

@@ -1,7 +1,6 @@
 """How fast the engine has been going."""
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 
 from mesh.domain.workers import WorkerLoad
 
@@ -31,6 +30,14 @@ class _SmoothedRatio:
         """One after the other."""
         above, below = self._numerator, self._denominator
         for numerator, decay in zip(numerators, decays, strict=True):
+            above = above * decay + numerator
+            below = below * decay + denominator
+        self._numerator, self._denominator = above, below
+
+    def observe_equal(self, numerator: float, denominator: float, decays: Iterable[float]) -> None:
+        """The same again and again."""
+        above, below = self._numerator, self._denominator
+        for decay in decays:
             above = above * decay + numerator
             below = below * decay + denominator
         self._numerator, self._denominator = above, below
@@ -66,9 +73,11 @@ class LoadMeter:
 
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
-        decays = [*map(_step_decay, seconds)]
+        floor, memory = STEP_DECAY, STEP_MEMORY_SECONDS
+        # As `_step_decay` has it, without a call for each step.
+        decays = [floor if (decay := 1.0 - each / memory) < floor else decay for each in seconds]
         self._decode_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
-        self._decode_step_requests.observe_all(repeat(decoding, len(seconds)), 1.0, decays)
+        self._decode_step_requests.observe_equal(decoding, 1.0, decays)
 
     def observe_finished(self, output_tokens: int) -> None:
         self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)

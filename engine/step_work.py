@@ -31,7 +31,7 @@ class StepWork(msgspec.Struct, frozen=True):
 
     def shape(self, stopping: bool, waiting_prompts: bool = False) -> StepShape:
         """What this rank proposes to launch. waiting_prompts: there are some here to compute."""
-        tokens = sum(self._draws(request) for request in self.decoding)
+        tokens = sum(map(self._draws, self.decoding)) if self.depth else len(self.decoding)
         return StepShape(
             tokens + self.prompt_tokens,
             all(chunk.tokens == 1 and chunk.request.prompt_scores is None for chunk in self.chunks),
@@ -50,15 +50,15 @@ class StepWork(msgspec.Struct, frozen=True):
         A chunk of one token is computed as a decode row is, so it comes before longer ones.
         """
         work: list[Request | Chunk[Request]] = [
-            *sorted(self.decoding, key=self._draws),
+            *(sorted(self.decoding, key=self._draws) if self.depth else self.decoding),
             *sorted(self.chunks, key=lambda chunk: chunk.tokens > 1),
         ]
         requests = [each.request if isinstance(each, Chunk) else each for each in work]
         return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
 
     def _draws(self, request: Request) -> int:
-        """The most tokens that the request's row yields."""
-        return min(request.draws, 1 + self.depth)
+        """The most tokens that the request's row yields. Whoever decodes draws one at least."""
+        return min(request.draws, 1 + self.depth) if self.depth else 1
 
     def _launch_row(self, work: Request | Chunk[Request], index: int) -> Row:
         if isinstance(work, Chunk):

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from sim.workload import LengthConfig, WorkloadConfig
 
 # How steeply the popularity of shared prefixes falls with their rank.
 ZIPF = 1.0
+DRAWN_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,12 @@ class Prompts:
     """Token ids: fresh ones, and texts that several prompts share."""
 
     def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
+        # The generator gives the same numbers however many it is asked for at a time.
+        draws = (generator.integers(LONGEST_OUTPUT, VOCABULARY, size=DRAWN_AT_ONCE).tolist() for _ in repeat(None))
+        self._drawn: Iterator[int] = chain.from_iterable(draws)
 
     def fresh(self, tokens: int) -> list[int]:
-        drawn: list[int] = self._generator.integers(LONGEST_OUTPUT, VOCABULARY, size=max(0, tokens)).tolist()
-        return drawn
+        return [*islice(self._drawn, max(0, tokens))]
 
 
 def length(config: LengthConfig, generator: np.random.Generator) -> int:

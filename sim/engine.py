@@ -1,8 +1,7 @@
 """The product's engine, which can also take many decode steps at once, exactly as one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 
 from engine.batcher import StepPlan
 from engine.engine import Engine
@@ -27,7 +26,9 @@ class SimulatedEngine(Engine):
     measured and the ends behind the last step are left to be done, in the order in which steps would do it.
     """
 
-    _taken: Mapping[int, int] = MappingProxyType({})
+    # The requests of the quiet steps taken last, and once another step has begun, how many tokens they had before it.
+    _quiet: Sequence[Request] = ()
+    _taken: Mapping[int, int] | None = None
 
     def quiet_steps(self) -> int:
         """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does.
@@ -37,9 +38,11 @@ class SimulatedEngine(Engine):
         requests = self._schedule.decoding
         if not requests or self._unsettled:
             return 0
-        steps = min(MOST_STEPS, min(map(_steps_left, requests)))
-        if steps < 1 or not all(request.has_first_token for request in requests):
-            return 0
+        steps = MOST_STEPS
+        for request in requests:
+            steps = min(steps, _steps_left(request))
+            if steps < 1 or not request.has_first_token:
+                return 0
         blocks = sum(max(0, request.progress.computed + steps - request.progress.covered) for request in requests)
         # Most often there is room by far: a request needs a block every 64 steps.
         return steps if blocks // BLOCK_TOKENS + len(requests) <= self.pool.free_blocks else 0
@@ -61,12 +64,12 @@ class SimulatedEngine(Engine):
         self._schedule.count(StepWork(requests), len(times) - 1)
         self._meter.observe_decode_steps([ended - began for began, ended in pairwise(times)], len(requests))
         self._pipeline.steps += len(times) - 1
-        self._taken = {request.key: len(request.progress.token_ids) for request in requests}
+        self._quiet, self._taken = requests, None
         for request in requests:
             finish = _finish(request)
             if finish is not None:
                 # Its last output counts tokens by their positions, and repeats none.
-                self._report.outputs.append(Output(request.key, self._taken[request.key], [], finish=finish))
+                self._report.outputs.append(Output(request.key, len(request.progress.token_ids), [], finish=finish))
                 self._meter.observe_finished(len(request.progress.token_ids) - request.prompt_tokens)
                 self._schedule.withdraw(request)
                 self._close(request)
@@ -75,10 +78,16 @@ class SimulatedEngine(Engine):
         assert result is not None
         return result
 
+    def step(self, on_admitted: Callable[[], None] | None = None) -> StepResult | None:
+        self._taken = self.taken
+        return super().step(on_admitted)
+
     @property
     def taken(self) -> Mapping[int, int]:
         """Tokens that requests had, by key, behind the steps taken last, which reported ends alone."""
-        return self._taken
+        if self._taken is not None:
+            return self._taken
+        return {request.key: len(request.progress.token_ids) for request in self._quiet}
 
     @property
     def _unsettled(self) -> bool:

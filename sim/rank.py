@@ -82,8 +82,10 @@ class SimulatedRank:
 
         ending_now: whether one that ends at this very moment has ended.
         """
-        bisect = bisect_right if ending_now else bisect_left
-        ended = bisect(self._quiet, self._timeline.now) - 1
+        quiet, now = self._quiet, self._timeline.now
+        if len(quiet) < 2 or now < quiet[1]:
+            return quiet[1] if len(quiet) > 1 else None
+        ended = (bisect_right if ending_now else bisect_left)(quiet, now) - 1
         if ended > 0:
             times, self._quiet = self._quiet[: ended + 1], self._quiet[ended:]
             self.steps += ended

@@ -26,7 +26,7 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Action) -> None:
-        heapq.heappush(self._heap, (max(time, self.now), next(self._numbers), action))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, next(self._numbers), action))
 
     def after(self, seconds: float, action: Action) -> None:
         self.at(self.now + seconds, action)
@@ -42,7 +42,8 @@ class Timeline:
 
     def run(self, goes_on: Callable[[], bool]) -> None:
         """Until nothing is left to do or `goes_on` says no."""
-        while self._heap and goes_on():
-            self.now, _, action = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and goes_on():
+            self.now, _, action = pop(heap)
             self.events += 1
             action()
