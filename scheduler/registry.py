@@ -58,6 +58,7 @@ class Registry:
         self._settle_seconds = settle_seconds
         self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
+        self._roles: Counter[WorkerRole] = Counter()
         self._by_number: dict[int, Worker] = {}
         # No lease ends before this time.
         self._next_end = float("inf")
@@ -273,6 +274,7 @@ class Registry:
         ranks = [Rank(number) for number in islice(free, identity.ranks)]
         worker = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
         self._workers[identity.worker_id] = worker
+        self._roles[identity.role] += 1
         self._by_number.update({rank.number: worker for rank in ranks})
         self._next_end = min(self._next_end, worker.expires_at)
         self._place(worker)
@@ -285,6 +287,7 @@ class Registry:
 
     def _remove(self, worker: Worker) -> None:
         del self._workers[worker.lease.worker_id]
+        self._roles[worker.identity.role] -= 1
         for rank in worker.ranks:
             del self._by_number[rank.number]
         self._standings.remove(worker.identity, worker.number)
@@ -308,8 +311,7 @@ class Registry:
 
     def _announce(self) -> None:
         self.version += 1
-        roles = Counter(worker.identity.role for worker in self._workers.values())
         for role in WorkerRole:
-            SCHEDULER_WORKERS.labels(role.value).set(roles[role])
+            SCHEDULER_WORKERS.labels(role.value).set(self._roles[role])
         self._change.set()
         self._change = asyncio.Event()

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice, repeat
 
 import numpy as np
@@ -52,11 +53,16 @@ def length(config: LengthConfig, generator: np.random.Generator) -> int:
         case "exponential":
             drawn = generator.exponential(config.mean)
         case "lognormal":
-            drawn = generator.lognormal(np.log(config.mean) - config.spread**2 / 2, config.spread)
+            drawn = generator.lognormal(_lognormal_location(config.mean, config.spread), config.spread)
         case "quantiles":
             place = generator.random() * (len(config.quantiles) - 1)
             drawn = np.interp(place, range(len(config.quantiles)), config.quantiles)
     return int(min(config.most, max(config.least, round(drawn))))
+
+
+@cache
+def _lognormal_location(mean: float, spread: float) -> float:
+    return float(np.log(mean) - spread**2 / 2)
 
 
 def with_length(token_ids: list[int], output_tokens: int) -> list[int]:
@@ -104,12 +110,13 @@ class SyntheticWorkload:
         tenant = self._tenants[self._shares.draw(self._choices)]
         tokens = length(self._config.prompt, self._lengths)
         prefix = self._prefix(tenant.tenant)
-        prompt = [*prefix, *self._prompts.fresh(max(2, tokens - len(prefix)))]
+        prompt = prefix + self._prompts.fresh(max(2, tokens - len(prefix)))
         return self._turn(seconds, prompt, tenant, self._config.turns - 1)
 
-    def _turn(self, seconds: float, prompt: list[int], tenant: Share, turns_left: int) -> Asked:
+    def _turn(self, seconds: float, token_ids: list[int], tenant: Share, turns_left: int) -> Asked:
+        """token_ids: the turn's own, whose last says how long its answer is (see sim.device)."""
         output = min(length(self._config.output, self._lengths), LONGEST_OUTPUT - 1)
-        token_ids = with_length(prompt, output)
+        token_ids[-1] = output
 
         def ended(now: float) -> Asked | None:
             if not turns_left:

@@ -66,11 +66,11 @@ class SimulatedEngine(Engine):
         self._pipeline.steps += len(times) - 1
         self._quiet, self._taken = requests, None
         for request in requests:
-            finish = _finish(request)
-            if finish is not None:
+            progress = request.progress
+            if progress.token_ids[-1] == END_OF_SEQUENCE or len(progress.token_ids) == request.limit:
                 # Its last output counts tokens by their positions, and repeats none.
-                self._report.outputs.append(Output(request.key, len(request.progress.token_ids), [], finish=finish))
-                self._meter.observe_finished(len(request.progress.token_ids) - request.prompt_tokens)
+                self._report.outputs.append(Output(request.key, len(progress.token_ids), [], finish=_finish(request)))
+                self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
                 self._schedule.withdraw(request)
                 self._close(request)
         self._report.load_changed = True
@@ -132,11 +132,9 @@ def _steps_left(request: Request) -> int:
     return min(progress.token_ids[-1] - END_OF_SEQUENCE, request.limit - len(progress.token_ids))
 
 
-def _finish(request: Request) -> FinishReason | None:
-    """How the request ends with its last token; None if it goes on."""
-    if request.progress.token_ids[-1] == END_OF_SEQUENCE:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(request.progress.token_ids) == request.limit else None
+def _finish(request: Request) -> FinishReason:
+    """How the request, which has its last token, ended."""
+    return FinishReason.STOP if request.progress.token_ids[-1] == END_OF_SEQUENCE else FinishReason.LENGTH
 
 
 def _advance(request: Request, index: int, steps: int) -> None:
