@@ -14,7 +14,7 @@ from cli.status import read_workers
 from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerRole
-from mesh.errors import EndpointUnavailable, NoWorker
+from mesh.errors import EndpointUnavailable, InvalidRequest, NoWorker
 from mesh.identity import Role
 
 # It checks its configuration for the role before it answers.
@@ -58,7 +58,7 @@ async def change_role(
 ) -> str:
     """Have the worker take the role, and return in words how that went, once it serves; see `role`.
 
-    Raises NoWorker, EndpointUnavailable, or what the worker answers.
+    Raises NoWorker, EndpointUnavailable, InvalidRequest if nobody would be left to answer, or what the worker answers.
     """
     began = time.monotonic()
     before = await _find(scheduler, channels, worker_id)
@@ -66,6 +66,9 @@ async def change_role(
         raise NoWorker(f"the scheduler at {scheduler} knows no worker {worker_id}: deepmesh status lists them")
     if _role_of(before) is role:
         return f"{worker_id} is a {role.value} worker already"
+    if role is WorkerRole.PREFILL and not await _others_decode(scheduler, channels, before.identity):
+        model = before.identity.model
+        raise InvalidRequest(f"{worker_id} is the last decode worker of {model}: have another take that role first")
     await _ask(channels, before.identity, role, drain)
     try:
         async with asyncio.timeout(wait + (drain or 0.0)):
@@ -101,6 +104,17 @@ async def _until_back(
 async def _find(scheduler: str, channels: Channels, worker_id: str) -> scheduler_pb2.WorkerStatus | None:
     workers = (await read_workers(scheduler, channels)).workers
     return next((worker for worker in workers if worker.identity.worker_id == worker_id), None)
+
+
+async def _others_decode(scheduler: str, channels: Channels, identity: workers_pb2.WorkerIdentity) -> bool:
+    workers = (await read_workers(scheduler, channels)).workers
+    return any(
+        other.identity.worker_id != identity.worker_id
+        and other.identity.model == identity.model
+        and other.state != workers_pb2.WORKER_STATE_DRAINING
+        and _role_of(other) is WorkerRole.DECODE
+        for other in workers
+    )
 
 
 def _role_of(worker: scheduler_pb2.WorkerStatus) -> WorkerRole:

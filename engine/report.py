@@ -69,5 +69,5 @@ class Report:
             balance,
             blocks.draftless,
             blocks.tenants,
-            sparse(),
+            list(sparse()),
         )

@@ -9,8 +9,6 @@ transfers have. LandingOpened and PushEnded are for the service at the transfer'
 ranks on several hosts find each other, before they are Ready.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from engine.balance.report import BalanceReport
@@ -220,7 +218,7 @@ class StepResult(msgspec.Struct, tag="step"):
     draftless_blocks: list[bytes] = []
     # Whose request computed it, for each of `stored_blocks` that begins a chain of a tenant's.
     stored_tenants: dict[bytes, str] = {}
-    sparse: Sequence[SparseMeasure] = ()
+    sparse: list[SparseMeasure] = []
 
 
 ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer | Found

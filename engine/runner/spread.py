@@ -54,11 +54,14 @@ class Division(NamedTuple):
 
 
 def offered(rows: Sequence[Row], fewest: int) -> int | None:
-    """The row with the longest chunk that could be divided; None if none has so many tokens."""
+    """The row with the longest chunk that could be divided; None if none has so many tokens.
+
+    A sparse row's lines are chosen by the last queries of its whole chunk, which one rank alone has.
+    """
     chunks = [
         (row.tokens, -index)
         for index, row in enumerate(rows)
-        if not (row.decodes or row.shared) and row.tokens >= fewest
+        if not (row.decodes or row.shared or row.sparse) and row.tokens >= fewest
     ]
     return -max(chunks)[1] if chunks else None
 

@@ -26,9 +26,9 @@ def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
             index.add(worker, block_hash)
     for worker, gone in removed.items():
         index.remove(worker, hashes(gone))
-    held = {worker: blocks - removed.get(worker, set()) for worker, blocks in stored.items()}
-    found = index.holders(hashes(chain)).prefixes(held)
-    assert found == {worker: prefix(blocks, chain) for worker, blocks in held.items()}
+    left = {worker: blocks - removed.get(worker, set()) for worker, blocks in stored.items()}
+    found = index.holders(hashes(chain)).prefixes(left)
+    assert found == {worker: prefix(blocks, chain) for worker, blocks in left.items()}
 
 
 def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
