@@ -8,5 +8,5 @@ class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
 
     # The share of the exact attention, the mean over its heads and some of its queries.
     recall: float
-    # Of the blocks that exact attention computes, the share that was computed.
+    # Which share of the blocks was computed that exact attention computes.
     density: float

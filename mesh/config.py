@@ -194,7 +194,7 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        # Of a value that may be of several kinds each kind has an error of its own.
+        # A value that may be of several kinds has an error for each kind.
         problems = dict.fromkeys(_in_words(model, each["loc"], each["type"], each["msg"]) for each in error.errors())
         raise ConfigError(f"{origin}: {'; '.join(problems)}") from error
 

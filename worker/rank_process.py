@@ -24,11 +24,11 @@ class RankProcess:
     """The kernel ties its life to the thread that started it."""
 
     process: asyncio.subprocess.Process
-    # Of the socket.
+    # Both ends of the socket to it.
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     pulse: Pulse
-    # Of the pulse's memory; whoever has this object closes it.
+    # The pulse's memory; whoever has this object closes it.
     pulse_descriptor: int
 
 

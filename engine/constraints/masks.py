@@ -28,7 +28,7 @@ class AnswerMasks:
         self._answer = answer
         self._thread = thread
         self._next = thread.submit(answer.masks)
-        # Of the row drawn last.
+        # What the row that was drawn last had.
         self._drawn = Masks(())
 
     def follow(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:

@@ -119,7 +119,7 @@ class ForwardContext:
     padding: int = 0
     # [own rows] int64: 1 for tokens of requests, 0 for padding; None if nobody counts them.
     counted: torch.Tensor | None = None
-    # Of tokens that attend to others which other ranks compute in this step.
+    # Set if tokens attend to others of their chunk that other ranks compute in this step.
     shared_latents: SharedLatents | None = None
     # The rest of the step is computed while this part waits for other ranks.
     takes_turns: bool = False

@@ -33,7 +33,7 @@ class GroupDescriptors:
     memory: int
     # By rank of this host: of the event fd that wakes it.
     wakeups: Sequence[int]
-    # Of the socket that leads to the other hosts, if there are any. The first rank uses it.
+    # The socket that leads to the other hosts, if there are any. The first rank uses it.
     line: int | None = None
 
     @classmethod

@@ -68,7 +68,7 @@ class EagerPass:
         prompts = rows[len(decoding) :]
         drawing = [row for row in rows if row.sampling is not None]
         blocks = blocks_of(drawing, more=1 + shape.drafts)
-        # Of the draft layers too, which are one batch.
+        # The decode rows, as the draft layers read them too, which are one batch.
         self._groups: list[DecodeRows] = []
         offsets = list(accumulate((row.tokens for row in rows), initial=0))
         self._offset = offsets[len(decoding)]

@@ -84,7 +84,7 @@ def test_the_text_of_a_control_token_is_spelled_by_others(
     assert constraint is not None and constraint.grammar is not None
     matcher, tokenizer = compile_grammar(vocabulary, constraint.grammar), tokenizer_of(text)
     token_ids = matcher.compute_ff_tokens()
-    # Of a control token these are other bytes.
+    # A control token's are other bytes.
     assert b"".join(map(tokenizer.token_bytes, token_ids)) == written.encode()
     assert not {tokenizer.control_id(THINK_CLOSE), 1} & set(token_ids)
     assert matcher.consume_tokens(token_ids) and matcher.is_accepting()

@@ -2,23 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from cli.launcher.shipped_model import shipped_model
 from engine.config import DraftsConfig
 from engine.protocol.messages import Submit
-from engine.runner import draft_graphs
 from engine.runner.backend import ModelBackend
-from engine.runner.draft_graphs import DraftGraphs
 from mesh.domain.constraints import Constraint
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import model_backend, random_prompt
 from tests.support.constrained import ConstrainedEngine, Texts
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 CHECKPOINT = shipped_model()
@@ -93,26 +90,12 @@ def test_preemption_changes_no_token_of_steps_launched_ahead(drafting: ModelBack
 
 def test_graphs_change_no_token(plain: Transcript, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they capture runs here as it is: the same work over the same tensors."""
-    runs: list[int] = []
-
-    def capture(work: Callable[[], None], pool: None) -> Callable[[], None]:
-        def run() -> None:
-            runs.append(1)
-            work()
-
-        run()
-        return run
-
-    monkeypatch.setattr(draft_graphs, "capture", capture)
-    monkeypatch.setattr(draft_graphs, "graph_pool", lambda: None)
+    graphs = EagerGraphs(monkeypatch)
     backend = model_backend(CHECKPOINT, **settings_of(DRAFTS))
-    blocks = -(-backend.context_tokens // 64) + 1
-    with torch.inference_mode():
-        backend._draft_graphs = DraftGraphs(backend._model, backend.state, [2, 8], [DRAFTS], blocks)
-    runs.clear()
+    graphs.give_to(backend, [2, 8], DRAFTS)
     found = served(backend, DRAFTS, overlap="on")
     assert_same(found, plain)
-    assert len(runs) > len(found.steps)
+    assert graphs.runs > len(found.steps)
 
 
 def test_another_worker_goes_on_with_drafts(drafting: ModelBackend, plain: Transcript) -> None:

@@ -102,7 +102,7 @@ def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> No
         assert torch.equal(found[2], torch.cat([of_rank(each, 5, rows).t() for each in range(4)]))
         sums = sum_in_order([of_rank(each, 4 * rows, 3) for each in range(4)])
         assert torch.equal(found[3], sums[rank * rows : (rank + 1) * rows]) and found[5] is found[3]
-        # Of 1, 1, 5 and 5.
+        # The sum of 1, 1, 5 and 5.
         assert found[4].item() == 12
 
 

@@ -1,21 +1,18 @@
 """Steps with drafts by graphs. What they capture runs here as it is, on a CPU: the same work over the same tensors."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cli.launcher.shipped_model import shipped_model
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
-from engine.runner import draft_graphs
 from engine.runner.backend import ModelBackend
-from engine.runner.draft_graphs import DraftGraphs
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import model_backend, random_prompt
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 TOKENS = 30
@@ -44,26 +41,12 @@ def served(backend: ModelBackend, next_n: Any, overlap: str) -> Transcript:
 
 def test_graphs_and_overlap_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = served(model_backend(shipped_model(), **settings_of(0)), 0, "off")
-    runs: list[int] = []
-
-    def capture(work: Callable[[], None], pool: None) -> Callable[[], None]:
-        def run() -> None:
-            runs.append(1)
-            work()
-
-        run()
-        return run
-
-    monkeypatch.setattr(draft_graphs, "capture", capture)
-    monkeypatch.setattr(draft_graphs, "graph_pool", lambda: None)
+    graphs = EagerGraphs(monkeypatch)
     backend = model_backend(shipped_model(), **settings_of(2))
-    blocks = -(-backend.context_tokens // 64) + 1
-    with torch.inference_mode():
-        backend._draft_graphs = DraftGraphs(backend._model, backend.state, [2, 6], [2], blocks)
-    runs.clear()
+    graphs.give_to(backend, [2, 6], 2)
     found = served(backend, 2, "on")
     assert found.token_ids == expected.token_ids
     # All steps but those of the prompts run two graphs.
-    assert len(runs) > len(found.steps)
+    assert graphs.runs > len(found.steps)
     expected_logprobs = [position.logprob for position in expected.logprobs[1]]
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(expected_logprobs, abs=1e-3)
