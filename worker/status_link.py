@@ -80,7 +80,6 @@ class StatusLink:
         try:
             lease_seconds = await self._send(call, first=True)
             log.info("reporting to the scheduler at %s", self._endpoint)
-            self._connected = True
             self._backoff.succeeded()
             while not self._left.is_set():
                 await asyncio.sleep(self._interval_seconds)
@@ -100,6 +99,8 @@ class StatusLink:
             # Writing on an ended call would raise a usage error; reading from one raises what ended it.
             if not call.done():
                 await call.write(wire.status_message(report, self._identity if first else None))
+                # From here on the scheduler may know this worker, before its answer says so.
+                self._connected = True
             response = await call.read()
         # gRPC gives None for a message that it cannot parse.
         if not isinstance(response, scheduler_pb2.ReportStatusResponse):

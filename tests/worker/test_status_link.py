@@ -164,6 +164,43 @@ async def test_a_worker_that_ends_in_order_is_forgotten_at_once_and_not_lost(
     assert not [record for record in caplog.records if "lost" in record.message]
 
 
+async def test_a_worker_that_ends_before_its_first_report_is_answered_waits_for_the_answer() -> None:
+    port, told, may_answer = free_port(), asyncio.Event(), asyncio.Event()
+    said_goodbye: list[bool] = []
+
+    async def slow(
+        requests: AsyncIterator[scheduler_pb2.ReportStatusRequest], context: Any
+    ) -> AsyncIterator[scheduler_pb2.ReportStatusResponse]:
+        async for request in requests:
+            said_goodbye.append(request.leaving)
+            told.set()
+            await may_answer.wait()
+            response = scheduler_pb2.ReportStatusResponse()
+            response.lease.FromSeconds(30)
+            yield response
+
+    def add(servicer: None, server: grpc.aio.Server) -> None:
+        handler = grpc.stream_stream_rpc_method_handler(
+            slow,
+            scheduler_pb2.ReportStatusRequest.FromString,
+            scheduler_pb2.ReportStatusResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ReportStatus": handler}),))
+
+    config = ServerConfig(port=port, drain_seconds=0)
+    async with (
+        MeshServer(config, "slow", [Registration(add, None, SERVICE)]),
+        LinkedWorker(f"127.0.0.1:{port}", "a").running() as worker,
+    ):
+        await told.wait()
+        leaving = asyncio.create_task(worker.link.leave(60))
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        may_answer.set()
+        await asyncio.wait_for(leaving, 20)
+    assert said_goodbye == [False, True]
+
+
 async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> None:
     async with LinkedWorker(f"127.0.0.1:{free_port()}", "a").running() as worker:
         await asyncio.sleep(0.05)
