@@ -12,6 +12,7 @@ from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import GROUP, quantize
 from kernels.norm import add_rms_norm
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 CHOICES = 8
 REDUCED_ROWS = (1, 16, 64, 128)
@@ -64,9 +65,8 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
     def ours() -> Call:
         parts, residual, weight = inputs()
-        return lambda: exchange.add_rms_norm(
-            parts, residual, weight, 1e-6, Group.WORLD, sums=True, all_rows=rows, quantizes=True
-        )
+        norm = ExchangedNorm(weight, 1e-6, sums=True, all_rows=rows, quantizes=True)
+        return lambda: exchange.add_rms_norm(parts, residual, norm, Group.WORLD)
 
     def nccl() -> Call:
         parts, residual, weight = inputs()

@@ -8,6 +8,7 @@ from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
 class MutedExchange:
@@ -41,22 +42,9 @@ class MutedExchange:
         return values if self.muted else self._exchange.all_reduce(values, group)
 
     def add_rms_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        group: Group,
-        *,
-        sums: bool,
-        all_rows: int | None,
-        quantizes: bool,
+        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
-        if self.muted:
-            return None
-        return self._exchange.add_rms_norm(
-            delta, residual, weight, epsilon, group, sums=sums, all_rows=all_rows, quantizes=quantizes
-        )
+        return None if self.muted else self._exchange.add_rms_norm(delta, residual, norm, group)
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         return values if self.muted else self._exchange.broadcast(values, group, source)

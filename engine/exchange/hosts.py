@@ -13,6 +13,7 @@ from engine.exchange.interface import Exchange
 from engine.exchange.rail import Rail
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from kernels.peer_exchange.reference import sum_in_order
 
 
@@ -64,22 +65,11 @@ class HostsExchange:
         return sum_in_order(self.all_gather(values[None], group).unbind())
 
     def add_rms_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        group: Group,
-        *,
-        sums: bool,
-        all_rows: int | None,
-        quantizes: bool,
+        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         if group is not Group.TP:
             return None
-        return self._within.add_rms_norm(
-            delta, residual, weight, epsilon, group, sums=sums, all_rows=all_rows, quantizes=quantizes
-        )
+        return self._within.add_rms_norm(delta, residual, norm, group)
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         if group is Group.TP:

@@ -8,6 +8,7 @@ import torch
 from engine.exchange.begun import Begun
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 # How long a GPU waits for another rank's while ranks load and compile, each at its own pace.
 STARTING_SECONDS = 120.0
@@ -56,23 +57,12 @@ class Exchange(Protocol):
         ...
 
     def add_rms_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        group: Group,
-        *,
-        sums: bool,
-        all_rows: int | None,
-        quantizes: bool,
+        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
-        """Add `delta` to this rank's rows of the residual in place, and normalize them, together with the exchange
-        before it, behind it, or both. None, and nothing done, if this exchange does not do these at once.
+        """Add `delta` to this rank's rows of the residual in place, and normalize them, with the norm's exchanges.
 
-        sums: delta, [ranks * rows, width], is this rank's part of a sum over the ranks, of which each gets its rows;
-        else it is [rows, width]. all_rows: how many rows all ranks have together, the last ones without their padding,
-        if all ranks get all of them. quantizes: return them in FP8 too.
+        None, and nothing done, if this exchange does not do these at once.
+        delta: [ranks * rows, width] if the norm sums it, else [rows, width] as residual.
         """
         ...
 

@@ -12,7 +12,9 @@ from engine.exchange.peer_memory import PeerMemory
 from engine.parallel.layout import Group
 from engine.parallel.peers import Peers
 from kernels.act_quant import Quantized
-from kernels.peer_exchange import gather, norm, reduce
+from kernels.peer_exchange import gather, reduce
+from kernels.peer_exchange import norm as norm_kernel
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from kernels.peer_exchange.reference import sum_in_order
 from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES, Members
 from mesh.errors import RankLost
@@ -47,7 +49,7 @@ class PeerExchange:
         for members in self._members.values():
             gather.load(device, members.ranks)
             reduce.load(device, members.ranks)
-            norm.load(device, members.ranks)
+            norm_kernel.load(device, members.ranks)
 
     def limit(self, seconds: float) -> None:
         """How long the device waits for another rank from now on. Waits until the device has nothing to do."""
@@ -106,23 +108,12 @@ class PeerExchange:
         return self._in_two(members, given, group)[: given.numel()].view(values.shape)
 
     def add_rms_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        group: Group,
-        *,
-        sums: bool,
-        all_rows: int | None,
-        quantizes: bool,
+        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         members = self._members_for(residual, group)
-        if members is None or not norm.takes(delta, residual):
+        if members is None or not norm_kernel.takes(delta, residual):
             return None
-        return norm.add_rms_norm(
-            members, _in_place(delta), residual, weight, epsilon, sums=sums, all_rows=all_rows, quantizes=quantizes
-        )
+        return norm_kernel.add_rms_norm(members, _in_place(delta), residual, norm)
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         members = self._members_for(values, group)

@@ -9,6 +9,7 @@ from engine.model.activations import Activations, InputForm
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import Quantized, quantize
 from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ def sum_and_normalize(
     group: TensorGroup,
 ) -> Normalized:
     """`add_and_normalize` of this rank's rows of the sum of all ranks' parts, [tokens, hidden]."""
-    quantizes = InputForm.FP8_GROUPS in forms
-    made = group.add_rms_norm(parts, residual, weight, epsilon, sums=True, tokens=None, quantizes=quantizes)
+    norm = ExchangedNorm(weight, epsilon, sums=True, all_rows=None, quantizes=InputForm.FP8_GROUPS in forms)
+    made = group.add_rms_norm(parts, residual, norm)
     return Normalized(*made) if made else add_and_normalize(group.sum(parts), residual, weight, epsilon, forms)
 
 
@@ -75,7 +76,8 @@ def add_normalize_and_gather(
         return add_and_normalize(delta, residual, weight, epsilon, forms)
     quantizes = InputForm.FP8_GROUPS in forms
     if isinstance(delta, torch.Tensor):
-        made = group.add_rms_norm(delta, residual, weight, epsilon, sums=False, tokens=tokens, quantizes=quantizes)
+        norm = ExchangedNorm(weight, epsilon, sums=False, all_rows=tokens, quantizes=quantizes)
+        made = group.add_rms_norm(delta, residual, norm)
         if made:
             return Normalized(*made)
     plain = group.gather(add_rms_norm(delta, residual, weight, epsilon), tokens)
@@ -92,8 +94,8 @@ def sum_normalize_and_gather(
     tokens: int,
 ) -> Normalized:
     """`add_normalize_and_gather` of the sum of all ranks' parts, [tokens, hidden]."""
-    quantizes = InputForm.FP8_GROUPS in forms
-    made = group.add_rms_norm(parts, residual, weight, epsilon, sums=True, tokens=tokens, quantizes=quantizes)
+    norm = ExchangedNorm(weight, epsilon, sums=True, all_rows=tokens, quantizes=InputForm.FP8_GROUPS in forms)
+    made = group.add_rms_norm(parts, residual, norm)
     if made:
         return Normalized(*made)
     return add_normalize_and_gather(group.sum(parts), residual, weight, epsilon, forms, group, tokens)

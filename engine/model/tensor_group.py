@@ -12,6 +12,7 @@ from engine.exchange.interface import Exchange
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
 class TensorGroup:
@@ -53,26 +54,16 @@ class TensorGroup:
         return self._exchange.all_gather(own, Group.TP)[:tokens] if self.divides else own
 
     def add_rms_norm(
-        self,
-        delta: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        *,
-        sums: bool,
-        tokens: int | None,
-        quantizes: bool,
+        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm
     ) -> tuple[torch.Tensor, Quantized | None] | None:
-        """Add `delta` to this rank's rows of the residual and normalize them; for few rows on a GPU, else None.
+        """Add `delta` to this rank's rows of the residual and normalize them, with `sum` before it or `gather` behind.
 
-        sums: `sum` comes first; tokens: `gather` of so many comes last.
+        For few rows on a GPU, else None.
         """
         if not self.divides:
             return None
-        given = self._padded(delta) if sums else delta
-        return self._exchange.add_rms_norm(
-            given, residual, weight, epsilon, Group.TP, sums=sums, all_rows=tokens, quantizes=quantizes
-        )
+        given = self._padded(delta) if norm.sums else delta
+        return self._exchange.add_rms_norm(given, residual, norm, Group.TP)
 
     def join_columns(self, part: torch.Tensor) -> torch.Tensor:
         """All ranks' columns of the same rows: [rows, width] becomes [rows, ranks * width]."""

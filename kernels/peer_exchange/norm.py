@@ -8,6 +8,7 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
 
 SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
@@ -44,35 +45,25 @@ def takes(delta: torch.Tensor, residual: torch.Tensor) -> bool:
 
 
 def add_rms_norm(
-    members: Members,
-    delta: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    epsilon: float,
-    *,
-    sums: bool,
-    all_rows: int | None,
-    quantizes: bool,
+    members: Members, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm
 ) -> tuple[torch.Tensor, Quantized | None]:
     """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
 
-    sums: delta, [ranks * rows, width], is this rank's part of a sum over the ranks, of which each gets its rows; else
-    it is [rows, width]. all_rows: how many rows all ranks have together, the last ones without their padding, if all
-    ranks get all of them. quantizes: return them in FP8 too.
+    delta: [ranks * rows, width] if the norm sums it, else [rows, width] as residual.
     """
     rows, width = residual.shape
-    assert len(delta) == (members.ranks * rows if sums else rows)
-    assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (delta, residual, weight))
-    count = rows if all_rows is None else all_rows
+    assert len(delta) == (members.ranks * rows if norm.sums else rows)
+    assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (delta, residual, norm.weight))
+    count = rows if norm.all_rows is None else norm.all_rows
     out = residual.new_empty(count, width)
-    arguments = NormArguments(members=members, rows=rows, all_rows=count, width=width, epsilon=epsilon)
+    arguments = NormArguments(members=members, rows=rows, all_rows=count, width=width, epsilon=norm.epsilon)
     arguments.delta, arguments.residual = delta.data_ptr(), residual.data_ptr()
-    arguments.weight, arguments.out = weight.data_ptr(), out.data_ptr()
-    quantized = empty_quantized(count, width, device=residual.device) if quantizes else None
+    arguments.weight, arguments.out = norm.weight.data_ptr(), out.data_ptr()
+    quantized = empty_quantized(count, width, device=residual.device) if norm.quantizes else None
     if quantized is not None:
         arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
         arguments.scale_stride = quantized.scales.stride(1)
-    name = f"{NAMES[sums, all_rows is not None]}_{template_ranks(members.ranks)}"
+    name = f"{NAMES[norm.sums, norm.all_rows is not None]}_{template_ranks(members.ranks)}"
     kernel = load_kernel(SOURCE, name, residual.device.index or 0)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
     return out, quantized

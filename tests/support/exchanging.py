@@ -14,6 +14,7 @@ from engine.parallel.layout import Group
 from kernels.act_quant import Quantized, quantize
 from kernels.norm import add_rms_norm_quantized
 from kernels.peer_exchange import reference
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from mesh.errors import RankLost
 
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8, torch.int64, torch.float64)
@@ -145,9 +146,8 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
             values.append(quantized.values.float())
             scales.append(quantized.scales)
     given = parts[own] if sums else parts[own][:rows]
-    made = exchange.add_rms_norm(
-        given, residuals[own], weight, 1e-6, group, sums=sums, all_rows=all_rows, quantizes=True
-    )
+    norm = ExchangedNorm(weight, 1e-6, sums=sums, all_rows=all_rows, quantizes=True)
+    made = exchange.add_rms_norm(given, residuals[own], norm, group)
     assert made is not None and made[1] is not None
     _assert_equal(residuals[own], added)
     count = len(made[0])
