@@ -19,11 +19,13 @@ from math import log
 from operator import mul
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
+from engine.pool_room import check_room
 from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
@@ -95,6 +97,7 @@ class OracleBackend:
             weights_fingerprint=f"oracle-{oracle.vocabulary_size}", dtype="oracle", layers=1, layout="oracle:1"
         )
         self.block_bytes = BLOCK_TOKENS * 8
+        check_room(self.total_blocks, self.block_bytes, psutil.virtual_memory().available)
         # The KV pool, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = _powers(BASE, config.max_step_tokens)

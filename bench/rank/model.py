@@ -15,8 +15,8 @@ from engine.model.config import ModelConfig
 from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
-from engine.runner.backend import make_model
 from engine.weights.loading import make_allocator
+from engine.weights.making import make_model
 from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 
 DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(

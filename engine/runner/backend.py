@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,11 +13,10 @@ from engine.batch import Batch, Launched, StepShape, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
-from engine.model.context import DeviceState
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
-from engine.model.state import make_state
 from engine.runner.balancer import Balancer
+from engine.runner.captured import capture_decoding, capture_drafting
 from engine.runner.depth_times import measure_depths
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.draft_pass import EagerPass
@@ -26,26 +24,22 @@ from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.launched_step import LaunchedStep
-from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.micro_batches import MicroBatches
-from engine.runner.profiling import graph_bytes, workspace_bytes
+from engine.runner.namespace import kv_namespace
+from engine.runner.pool_plan import device_state, plan_pool
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
 from engine.runner.spreading import Spreading
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
-from engine.runner.two_batch_times import choose_two_batch, may_take_two
+from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import warm_up_steps
 from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
-from engine.two_batch import ALWAYS, NEVER, TwoBatch
-from engine.weights.fingerprint import weights_fingerprint
-from engine.weights.loading import load_model, random_model
+from engine.weights.making import make_model
 from kernels.host_copy import to_device
-from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import KvNamespace
 from mesh.observe import span
 from mesh.progress import ProgressLog
 from mesh.start_times import StartTimes
@@ -84,18 +78,12 @@ class ModelBackend:
         self._model.expert_group.meet()
         times.mark("weights")
         model_config = self._model.config
-        longest = model_config.max_position_embeddings
-        if config.context_tokens is not None:
-            longest = min(longest, config.context_tokens)
-        self.block_bytes = _block_bytes(self._model, resolved)
-        # Blocks of a TP group's ranks hold the same KV, and steps of all ranks have the same sizes.
-        blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
-        self.total_blocks = self._model.expert_group.least(blocks)
-        # A request that does not fit the pool alone would never end.
-        self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
-        positions = self.context_tokens + most_draft_positions(config)
-        blocks = self.total_blocks + self._foreign_blocks(config, self.context_tokens)
-        self.state = _make_state(self._model, resolved, blocks, positions)
+        self._pool = plan_pool(self._model, resolved)
+        self.block_bytes = self._pool.block_bytes
+        self.total_blocks, self.context_tokens = self._pool.total_blocks, self._pool.context_tokens
+        self.state = device_state(
+            self._model, resolved, self.total_blocks + self._pool.foreign_blocks, self.context_tokens
+        )
         self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
         self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device, self._model.group)
         self.draft_layers = model_config.draft_layers
@@ -120,21 +108,14 @@ class ModelBackend:
             with torch.inference_mode():
                 given = sizes, self.context_tokens, two_batch
                 if self.draft_layers:
-                    self._draft_graphs = _draft_graphs(self._model, self.state, config, *given)
+                    self._draft_graphs = capture_drafting(self._model, self.state, config, *given)
                 else:
-                    self._graphs = _decode_graphs(self._model, self.state, *given)
+                    self._graphs = capture_decoding(self._model, self.state, *given)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
-        self.namespace = KvNamespace(
-            weights_fingerprint=_kv_meaning(config, config.model_dir),
-            dtype=resolved.kv_dtype,
-            layers=model_config.kv_layers,
-            layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
-            scale=self.state.kv_scale,
-            draft_layers=model_config.draft_layers,
-        )
+        self.namespace = kv_namespace(model_config, resolved, self.state.kv_scale)
         times.mark("fingerprint")
         if self._sizes is not None and resolved.warm_up:
             self._warm_up(self._sizes, config)
@@ -232,13 +213,8 @@ class ModelBackend:
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
-    def _foreign_blocks(self, config: EngineConfig, longest: int) -> int:
-        """Blocks behind the pool's for a prompt of another rank."""
-        divides = config.parallel.context_parallel_tokens is not None and self._model.expert_group.divides
-        return _blocks_of(longest) if divides and not self._model.group.divides else 0
-
     def _spreading(self, config: EngineConfig, exchange: Exchange | None) -> Spreading | None:
-        count = self._foreign_blocks(config, self.context_tokens)
+        count = self._pool.foreign_blocks
         fewest = config.parallel.context_parallel_tokens
         if not count or exchange is None or fewest is None:
             return None
@@ -252,21 +228,6 @@ class ModelBackend:
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(rows, np.int64), self.state.device)
 
-    def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
-        on_cpu = resolved.device == "cpu"
-        reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
-        reserved += self._foreign_blocks(resolved.config, longest) * self.block_bytes
-        left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
-        return affordable_blocks(
-            # Ranks on a CPU share its memory.
-            budget_bytes=int(left * resolved.kv_memory_fraction)
-            // (resolved.config.parallel.ranks_a_host if on_cpu else 1),
-            block_bytes=self.block_bytes + _draft_state_bytes(self._model),
-            context_blocks=_blocks_of(longest),
-            max_requests=resolved.config.max_requests,
-            cap_bytes=CPU_POOL_BYTES if on_cpu else None,
-        )
-
 
 def _make_balancer(model: Model, exchange: Exchange | None, config: BalanceConfig) -> Balancer | None:
     layers = model.balanced_layers()
@@ -279,101 +240,6 @@ def _relaxes(config: EngineConfig) -> bool:
     return config.drafts.most > 0 and config.drafts.acceptance == "relaxed"
 
 
-def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
-    """Equal for workers whose KV means the same; a declared name never equals a digest."""
-    if config.kv_namespace is not None:
-        return f"declared: {config.kv_namespace}"
-    return "random" if config.random_weights else weights_fingerprint(model_dir)
-
-
 def _summary(resolved: ResolvedEngineConfig, device: str, blocks: int) -> dict[str, object]:
     """What an operator wants to know of a worker that starts."""
     return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
-
-
-def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
-    """exchange: with the worker's other ranks, if there are any. Raises CheckpointError, ConfigError."""
-    config = resolved.config
-    assert config.model_dir is not None
-    make = random_model if config.random_weights else load_model
-    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(
-        config.model_dir,
-        dtype,
-        device,
-        resolved.weights,
-        drafts=config.drafts.most,
-        fp8_queries=config.query_weights == "fp8",
-        exchange=exchange,
-        balance=config.balance,
-    )
-
-
-def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
-    """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
-    config = resolved.config
-    transfers = transfer_bytes(config.transfer)
-    state = _make_state(model, resolved, 1, longest + most_draft_positions(config))
-    with torch.inference_mode():
-        decoding = config.max_requests * (1 + config.drafts.most)
-        two, sparse = may_take_two(model, config), config.sparse_prefill.offered
-        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
-        if not resolved.decode_graphs:
-            return workspace + transfers
-        rows = max(config.graph_rows or [config.max_requests])
-        given = [rows], longest, ALWAYS if two else NEVER
-        if config.drafts.most:
-            graphs = graph_bytes(lambda: _draft_graphs(model, state, config, *given))
-        else:
-            graphs = graph_bytes(lambda: _decode_graphs(model, state, *given))
-        return workspace + transfers + graphs
-
-
-def _decode_graphs(
-    model: Model, state: DeviceState, sizes: Sequence[int], longest: int, two_batch: TwoBatch
-) -> DecodeGraphs:
-    return DecodeGraphs(model, state, sizes, _blocks_of(longest), two_batch)
-
-
-def _draft_graphs(
-    model: Model, state: DeviceState, config: EngineConfig, sizes: Sequence[int], longest: int, two_batch: TwoBatch
-) -> DraftGraphs:
-    drafts = config.drafts
-    depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
-    # No more rows than the state has.
-    sizes = sorted({min(size, config.max_requests) for size in sizes})
-    return DraftGraphs(model, state, sizes, depths, _blocks_of(longest + most_draft_positions(config)), two_batch)
-
-
-def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:
-    return make_state(
-        model.config,
-        model.device,
-        blocks=blocks,
-        positions=positions,
-        rows=resolved.config.max_requests,
-        kv_dtype=getattr(torch, resolved.kv_dtype),
-        kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
-        drafts=resolved.config.drafts.most,
-        dtype=model.dtype,
-        sparse=resolved.config.sparse_prefill.offered is not None,
-    )
-
-
-def most_draft_positions(config: EngineConfig) -> int:
-    """How far drafts may be guessed behind the last token of a context."""
-    return 1 + config.drafts.most if config.drafts.most else 0
-
-
-def _draft_state_bytes(model: Model) -> int:
-    """Of a block: see DeviceState.draft_states."""
-    return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
-
-
-def _blocks_of(tokens: int) -> int:
-    return -(-tokens // BLOCK_TOKENS)
-
-
-def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
-    latent_bytes: int = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
-    return model.config.kv_layers * BLOCK_TOKENS * latent_bytes

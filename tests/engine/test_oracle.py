@@ -9,6 +9,7 @@ from engine.batch import Batch, Row, execute
 from engine.oracle import OracleBackend, oracle_tokens
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
+from mesh.errors import ConfigError
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of
 
 GREEDY = Sampling()
@@ -163,3 +164,8 @@ def test_settings_of_the_configuration_are_declared() -> None:
     backend = backend_of(context_tokens=100, model_name="served-as")
     assert (backend.model, backend.context_tokens, backend.total_blocks) == ("served-as", 100, 32)
     assert backend.namespace != backend_of(oracle={"vocabulary_size": 7}).namespace
+
+
+def test_a_pool_beyond_the_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.total_blocks=100000000000 takes 51,200\.0 GB"):
+        OracleBackend(oracle_config(total_blocks=100_000_000_000))

@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import Batch, Row, StepShape, shape_of
 from engine.batch import execute as execute_batch
+from engine.pool_room import check_room
 from engine.runner.backend import ModelBackend
 from engine.runner.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from mesh.domain.sampling import Sampling
@@ -166,6 +167,14 @@ def test_the_pool_stays_within_its_budget() -> None:
 def test_the_cap_limits_the_pool_but_not_below_one_context() -> None:
     assert blocks(cap_bytes=200 << 20) == 200
     assert blocks(cap_bytes=10 << 20) == 64
+
+
+def test_a_pool_that_is_too_large_names_its_key_what_was_asked_and_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"total_blocks=4000000000 takes [\d,]+\.\d GB and \d+\.\d GB are free"):
+        model_backend(tiny_checkpoint(tmp_path), total_blocks=4_000_000_000)
+    check_room(100, 1 << 30, 100 << 30)
+    with pytest.raises(ConfigError, match=r"takes 108\.4 GB and 107\.4 GB are free: lower it to 100,"):
+        check_room(101, 1 << 30, 100 << 30)
 
 
 def test_a_pool_of_less_than_two_blocks_is_refused() -> None:

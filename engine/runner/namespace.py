@@ -1,0 +1,27 @@
+"""What the KV of a model means to others."""
+
+from pathlib import Path
+
+from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.model.config import ModelConfig
+from engine.weights.fingerprint import weights_fingerprint
+from mesh.domain.workers import KvNamespace
+
+
+def kv_namespace(model: ModelConfig, resolved: ResolvedEngineConfig, kv_scale: float) -> KvNamespace:
+    assert resolved.config.model_dir is not None
+    return KvNamespace(
+        weights_fingerprint=_kv_meaning(resolved.config, resolved.config.model_dir),
+        dtype=resolved.kv_dtype,
+        layers=model.kv_layers,
+        layout=f"latent {model.kv_lora_rank}, interleaved rope {model.qk_rope_head_dim}",
+        scale=kv_scale,
+        draft_layers=model.draft_layers,
+    )
+
+
+def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
+    """Equal for workers whose KV means the same; a declared name never equals a digest."""
+    if config.kv_namespace is not None:
+        return f"declared: {config.kv_namespace}"
+    return "random" if config.random_weights else weights_fingerprint(model_dir)

@@ -1,0 +1,116 @@
+"""How large a model's KV pool is on its device, and what must fit beside it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.model.context import DeviceState
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.pool_room import check_room
+from engine.runner.captured import capture_decoding, capture_drafting, most_draft_positions
+from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
+from engine.runner.profiling import graph_bytes, workspace_bytes
+from engine.runner.two_batch_times import may_take_two
+from engine.two_batch import ALWAYS, NEVER
+from mesh.blocks import BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    block_bytes: int
+    total_blocks: int
+    # Behind the pool's, for a prompt of another rank.
+    foreign_blocks: int
+    # Of the longest request: one that does not fit the pool alone would never end.
+    context_tokens: int
+
+
+def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
+    """Steps and graphs are run to find out what they take, unless the configuration says how many blocks there are.
+
+    Raises ConfigError if the pool does not fit.
+    """
+    config = resolved.config
+    longest = model.config.max_position_embeddings
+    if config.context_tokens is not None:
+        longest = min(longest, config.context_tokens)
+    block_bytes = _block_bytes(model, resolved)
+    if config.total_blocks is None:
+        blocks = _affordable_blocks(model, resolved, longest, block_bytes)
+    else:
+        blocks = config.total_blocks
+        ranks = config.parallel.ranks_a_host if resolved.device == "cpu" else 1
+        free = free_bytes(model.device, config.memory_share) // ranks
+        check_room(blocks, block_bytes + _draft_state_bytes(model), free)
+    # Blocks of a TP group's ranks hold the same KV, and steps of all ranks have the same sizes.
+    blocks = model.expert_group.least(blocks)
+    context_tokens = min(longest, blocks * BLOCK_TOKENS)
+    return PoolPlan(block_bytes, blocks, _foreign_blocks(model, config, context_tokens), context_tokens)
+
+
+def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, longest: int) -> DeviceState:
+    """longest: tokens of a context."""
+    return make_state(
+        model.config,
+        model.device,
+        blocks=blocks,
+        positions=longest + most_draft_positions(resolved.config),
+        rows=resolved.config.max_requests,
+        kv_dtype=getattr(torch, resolved.kv_dtype),
+        kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
+        drafts=resolved.config.drafts.most,
+        dtype=model.dtype,
+        sparse=resolved.config.sparse_prefill.offered is not None,
+    )
+
+
+def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> int:
+    config, on_cpu = resolved.config, resolved.device == "cpu"
+    reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest)
+    reserved += _foreign_blocks(model, config, longest) * block_bytes
+    left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
+    return affordable_blocks(
+        # Ranks on a CPU share its memory.
+        budget_bytes=int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1),
+        block_bytes=block_bytes + _draft_state_bytes(model),
+        context_blocks=-(-longest // BLOCK_TOKENS),
+        max_requests=config.max_requests,
+        cap_bytes=CPU_POOL_BYTES if on_cpu else None,
+    )
+
+
+def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
+    """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
+    config = resolved.config
+    transfers = transfer_bytes(config.transfer)
+    state = device_state(model, resolved, 1, longest)
+    with torch.inference_mode():
+        decoding = config.max_requests * (1 + config.drafts.most)
+        two, sparse = may_take_two(model, config), config.sparse_prefill.offered
+        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
+        if not resolved.decode_graphs:
+            return workspace + transfers
+        rows = max(config.graph_rows or [config.max_requests])
+        given = [rows], longest, ALWAYS if two else NEVER
+        if config.drafts.most:
+            graphs = graph_bytes(lambda: capture_drafting(model, state, config, *given))
+        else:
+            graphs = graph_bytes(lambda: capture_decoding(model, state, *given))
+        return workspace + transfers + graphs
+
+
+def _foreign_blocks(model: Model, config: EngineConfig, longest: int) -> int:
+    divides = config.parallel.context_parallel_tokens is not None and model.expert_group.divides
+    return -(-longest // BLOCK_TOKENS) if divides and not model.group.divides else 0
+
+
+def _draft_state_bytes(model: Model) -> int:
+    """Of a block: see DeviceState.draft_states."""
+    return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
+
+
+def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
+    latent_bytes: int = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+    return model.config.kv_layers * BLOCK_TOKENS * latent_bytes
