@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from gateway.answer_forms import GrammarForm
+from gateway.answer_forms import AnswerForm, GrammarForm
 from gateway.asks import Ask, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
@@ -127,7 +127,15 @@ class Intake:
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
         reading = TextReading(ask.stop_strings, ask.include_stop_string, encoded.shape.reasoning.value)
         plain = encoded.shape.calls is None
-        return Prepared(model, request, new_transcript, block_hashes, echo, reading if plain else None)
+        return Prepared(
+            model,
+            request,
+            new_transcript,
+            block_hashes,
+            echo,
+            reading if plain else None,
+            form_field=None if constraint is None or constraint.grammar is None else _form_field(ask.form),
+        )
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""
@@ -143,7 +151,7 @@ class Intake:
             form = await self._grammars.in_lark(form, tenant)
         constraint = constraint_for(form, shape, tokenizer)
         if constraint is not None:
-            grammar, field = constraint.grammar or "", TOOLS_FIELD if form is None else form.field
+            grammar, field = constraint.grammar or "", _form_field(form)
             judge = partial(judged, grammar, form, shape, tokenizer)
             least_tokens = await self._grammars.check(grammar, model, field, tenant, judge)
             check_room(least_tokens, max_tokens, ask.names)
@@ -201,6 +209,11 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
     rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
     shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools)
     return _Encoded(array("I", rendered.token_ids), shape)
+
+
+def _form_field(form: AnswerForm | None) -> str:
+    """What the grammar of a constraint comes from."""
+    return TOOLS_FIELD if form is None else form.field
 
 
 def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer: Tokenizer | None) -> str:

@@ -52,6 +52,8 @@ class Prepared:
     stream: StreamTag | None = None
     stream_token: str = ""
     history: History | None = None
+    # Where the client wrote what its answer must be; None if it may be anything.
+    form_field: str | None = None
 
     def sibling(self, number: int) -> "Prepared":
         """The same for another answer to the prompt, with random numbers of its own."""

@@ -36,6 +36,7 @@ class StreamContext(msgspec.Struct, frozen=True):
     text: TextReading
     # The API's: how the client reads the answer.
     written: bytes
+    form_field: str | None = None
 
 
 class Streams:
@@ -65,7 +66,7 @@ class Streams:
             seed=prepared.request.sampling.seed,
             expires_at=int(time.time() + self._seconds),
         )
-        context = StreamContext(prepared.model, prepared.text, written)
+        context = StreamContext(prepared.model, prepared.text, written, prepared.form_field)
         tag = StreamTag(claim.stream_id, 0, msgspec.msgpack.encode(context))
         return replace(prepared, stream=tag, stream_token=self._seal.seal(claim))
 
@@ -91,7 +92,7 @@ class Streams:
         """The same request, computed again from its prompt. Raises InvalidRequest if it is another."""
         if (prepared.model, request_digest(prepared.request)) != (claim.model, claim.request):
             raise InvalidRequest("this is not the request that the stream belongs to: send the same one")
-        context = StreamContext(prepared.model, prepared.text or TextReading(), written)
+        context = StreamContext(prepared.model, prepared.text or TextReading(), written, prepared.form_field)
         # Above any that a gateway gave it in turn.
         tag = StreamTag(claim.stream_id, 1 << 16, msgspec.msgpack.encode(context))
         return replace(prepared, stream=tag, stream_token=token, history=History(array("I"), None, position))
@@ -121,6 +122,7 @@ class Streams:
             stream=msgspec.structs.replace(submission.stream, epoch=submission.stream.epoch + 1),
             stream_token=token,
             history=History(received, log.reason, position, log.relaxed),
+            form_field=context.form_field,
         )
         return prepared, context.written
 

@@ -189,6 +189,12 @@ class WorkerDraining(PlaceAgain):
     reason = "DRAINING"
 
 
+class GrammarSpent(PlaceAgain):
+    """Another answer made the lexer that both share too complex: with a grammar compiled anew, this one goes on."""
+
+    reason = "GRAMMAR_SPENT"
+
+
 class NamespaceMismatch(MeshError):
     """KV of other weights, another dtype or another layout: its bytes mean something else here and are never mixed."""
 

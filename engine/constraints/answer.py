@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
 from engine.constraints.grammar_path import GrammarPath
+from engine.constraints.shared_grammar import SharedGrammar
 from mesh.domain.constraints import Constraint
-from mesh.errors import InvalidConstraint
+from mesh.errors import MeshError
 
 # A bit for each token id, the lowest first, up to the vocabulary's last byte.
 Bits = npt.NDArray[np.uint8]
@@ -22,7 +22,7 @@ class Masks(NamedTuple):
     # draft that is not allowed in its place, or that ends the answer: nobody wants what is drawn behind it.
     allowed: Sequence[Bits | None]
     # Why there are no more, if that is the reason: an answer that gets more tokens than there are masks cannot go on.
-    error: InvalidConstraint | None = None
+    error: MeshError | None = None
 
 
 class _Place(NamedTuple):
@@ -43,17 +43,14 @@ class ConstrainedAnswer:
     def __init__(
         self,
         constraint: Constraint,
-        matcher: LLMatcher | None,
+        grammar: SharedGrammar | None,
         vocabulary_size: int,
         eos_token_ids: frozenset[int],
         stop_token_ids: frozenset[int],
     ) -> None:
-        """matcher: at the grammar's begin, where it stays, if there is one.
-
-        eos_token_ids: end the answer where the grammar lets it end; stop_token_ids: these and others end it too.
-        """
+        """eos_token_ids: end the answer where the grammar lets it end; stop_token_ids: these and others end it too."""
         self._constraint = constraint
-        self._path = None if matcher is None else GrammarPath(matcher)
+        self._path = None if grammar is None else GrammarPath(grammar)
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._bytes = -(-vocabulary_size // 8)
@@ -64,17 +61,17 @@ class ConstrainedAnswer:
         self._remembered = max(map(len, constraint.banned), default=1) - 1
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """The answer has gone on with these. Raises InvalidConstraint if it could not."""
+        """The answer has gone on with these. Raises InvalidConstraint if it could not, and GrammarSpent."""
         for token_id in token_ids:
             self._follow(token_id)
 
     def masks(self, drafts: Sequence[int] = ()) -> Masks:
-        """Of a row that draws behind the answer so far and behind each of the drafts. Raises InvalidConstraint if the
-        answer cannot go on whatever it draws.
+        """Of a row that draws behind the answer so far and behind each of the drafts. Raises InvalidConstraint or
+        GrammarSpent if the answer cannot go on whatever it draws.
         """
         place, tokens = self._place, 0 if self._path is None else self._path.tokens
         allowed: list[Bits | None] = []
-        error = None
+        error: MeshError | None = None
         try:
             allowed.append(self._mask())
             for draft in drafts:
@@ -82,7 +79,7 @@ class ConstrainedAnswer:
                     break
                 self._follow(draft)
                 allowed.append(self._mask())
-        except InvalidConstraint as failed:
+        except MeshError as failed:
             # The answer may well go on without these drafts.
             error = failed
         self._place = place
@@ -103,7 +100,7 @@ class ConstrainedAnswer:
         self._place = _Place(may_open=False, free=free, tokens=place.tokens + 1, last=last)
 
     def _mask(self) -> Bits | None:
-        """What the next token may be; None if it may be any. Raises InvalidConstraint if that takes too long."""
+        """What the next token may be; None if it may be any. Raises as `masks`."""
         allowed, forbidden = self._allowed(), self._forbidden()
         if not forbidden:
             return allowed

@@ -9,14 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from engine.config import EngineConfig
 from engine.constraints.answer import ConstrainedAnswer
 from engine.constraints.masks import AnswerMasks, in_words
+from engine.constraints.shared_grammar import SharedGrammar
 from engine.request import Request
 from mesh.domain.constraints import Constraint
-from mesh.errors import InvalidConstraint
+from mesh.errors import InvalidConstraint, MeshError
 from mesh.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.observe import span
 
@@ -44,8 +45,8 @@ class Constraints:
         self._wake = wake
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        # The compiling thread's own, the least recently used first. All stay at their begin, and answers have copies.
-        self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
+        # The compiling thread's own, the least recently used first.
+        self._grammars: OrderedDict[str, SharedGrammar] = OrderedDict()
         self._begun: list[tuple[Request, Future[ConstrainedAnswer]]] = []
 
     @property
@@ -64,13 +65,13 @@ class Constraints:
         compiled.add_done_callback(lambda _: self._wake())
         self._begun.append((request, compiled))
 
-    def drain(self) -> list[tuple[Request, InvalidConstraint | None]]:
+    def drain(self) -> list[tuple[Request, MeshError | None]]:
         """The requests that have their masks since the last call, or why they get none."""
         done = [(request, compiled) for request, compiled in self._begun if compiled.done()]
         self._begun = [(request, compiled) for request, compiled in self._begun if not compiled.done()]
         return [(request, self._settle(request, compiled)) for request, compiled in done]
 
-    def _settle(self, request: Request, compiled: Future[ConstrainedAnswer]) -> InvalidConstraint | None:
+    def _settle(self, request: Request, compiled: Future[ConstrainedAnswer]) -> MeshError | None:
         error = compiled.exception()
         if error is not None:
             return in_words(error)
@@ -81,30 +82,21 @@ class Constraints:
         self, constraint: Constraint, stop_token_ids: frozenset[int], delivered: Sequence[int]
     ) -> ConstrainedAnswer:
         with span("engine.compile_grammar"):
-            matcher = None if constraint.grammar is None else self._matcher(constraint.grammar)
-            answer = ConstrainedAnswer(constraint, matcher, self._vocabulary_size, self._eos_token_ids, stop_token_ids)
+            grammar = None if constraint.grammar is None else self._grammar(constraint.grammar)
+            answer = ConstrainedAnswer(constraint, grammar, self._vocabulary_size, self._eos_token_ids, stop_token_ids)
             answer.advance(delivered)
         return answer
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _grammar(self, grammar: str) -> SharedGrammar:
         if self._tokenizer is None:
             raise InvalidConstraint("this worker follows no grammars: its checkpoint has no tokenizer")
         compiled = self._grammars.pop(grammar, None)
-        if compiled is None or _is_spent(compiled):
-            compiled = compile_grammar(self._tokenizer, grammar)
+        if compiled is None or compiled.is_spent:
+            compiled = SharedGrammar(compile_grammar(self._tokenizer, grammar))
         self._grammars[grammar] = compiled
         if len(self._grammars) > KEPT_GRAMMARS:
             self._grammars.popitem(last=False)
         return compiled
-
-
-def _is_spent(compiled: LLMatcher) -> bool:
-    """Copies of a matcher share what they learn of its expressions. If that became too much for one of them, no copy
-    goes on.
-    """
-    copy = compiled.deep_copy()
-    copy.compute_bitmask()
-    return copy.is_error()
 
 
 def load_constraints(

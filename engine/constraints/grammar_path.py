@@ -1,20 +1,18 @@
 """Where an answer is in its grammar, with the way back that it came."""
 
-from llguidance import LLMatcher
+from functools import partial
 
-from mesh.errors import InvalidConstraint
-from mesh.grammars import complaint
+from engine.constraints.shared_grammar import SharedGrammar
 
 
 class GrammarPath:
     """Used by one thread at a time. Its methods raise InvalidConstraint if that would take too long, or a token is not
-    what the grammar allows; then only going back helps.
+    what the grammar allows, and GrammarSpent; then only going back helps.
     """
 
-    def __init__(self, begin: LLMatcher) -> None:
-        """begin: at the grammar's begin, where it stays; others may have it too."""
-        self._begin = begin
-        self._matcher = begin.deep_copy()
+    def __init__(self, grammar: SharedGrammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher()
         self._consumed: list[int] = []
 
     @property
@@ -24,14 +22,11 @@ class GrammarPath:
 
     def consume(self, token_id: int) -> None:
         self._consumed.append(token_id)
-        self._matcher.consume_token(token_id)
-        self._check()
+        self._grammar.run(self, self._matcher, partial(self._matcher.consume_token, token_id))
 
     def mask(self) -> bytes:
         """A bit for each token id, the lowest first, set where the grammar goes on with it."""
-        bits = self._matcher.compute_bitmask()
-        self._check()
-        return bits
+        return self._grammar.run(self, self._matcher, self._matcher.compute_bitmask)
 
     def go_back(self, tokens: int) -> None:
         """To where so many had been consumed."""
@@ -39,12 +34,7 @@ class GrammarPath:
         del self._consumed[tokens:]
         if self._matcher.is_error():
             # That is a state which a matcher never leaves.
-            self._matcher = self._begin.deep_copy()
-            self._matcher.consume_tokens(self._consumed)
+            self._matcher = self._grammar.matcher()
+            self._grammar.run(self, self._matcher, partial(self._matcher.consume_tokens, self._consumed))
         elif gone:
-            self._matcher.rollback(gone)
-        self._check()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise InvalidConstraint(f"the constraint cannot be followed: {complaint(self._matcher.get_error())}")
+            self._grammar.run(self, self._matcher, partial(self._matcher.rollback, gone))

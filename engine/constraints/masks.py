@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 from engine.constraints.answer import Bits, ConstrainedAnswer, Masks
-from mesh.errors import InvalidConstraint
+from mesh.errors import InvalidConstraint, MeshError
 
 _log = logging.getLogger("deepmesh.engine")
 
 
-def in_words(error: BaseException) -> InvalidConstraint:
+def in_words(error: BaseException) -> MeshError:
     """What the client is told. The grammars' library may fail in ways that it does not tell of, a panic among them: it
     is logged then, and no other request has to do with it.
     """
-    if isinstance(error, InvalidConstraint):
+    if isinstance(error, MeshError):
         return error
     _log.error("a grammar failed", exc_info=error)
     return InvalidConstraint(f"the constraint cannot be followed: its grammar failed ({type(error).__name__})")
@@ -43,7 +43,7 @@ class AnswerMasks:
         self._drawn = pending.result() if error is None else Masks((), in_words(error))
         return self._drawn.allowed
 
-    def failure(self, tokens: int) -> InvalidConstraint | None:
+    def failure(self, tokens: int) -> MeshError | None:
         """Why the answer cannot go on with so many tokens of the row drawn last: they are worthless then."""
         return self._drawn.error if tokens > len(self._drawn.allowed) else None
 

@@ -10,7 +10,16 @@ from deepmesh.v1 import common_pb2
 
 from gateway import wire
 from gateway.decode_link import DecodeLink
-from mesh.errors import EngineFailed, InvalidRequest, MeshError, NoWorker, Overloaded, ShuttingDown, WorkerFull
+from mesh.errors import (
+    EngineFailed,
+    GrammarSpent,
+    InvalidRequest,
+    MeshError,
+    NoWorker,
+    Overloaded,
+    ShuttingDown,
+    WorkerFull,
+)
 from mesh.failures import from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
@@ -189,6 +198,15 @@ async def test_requests_move_when_the_engine_fails() -> None:
         failing.fail(EngineFailed("the rank died"))
         assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
         assert len(other.submissions) == 1
+
+
+async def test_an_answer_whose_grammar_another_spent_goes_on_with_its_only_worker() -> None:
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.fail(GrammarSpent("another answer made it too complex"))
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.submissions) == 2
 
 
 async def test_a_worker_without_room_is_avoided() -> None:

@@ -7,6 +7,7 @@ from mesh.errors import (
     BodyTooLarge,
     ConfigError,
     DeadlineExceeded,
+    GrammarSpent,
     InvalidRequest,
     MeshError,
     NoWorker,
@@ -27,7 +28,7 @@ from mesh.failures import from_failure, to_failure
 
 RETRIES: dict[Retry, list[type[MeshError]]] = {
     Retry.THIS_CALL: [NoWorker, WorkerLost],
-    Retry.HIGHER_UP: [WorkerFull, PrefillLost, StreamReplaced, UnknownRequest, UnknownSession],
+    Retry.HIGHER_UP: [WorkerFull, PrefillLost, GrammarSpent, StreamReplaced, UnknownRequest, UnknownSession],
     Retry.AFTER_DELAY: [Overloaded],
     Retry.NEVER: [
         MeshError,

@@ -193,6 +193,36 @@ def test_an_answer_that_became_too_complex_spoils_no_later_one(checkpoint: Path,
     assert engine.run(constrained(1, grammar, sampling=simple, max_tokens=5)).ends[1].finish is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_an_answer_that_becomes_too_complex_ends_no_other_of_its_grammar(
+    checkpoint: Path, texts: Texts, overlap: str
+) -> None:
+    grammar = Constraint("start: /(.*a.{0,300}){40}b.{500}/")
+    complex_one, simple = (Sampling(logit_bias=dict.fromkeys(texts.ids(text), 100.0)) for text in "ab")
+    engine = ConstrainedEngine(checkpoint, overlap=overlap)
+    prompt = random_prompt(60, seed=1)
+    found = engine.run(
+        constrained(0, grammar, sampling=complex_one),
+        constrained(1, grammar, sampling=simple, prompt=prompt),
+    )
+    refusals = [found.ends[key].refusal for key in (0, 1)]
+    assert [refusal and refusal.reason for refusal in refusals] == ["INVALID_CONSTRAINT", "GRAMMAR_SPENT"]
+    # What the gateway does with it then: nothing is lost, and nothing repeated.
+    delivered = found.token_ids[1]
+    rest = constrained(
+        1,
+        grammar,
+        sampling=simple,
+        prompt=[*prompt, *delivered],
+        prompt_tokens=len(prompt),
+        max_tokens=TOKENS - len(delivered),
+    )
+    continued = engine.run(rest)
+    assert continued.ends[1].finish is FinishReason.LENGTH
+    alone = ConstrainedEngine(checkpoint).run(constrained(1, grammar, sampling=simple, prompt=prompt))
+    assert [*delivered, *continued.token_ids[1]] == alone.token_ids[1]
+
+
 class Panic(BaseException):
     """As Rust's panics come to Python: no Exception."""
 

@@ -12,6 +12,7 @@ from llguidance import LLTokenizer
 from cli.launcher.shipped_model import shipped_model
 from engine.constraints.answer import ConstrainedAnswer, Masks
 from engine.constraints.masks import AnswerMasks
+from engine.constraints.shared_grammar import SharedGrammar
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
 from mesh.grammars import compile_grammar, load_grammar_tokenizer
@@ -31,8 +32,8 @@ def tokenizer() -> LLTokenizer:
 def answer_to(
     tokenizer: LLTokenizer, constraint: Constraint, given: list[int] | None = None, stops: frozenset[int] = frozenset()
 ) -> ConstrainedAnswer:
-    matcher = None if constraint.grammar is None else compile_grammar(tokenizer, constraint.grammar)
-    answer = ConstrainedAnswer(constraint, matcher, VOCABULARY, frozenset({EOS}), stops | {EOS})
+    grammar = None if constraint.grammar is None else SharedGrammar(compile_grammar(tokenizer, constraint.grammar))
+    answer = ConstrainedAnswer(constraint, grammar, VOCABULARY, frozenset({EOS}), stops | {EOS})
     answer.advance(given or [])
     return answer
 

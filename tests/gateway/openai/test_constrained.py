@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from mesh.errors import InvalidConstraint
+from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import running_mesh
 
 CHAT = "/v1/chat/completions"
@@ -108,6 +110,21 @@ async def test_what_cannot_be_constrained_is_refused_by_field_and_never_reaches_
             assert (answer.status_code, error["param"]) == (400, param), (name, error)
             assert words in error["message"], (name, error)
         assert mesh.scheduler.queries == []
+
+
+@pytest.mark.parametrize(
+    ("name", "param"),
+    [
+        ("json schema", "response_format.json_schema.schema"),
+        ("guided grammar", "guided_grammar"),
+        ("a named tool", "tools"),
+    ],
+)
+async def test_what_only_a_worker_finds_is_refused_by_field_too(name: str, param: str) -> None:
+    async with running_mesh(FakeDecodeWorker(refusals=[InvalidConstraint("too complex")])) as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, **ASKED[name]})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_constraint", param)
 
 
 async def test_bad_words_and_the_least_tokens_reach_the_worker() -> None:

@@ -1,0 +1,54 @@
+"""A compiled grammar, for all answers of a worker that it constrains."""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+
+from llguidance import LLMatcher
+
+from mesh.errors import GrammarSpent, InvalidConstraint, MeshError
+from mesh.grammars import complaint
+
+ResultT = TypeVar("ResultT")
+
+
+class SharedGrammar:
+    """Copies of one matcher share the lexer of its expressions, which learns from each of them. If one makes it too
+    complex, no copy goes on. That one ends; the others need a grammar that is compiled anew.
+
+    Used by several threads: calls of its answers follow one another, so that it is known whose call it was.
+    """
+
+    def __init__(self, begin: LLMatcher) -> None:
+        """begin: at the grammar's begin, where it stays."""
+        self._begin = begin
+        self._lock = Lock()
+        self._spent_by: object = None
+
+    @property
+    def is_spent(self) -> bool:
+        copy = self.matcher()
+        copy.compute_bitmask()
+        return copy.is_error()
+
+    def matcher(self) -> LLMatcher:
+        """At the grammar's begin."""
+        return self._begin.deep_copy()
+
+    def run(self, answer: object, matcher: LLMatcher, call: Callable[[], ResultT]) -> ResultT:
+        """The result of a call of the matcher, which is the answer's.
+
+        Raises InvalidConstraint if the answer cannot go on, GrammarSpent if that is the fault of another.
+        """
+        with self._lock:
+            result = call()
+            if matcher.is_error():
+                raise self._failure(answer, matcher.get_error())
+        return result
+
+    def _failure(self, answer: object, error: str) -> MeshError:
+        if self.is_spent:
+            self._spent_by = self._spent_by or answer
+            if self._spent_by is not answer:
+                return GrammarSpent("another answer made the lexer of this constraint too complex: place it again")
+        return InvalidConstraint(f"the constraint cannot be followed: {complaint(error)}")
