@@ -14,12 +14,15 @@ from gateway.tools import ToolCallDelta
 from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
-from mesh.errors import MeshError, SlowClient
+from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
 from mesh.tracing import current_traceparent
 
 # Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
 LONG_REPORT = 8192
+
+# Where a client says how many tokens it has.
+POSITION_FIELD = "position"
 
 # Calls the callback at that time of the event loop's clock.
 CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
@@ -245,6 +248,9 @@ class Generation:
 
     def fail(self, failure: MeshError) -> None:
         """The attempt failed; LiveGeneration decides whether another follows."""
+        if isinstance(failure, InvalidConstraint):
+            # Workers do not know what the client calls it.
+            failure = InvalidConstraint(failure.message, field=self.prepared.form_field)
         if self._reason is None and self._failure is None:
             self._failure = failure
             self._wake()
@@ -286,7 +292,10 @@ class Generation:
         return doubted
 
     def drain(self) -> Delta:
-        """Everything unread. The last delta has `finish`; nothing may be drained after it."""
+        """Everything unread. The last delta has `finish`; nothing may be drained after it.
+
+        Raises InvalidRequest if the answer ends before the tokens that its client says it has.
+        """
         self.reads += 1
         stop_token_id = self._received[-1] if self._received and self._reason is FinishReason.STOP else None
         # The token that the model stops with ends the answer and is not part of its text.
@@ -297,7 +306,10 @@ class Generation:
             if had.match is not None:
                 # The client has all of it: what else the worker made is behind a stop string.
                 self._read += had.tokens
+                self._check_delivered(self._read)
                 return Delta([], "", "", finish=self._finish(FinishReason.STOP, had.match.string), position=self._read)
+            if self._reason is not None:
+                self._check_delivered(len(self._received))
             self._read = min(self._delivered, len(self._received))
         token_ids = self._received[self._read :]
         logprobs, self._logprobs = self._logprobs, []
@@ -314,6 +326,12 @@ class Generation:
         elif self._reason is not None:
             self._close(delta, self._reason, stop_token_id)
         return delta
+
+    def _check_delivered(self, tokens: int) -> None:
+        """tokens: all of the answer."""
+        if self._delivered > tokens:
+            message = f"the answer ended with token {tokens}, and {self._delivered} were said to be there already"
+            raise InvalidRequest(message, field=POSITION_FIELD)
 
     def _close(self, delta: Delta, reason: FinishReason, stop_token_id: int | None) -> None:
         passage: Passage = self._transcript.finish()

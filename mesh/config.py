@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
+from pydantic_core import ErrorDetails
 
 from mesh.addresses import is_loopback
 from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
@@ -15,6 +16,7 @@ from mesh.errors import ConfigError
 # Kinds of pydantic's errors for which the key's type and bounds say all.
 _OF_ANOTHER_KIND = ("greater_than", "less_than", "literal_error", "int_from_float")
 _NO_VALUE_OF_ITS_KIND = ("_type", "_parsing")
+_OF_ANOTHER_LENGTH = ("too_short", "too_long")
 
 
 class Config(BaseModel):
@@ -195,16 +197,18 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
         return model.model_validate(values)
     except ValidationError as error:
         # A value that may be of several kinds has an error for each kind.
-        problems = dict.fromkeys(_in_words(model, each["loc"], each["type"], each["msg"]) for each in error.errors())
+        problems = dict.fromkeys(_in_words(model, each) for each in error.errors(include_input=False))
         raise ConfigError(f"{origin}: {'; '.join(problems)}") from error
 
 
-def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str) -> str:
+def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
+    location, kind, message = error["loc"], error["type"], error["msg"]
     key = ".".join(map(str, location))
-    if kind.startswith(_OF_ANOTHER_KIND) or kind.endswith(_NO_VALUE_OF_ITS_KIND):
-        known_key = key_at(model, location)
-        if known_key is not None:
-            return f"{known_key.path}: expected {known_key.kind}"
+    known_key = key_at(model, location)
+    if known_key is not None and kind.endswith(_OF_ANOTHER_LENGTH):
+        return f"{key}: expected {_length(known_key.is_text, error['ctx'])}"
+    if known_key is not None and (kind.startswith(_OF_ANOTHER_KIND) or kind.endswith(_NO_VALUE_OF_ITS_KIND)):
+        return f"{known_key.path}: expected {known_key.kind}"
     if kind != "extra_forbidden":
         # Our own validators name the keys that do not go together.
         message = message.removeprefix("Value error, ")
@@ -218,6 +222,13 @@ def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str
     where = f"of {'.'.join(map(str, parents))} " if parents else ""
     meant = did_you_mean(key, known)
     return f"unknown key {key}{meant}: the keys {where}are {', '.join(sorted(model.model_fields))}"
+
+
+def _length(is_text: bool, bounds: Mapping[str, Any]) -> str:
+    """In the words of the value's kind: pydantic counts the items of a secret."""
+    bound, number = ("at least", bounds["min_length"]) if "min_length" in bounds else ("at most", bounds["max_length"])
+    unit = "character" if is_text else "value"
+    return f"{bound} {number} {unit}{'' if number == 1 else 's'}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class Key:
     # The model of the keys below it; None for a single value.
     section: type[BaseModel] | None = None
 
+    @property
+    def is_text(self) -> bool:
+        return self.kind.startswith(("text", "path"))
+
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """Every key of `model`: sections, each directly before its own keys, and values."""

@@ -4,8 +4,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway.choices import OneChoice
+from gateway.choices import OneChoice, Piece
 from gateway.gateway import Gateway
+from gateway.generation import POSITION_FIELD
 from gateway.openai.body import while_connected
 from gateway.openai.endpoint import Reply, answering, credential, stream_events
 from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamForm
@@ -31,7 +32,7 @@ class ResumedStreams:
         async with while_connected(receive), resumed as (live, written):
             form = self._format(written)
             choices = OneChoice(live)
-            await stream_events(form, choices, 1, await choices.next(), reply, opens=position == 0)
+            await stream_events(form, choices, 1, await _first(choices), reply, opens=position == 0)
 
     def _format(self, written: bytes) -> Format:
         try:
@@ -40,6 +41,16 @@ class ResumedStreams:
             raise UnknownStream("this stream began over gRPC: go on with it there") from None
         tokenizer = self._gateway.catalog.text(form.head.model).tokenizer
         return (ChatFormat if form.chat else CompletionFormat)(form.head, tokenizer)
+
+
+async def _first(choices: OneChoice) -> Piece:
+    """Raises InvalidRequest, naming the header, if the client says that it has more than the answer."""
+    try:
+        return await choices.next()
+    except InvalidRequest as error:
+        if error.metadata.get("field") == POSITION_FIELD:
+            raise InvalidRequest(error.message, field=LAST_EVENT_ID) from error
+        raise
 
 
 def _position(last_event_id: str | None) -> int:

@@ -14,7 +14,7 @@ from gateway.transcript import Transcript
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
-from mesh.errors import SlowClient, WorkerLost
+from mesh.errors import InvalidRequest, SlowClient, WorkerLost
 
 PROMPT = [7, 8, 9]
 LETTERS = {index: chr(ord("a") + index).encode() for index in range(26)}
@@ -126,14 +126,29 @@ def test_the_token_that_stopped_the_model_is_told_wherever_the_answer_is_gone_on
     assert delta.finish.usage.completion_tokens == 3
 
 
-@pytest.mark.parametrize("delivered", [4, 5])
-def test_nothing_follows_a_stop_string_that_the_client_had(delivered: int) -> None:
-    generation = make_generation(stops=("cd",), history=History(array("I", range(7)), None, delivered))
+def test_nothing_follows_a_stop_string_that_the_client_had() -> None:
+    generation = make_generation(stops=("cd",), history=History(array("I", range(7)), None, 4))
     delta = generation.drain()
     assert (list(delta.token_ids), delta.content, delta.position) == ([], "", 4)
     assert delta.finish is not None
     assert (delta.finish.reason, delta.finish.stop_string) == (FinishReason.STOP, "cd")
     assert delta.finish.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(("stops", "reason"), [(("cd",), None), ((), FinishReason.LENGTH)])
+def test_a_client_cannot_have_more_than_the_answer(stops: tuple[str, ...], reason: FinishReason | None) -> None:
+    tokens = 4 if stops else 7
+    make_generation(stops=stops, history=History(array("I", range(7)), reason, tokens)).drain()
+    generation = make_generation(stops=stops, history=History(array("I", range(7)), reason, tokens + 1))
+    with pytest.raises(InvalidRequest, match=f"ended with token {tokens}"):
+        generation.drain()
+
+
+def test_an_answer_that_goes_on_may_not_have_come_to_what_the_client_has() -> None:
+    generation = make_generation(history=History(array("I", range(3)), None, 5))
+    assert generation.drain().empty
+    generation.receive(6, [3, 4, 5])
+    assert generation.drain().content == "f"
 
 
 def test_a_client_is_not_slow_because_the_answer_that_it_goes_on_with_is_long() -> None:

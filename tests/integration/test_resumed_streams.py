@@ -143,5 +143,6 @@ async def test_an_http_stream_goes_on_behind_its_last_event_at_another_gateway(m
         assert events[-1] == "[DONE]"
         text += "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
         assert text == whole
-        refused = await client.get(f"{second}/v1/streams/{token}", headers={"last-event-id": "-3"})
-        assert refused.status_code == 400
+        for wrong in ("-3", "101"):
+            refused = await client.get(f"{second}/v1/streams/{token}", headers={"last-event-id": wrong})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "last-event-id"), wrong

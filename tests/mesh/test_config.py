@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from mesh.config import Config, ServerConfig, ServiceConfig, load
 from mesh.errors import ConfigError
@@ -17,6 +17,12 @@ class Outer(Config):
     words: tuple[str, ...] = ()
     perhaps: Inner | None = None
     several: tuple[Inner, ...] = ()
+
+
+class Login(Config):
+    name: str = Field(default="someone", max_length=8)
+    key: SecretStr | None = Field(default=None, min_length=8)
+    rooms: tuple[int, ...] = Field(default=(1,), min_length=1)
 
 
 def written(directory: Path, text: str) -> Path:
@@ -48,6 +54,20 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
 
 def test_the_later_override_wins() -> None:
     assert load(Outer, None, ["inner.size=2", "inner.size=3"]).inner.size == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("key=sesame", "key: expected at least 8 characters"),
+        ("name=somebody else", "name: expected at most 8 characters"),
+        ("rooms=[]", "rooms: expected at least 1 value"),
+    ],
+)
+def test_a_value_of_the_wrong_length_is_told_what_is_counted_and_never_repeated(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Login, None, [override])
+    assert caught.value.message == f"configuration: {message}"
 
 
 def test_an_override_can_unset_a_value(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ class GatewayServiceServicer:
 
         NOT_FOUND            the token is forged, expired or another API key's (UNKNOWN_STREAM), or no worker has the stream's
         log any more (STREAM_GONE): send `request` too
+        INVALID_ARGUMENT     `position` is beyond the end of the answer
         and what Generate answers
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
