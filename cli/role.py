@@ -21,6 +21,8 @@ from mesh.identity import Role
 ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 WAIT_SECONDS = 60.0
+# Of a worker that loads its weights anew.
+RELOAD_SECONDS = 1800.0
 
 
 class RoleName(StrEnum):
@@ -37,7 +39,20 @@ def role(
         float | None,
         typer.Option(min=0, help="Seconds in which its requests may end before they are placed on other workers."),
     ] = None,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for its return, beyond those.")] = WAIT_SECONDS,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Let it load its weights anew if the role needs others, or other shares of them."
+        ),
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds to wait for its return, beyond those.",
+            show_default=f"{WAIT_SECONDS:g}, or {RELOAD_SECONDS:g} while it loads",
+        ),
+    ] = None,
 ) -> None:
     """Have a running worker take another role with the weights that it has loaded, and wait until it serves.
 
@@ -45,7 +60,7 @@ def role(
     with. Where services have certificates this needs an autoscaler's.
     """
     channels, wanted_role = operator_channels(certificates), WorkerRole(wanted.value)
-    typer.echo(asyncio.run(change_role(channels, scheduler, worker, wanted_role, drain, wait)))
+    typer.echo(asyncio.run(change_role(channels, scheduler, worker, wanted_role, drain, wait, reload)))
 
 
 async def change_role(
@@ -54,7 +69,8 @@ async def change_role(
     worker_id: str,
     role: WorkerRole,
     drain: float | None = None,
-    wait: float = WAIT_SECONDS,
+    wait: float | None = None,
+    may_reload: bool = False,
 ) -> str:
     """Have the worker take the role, and return in words how that went, once it serves; see `role`.
 
@@ -69,24 +85,32 @@ async def change_role(
     if role is WorkerRole.PREFILL and not await _others_decode(scheduler, channels, before.identity):
         model = before.identity.model
         raise InvalidRequest(f"{worker_id} is the last decode worker of {model}: have another take that role first")
-    await _ask(channels, before.identity, role, drain)
+    reloads = await _ask(channels, before.identity, role, drain, may_reload)
+    patience = (wait or (RELOAD_SECONDS if reloads else WAIT_SECONDS)) + (drain or 0.0)
     try:
-        async with asyncio.timeout(wait + (drain or 0.0)):
+        async with asyncio.timeout(patience):
             after = await _until_back(scheduler, channels, before.identity)
     except TimeoutError:
-        raise EndpointUnavailable(f"{worker_id} is not back after {wait + (drain or 0.0):g} s: see its log") from None
+        raise EndpointUnavailable(f"{worker_id} is not back after {patience:g} s: see its log") from None
     if _role_of(after) is not role:
         raise EndpointUnavailable(f"{worker_id} was started again as a {_role_of(after).value} worker: see its log")
-    return f"{worker_id} is a {role.value} worker after {time.monotonic() - began:.1f} s, its drain included"
+    included = "its drain and the loading of its weights" if reloads else "its drain"
+    return f"{worker_id} is a {role.value} worker after {time.monotonic() - began:.1f} s, {included} included"
 
 
-async def _ask(channels: Channels, identity: workers_pb2.WorkerIdentity, role: WorkerRole, drain: float | None) -> None:
-    request = worker_pb2.ChangeRoleRequest(worker_id=identity.worker_id, role=worker_wire.role_name(role))
+async def _ask(
+    channels: Channels, identity: workers_pb2.WorkerIdentity, role: WorkerRole, drain: float | None, may_reload: bool
+) -> bool:
+    """Returns whether the worker loads its weights anew."""
+    request = worker_pb2.ChangeRoleRequest(
+        worker_id=identity.worker_id, role=worker_wire.role_name(role), may_reload=may_reload
+    )
     if drain is not None:
         request.drain.FromNanoseconds(int(drain * 1e9))
     own = Role(worker_wire.role(identity.role, "role").value)
     async with channels.open(identity.endpoint, own) as channel:
-        await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=ANSWER_SECONDS)
+        answer = await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=ANSWER_SECONDS)
+    return bool(answer.reloads)
 
 
 async def _until_back(

@@ -37,11 +37,12 @@ MAY_DIFFER = frozenset(
 def check_keeps_weights(before: EngineConfig, after: EngineConfig) -> None:
     """Raises ConfigError, naming the keys, if a rank that was loaded as `before` says cannot serve as `after` says."""
     loaded, wanted = _loaded_by(before), _loaded_by(after)
-    changes = [f"engine.{key} from {loaded[key]} to {wanted[key]}" for key in loaded if loaded[key] != wanted[key]]
+    changes = ", ".join(
+        f"engine.{key} from {loaded[key]} to {wanted[key]}" for key in loaded if loaded[key] != wanted[key]
+    )
     if changes:
-        raise ConfigError(
-            f"a worker that keeps its weights cannot change {', '.join(changes)}: start it again with its new role"
-        )
+        remedy = "have it load them again (deepmesh role --reload)"
+        raise ConfigError(f"a worker that keeps its weights cannot change {changes}: {remedy}")
 
 
 def _loaded_by(config: EngineConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class RankHandle(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
+    # None if the next program loads its own.
     ranks: list[RankHandle]
     # KEY=VALUE of the role that the worker had, to go back to.
     former_settings: list[str]

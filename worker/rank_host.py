@@ -87,7 +87,7 @@ class RankHost:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks and return when they have loaded, or take over those of a worker that changes its role.
+        """Start the ranks and return when they have loaded, or take over what a worker that changes its role left.
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join a worker of
         several. Raises what RankClient.start raises.
@@ -99,15 +99,17 @@ class RankHost:
                 "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
             )
         told = config.rank_engine, config.observe, config.authorship(endpoint)
-        if handover is None:
+        if handover is not None and handover.ranks:
+            group = await RankGroup.adopt(handover.ranks, *told)
+        else:
             service_seconds = process_seconds()
             others = hosts if parallel.hosts > 1 else None
             if others is not None:
                 await others.wait()
             group = await RankGroup.start(*told, others)
-            _log_start({"service": service_seconds, **group.ready.start_seconds, "all": process_seconds()})
-        else:
-            group = await RankGroup.adopt(handover.ranks, *told)
+            if handover is None:
+                _log_start({"service": service_seconds, **group.ready.start_seconds, "all": process_seconds()})
+        if handover is not None:
             seconds = round(time.monotonic() - handover.drained_at, 3)
             _log.info("the worker has changed its role", extra={"fields": {"role": role.value, "seconds": seconds}})
         return cls.of(group, config, role, endpoint, channels, can_prefill)

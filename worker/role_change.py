@@ -1,4 +1,5 @@
-"""How a worker takes another role: it drains, and its process becomes the service of that role with the ranks it has.
+"""How a worker takes another role: it drains, and its process becomes the service of that role with the ranks it has,
+or with new ones if these need other weights, or other shares of them.
 
 The next program is the same process (exec), so that the ranks stay its children: whoever kills it ends them, and
 whoever keeps it running starts it again with the role that it was configured with.
@@ -33,6 +34,7 @@ class RoleChange:
     Attributes:
         wanted: set when the worker is to drain, and to end with the next program.
         drain_seconds: how long its requests may take to end then.
+        keeps_ranks: the next program takes them over; else they are to end before.
     """
 
     def __init__(self, config: WorkerConfig, role: WorkerRole, handover: Handover | None) -> None:
@@ -44,12 +46,16 @@ class RoleChange:
         self._asked = False
         self.wanted = asyncio.Event()
         self.drain_seconds = config.server.drain_seconds
+        self.keeps_ranks = True
 
-    async def begin(self, role: WorkerRole, drain_seconds: float | None, own: Sequence[str]) -> None:
+    async def begin(
+        self, role: WorkerRole, drain_seconds: float | None, own: Sequence[str], may_reload: bool = False
+    ) -> None:
         """Find out whether the worker can take the role, and have it begin; nothing if it has the role.
 
-        own: KEY=VALUE that say where this worker is reached, and under which id. Raises ConfigError if it cannot, and
-        WorkerDraining if it changes its role already.
+        own: KEY=VALUE that say where this worker is reached, and under which id. may_reload: weights may be loaded
+        again if the role needs others. Raises ConfigError if it cannot, and WorkerDraining if it changes its role
+        already.
         """
         if role is self._role:
             return
@@ -60,7 +66,7 @@ class RoleChange:
         self._asked = True
         try:
             self._settings = [*self._settings_of_other_role(), *own]
-            await self._check(role)
+            await self._check(role, may_reload)
         except BaseException:
             self._asked = False
             raise
@@ -69,7 +75,7 @@ class RoleChange:
         self.wanted.set()
 
     def program(self, ranks: Sequence[RankHandle], drained_at: float) -> Program:
-        """What this process is to become, once its ranks are released."""
+        """What this process is to become, once its ranks are released, or with none of them once they have ended."""
         (other,) = (role for role in WorkerRole if role is not self._role)
         former = settings_of(self._config, type(self._config).model_fields)
         handover = Handover(list(ranks), former, drained_at)
@@ -81,7 +87,7 @@ class RoleChange:
         shared = [field for field in WorkerConfig.model_fields if field != "other_role"]
         return [*settings_of(self._config, shared), *self._config.other_role]
 
-    async def _check(self, role: WorkerRole) -> None:
+    async def _check(self, role: WorkerRole, may_reload: bool) -> None:
         """Load the other service's configuration, in a process of its own: no service imports another."""
         program = Program(MODULES[role], self._settings, {})
         process = await asyncio.create_subprocess_exec(
@@ -99,7 +105,13 @@ class RoleChange:
         if process.returncode:
             last = complaint.decode(errors="replace").strip().rsplit("\n", 1)[-1]
             raise ConfigError(f"this worker cannot take the role {role.value}: {last}")
-        check_keeps_weights(_with_layout(self._config.engine, self._role), _with_layout(_engine_in(said), role))
+        try:
+            check_keeps_weights(_with_layout(self._config.engine, self._role), _with_layout(_engine_in(said), role))
+            self.keeps_ranks = True
+        except ConfigError:
+            if not may_reload:
+                raise
+            self.keeps_ranks = False
 
 
 def settings_of(config: ServiceConfig, fields: Iterable[str]) -> list[str]:

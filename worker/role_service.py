@@ -52,5 +52,6 @@ class RoleServicer(worker_pb2_grpc.WorkerServiceServicer):
             )
         host.check_takes_new()
         drain_seconds = request.drain.ToNanoseconds() / 1e9 if request.HasField("drain") else None
-        await self._change.begin(worker_wire.role(request.role, "role"), drain_seconds, self._own)
-        return worker_pb2.ChangeRoleResponse()
+        role = worker_wire.role(request.role, "role")
+        await self._change.begin(role, drain_seconds, self._own, request.may_reload)
+        return worker_pb2.ChangeRoleResponse(reloads=not self._change.keeps_ranks)

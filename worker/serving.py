@@ -10,6 +10,7 @@ from mesh.channel import Channels
 from mesh.launch import Program
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
+from worker.handover import RankHandle
 from worker.rank_host import RankHost
 from worker.role_change import RoleChange
 from worker.status_link import StatusLink
@@ -62,7 +63,9 @@ async def serve_worker(
     for task in reporting:
         task.cancel()
     # A signal that came meanwhile stops the worker all the same.
-    handles = await worker.host.ranks.release() if changes and not (running.done() or signalled.done()) else None
+    handles: list[RankHandle] | None = None
+    if changes and not (running.done() or signalled.done()):
+        handles = await worker.host.ranks.release() if change.keeps_ranks else []
     if running.done():
         # Raises what ended the worker, if that was not the signal.
         running.result()

@@ -37,6 +37,8 @@ WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 OTHER_ROLE: Mapping[str, str] = {"prefill": "decode", "decode": "prefill"}
 # Its keys say how many ranks a worker has.
 PARALLEL = "engine.parallel"
+# Its keys that say how a worker is divided.
+SIZES = ("ranks", "tp", "dp", "ep")
 # What a setting with a secret has in its key or value, however it is written: kv.secret=TEXT, kv={secret: TEXT}.
 SECRETS = ("api_keys", "redis_url", "redis_password", "secret")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
@@ -150,7 +152,7 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
         devices = [(name, gpus.get(name)) for name in _names(service, count)]
-        role = (*_parallel_settings(plan, service), *_other_role_setting(asked[OTHER_ROLE[service]]))
+        role = (*_parallel_settings(plan, service), *_other_role_setting(plan, service, asked))
         return [
             _worker(service, name, gpu, (*common, *role, *_own_settings(plan, gpu), *asked[service]))
             for name, gpu in devices
@@ -249,10 +251,13 @@ def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str
 
 def _ranks(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> int:
     """How many ranks a worker of this service has."""
-    parallel = _asked((*_parallel_settings(plan, service), *asked[service]), *PARALLEL.split("."))
     # What is no number is refused with the other settings.
-    sizes = {key: value for key, value in parallel.items() if isinstance(value, int)}
+    sizes = {key: value for key, value in _parallel(plan, service, asked).items() if isinstance(value, int)}
     return sizes.get("ranks") or sizes.get("tp", 1) * sizes.get("dp", 1)
+
+
+def _parallel(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return _asked((*_parallel_settings(plan, service), *asked[service]), *PARALLEL.split("."))
 
 
 def _asked(settings: Sequence[str], *keys: str) -> dict[str, Any]:
@@ -270,9 +275,14 @@ def _parallel_settings(plan: MeshPlan, service: str) -> list[str]:
     return [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.get(service, {}).items()]
 
 
-def _other_role_setting(asked: Sequence[str]) -> list[str]:
+def _other_role_setting(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> list[str]:
     """A worker that changes its role is configured as those who have it."""
-    return ["other_role=" + json.dumps(list(asked))] if asked else []
+    other = OTHER_ROLE[service]
+    # Where they say nothing of the layout, what this role says does not hold.
+    undone = _parallel(plan, service, asked).keys() - _parallel(plan, other, asked).keys()
+    settings = [f"{PARALLEL}.{key}=null" for key in sorted(undone & set(SIZES))]
+    settings += [*_parallel_settings(plan, other), *asked[other]]
+    return ["other_role=" + json.dumps(settings)] if settings else []
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:

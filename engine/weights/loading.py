@@ -122,17 +122,15 @@ def make_allocator(
     drafts = config.draft_quantization or config.quantization
     placements: dict[int, Placement] = {}
     if exchange is not None:
-        blocks = quantized and config.quantization.experts is not Stored.PLAIN
-        check_experts(config, exchange.place.layout, blocks=blocks)
+        layout, stored = exchange.place.layout, config.quantization
+        check_division(config, layout.tp, blocks=quantized and (fp8_queries or stored.has_blocks))
+        check_experts(config, layout, blocks=quantized and stored.experts is not Stored.PLAIN)
     if exchange is not None and balance is not None:
         layers = range(min(config.first_k_dense_replace, config.num_hidden_layers), config.num_hidden_layers)
         own = first_placements(balance, exchange.place.layout, config.n_routed_experts, layers)
         placements = _of_first_rank(own, exchange)
     formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
-    allocate = Allocator(dtype, device, formats, exchange, of_drafts, placements)
-    blocks = quantized and (fp8_queries or config.quantization.has_blocks)
-    check_division(config, allocate.group.share.count, blocks=blocks)
-    return allocate
+    return Allocator(dtype, device, formats, exchange, of_drafts, placements)
 
 
 def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int, Placement]:

@@ -29,10 +29,11 @@ ROLES = ("prefill", "decode")
 LENGTHS = (3, 64, 100, 200, 300)
 
 
-async def take_role(mesh: ProcessMesh, worker: str, role: WorkerRole, drain: float | None = None) -> str:
-    return await change_role(
-        Channels(), f"{HOST}:{mesh.plan.scheduler_port}", worker, role, drain=drain, wait=WAIT_SECONDS
-    )
+async def take_role(
+    mesh: ProcessMesh, worker: str, role: WorkerRole, drain: float | None = None, may_reload: bool = False
+) -> str:
+    scheduler = f"{HOST}:{mesh.plan.scheduler_port}"
+    return await change_role(Channels(), scheduler, worker, role, drain, WAIT_SECONDS, may_reload)
 
 
 def ranks_of(mesh: ProcessMesh, worker: str) -> dict[int, float]:
@@ -131,10 +132,32 @@ async def test_a_worker_killed_while_it_changes_its_role_comes_back_with_the_one
 
 
 @pytest.mark.check("roles")
-async def test_roles_of_unlike_layouts_are_refused_and_the_worker_serves_on() -> None:
-    settings = (*oracle_settings(), "prefill.engine.parallel.ranks=2", "decode.engine.parallel.ranks=2")
-    async with process_mesh(workers=1, prefill=1, settings=settings) as mesh:
-        refused = r"engine\.parallel from \(tp 2, dp 1, ep 2\) to \(tp 1, dp 2, ep 2\): start it again"
+async def test_a_worker_divides_its_model_anew_for_a_role_of_another_layout_if_it_may(checkpoint: Path) -> None:
+    layouts = ("prefill.engine.parallel.tp=2", "decode.engine.parallel.dp=2", "decode.engine.parallel.ep=2")
+    blocks = [f"{role}.engine.total_blocks=64" for role in ROLES]
+    settings = (*layouts, *blocks, "scheduler.placement.handover_ms=0")
+    async with process_mesh(checkpoint, workers=1, prefill=1, settings=settings) as mesh:
+        ranks = ranks_of(mesh, "prefill-0")
+        refused = r"engine\.parallel from \(tp 2, dp 1, ep 2\) to \(tp 1, dp 2, ep 2\): have it load them again"
         with pytest.raises(ConfigError, match=refused):
             await take_role(mesh, "prefill-0", WorkerRole.DECODE)
-        await assert_right(mesh, [prompt_of(length, seed=length) for length in LENGTHS])
+        assert ranks_of(mesh, "prefill-0") == ranks
+        for role in (WorkerRole.DECODE, WorkerRole.PREFILL):
+            said = await take_role(mesh, "prefill-0", role, may_reload=True)
+            assert "the loading of its weights" in said
+            await assert_as_transformers(mesh, checkpoint)
+        assert not ranks_of(mesh, "prefill-0").keys() & ranks.keys()
+
+
+@pytest.mark.check("roles")
+async def test_workers_that_load_anew_for_their_roles_lose_no_token_under_load() -> None:
+    settings = (
+        *oracle_settings(**{"oracle.step_ms": 5}),
+        "prefill.engine.parallel.ranks=2",
+        "decode.engine.parallel.ranks=2",
+    )
+    async with process_mesh(workers=2, prefill=1, settings=settings) as mesh, under_load(mesh):
+        await take_role(mesh, "decode-1", WorkerRole.PREFILL, drain=0, may_reload=True)
+        for worker in ("prefill-0", "decode-1"):
+            await take_role(mesh, worker, WorkerRole.DECODE, may_reload=True)
+        await take_role(mesh, "prefill-0", WorkerRole.PREFILL, may_reload=True)

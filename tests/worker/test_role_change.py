@@ -17,10 +17,12 @@ from worker.config import WorkerConfig
 from worker.role_change import settings_of
 
 
-async def ask(worker: WorkerProcess, role: WorkerRole, worker_id: str = "7") -> None:
-    request = worker_pb2.ChangeRoleRequest(worker_id=worker_id, role=worker_wire.role_name(role))
+async def ask(worker: WorkerProcess, role: WorkerRole, worker_id: str = "7", may_reload: bool = False) -> bool:
+    """Returns whether it loads its weights anew."""
+    request = worker_pb2.ChangeRoleRequest(worker_id=worker_id, role=worker_wire.role_name(role), may_reload=may_reload)
     async with Channels().open(worker.endpoint) as channel:
-        await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=60)
+        answer = await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=60)
+    return bool(answer.reloads)
 
 
 def lines_with(worker: WorkerProcess, text: str) -> list[str]:
@@ -36,7 +38,8 @@ async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_wit
         with pytest.raises(InvalidRequest, match="this is worker '7', and not 'v'"):
             await ask(worker, WorkerRole.PREFILL, "v")
         await ask(worker, WorkerRole.DECODE)
-        await ask(worker, WorkerRole.PREFILL)
+        # It loads nothing that it need not load.
+        assert not await ask(worker, WorkerRole.PREFILL, may_reload=True)
         await worker.said("role=prefill")
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)
         assert worker.rank == rank
@@ -45,14 +48,20 @@ async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_wit
         await worker.ends_with_its_rank_when_killed()
 
 
-async def test_a_worker_that_cannot_take_the_role_says_why_and_goes_on() -> None:
+async def test_a_worker_that_needs_other_weights_says_so_and_goes_on_or_loads_them() -> None:
     settings = ('worker_id="7"', "engine.transfer={}", "other_role=[engine.drafts.next_n=2]")
     async with worker_process("decode_svc", *settings) as worker:
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)
-        with pytest.raises(ConfigError, match=r"cannot change engine\.drafts from none to some: start it again"):
+        rank = worker.rank
+        with pytest.raises(ConfigError, match=r"cannot change engine\.drafts from none to some: have it load them"):
             await ask(worker, WorkerRole.PREFILL)
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)
         assert not lines_with(worker, "worker changes its role")
+        assert await ask(worker, WorkerRole.PREFILL, may_reload=True)
+        await worker.said("role=prefill")
+        await worker.child.wait_ready(worker.endpoint, Channels(), 60)
+        assert worker.rank != rank
+        await worker.ends_with_its_rank_when_killed()
 
 
 def test_settings_give_the_configuration_back_with_its_secrets() -> None:

@@ -213,3 +213,20 @@ def test_only_the_gateway_listens_for_others_and_its_metrics_do_not() -> None:
     assert last_value(specs["scheduler"], "server.host") is last_value(specs["decode-0"], "server.host") is None
     assert specs["gateway"].host == "127.0.0.1"
     assert by_name(MeshPlan(None, host="192.0.2.7"))["gateway"].host == "192.0.2.7"
+
+
+def test_a_worker_that_changes_its_role_is_divided_as_those_who_have_it() -> None:
+    settings = ("prefill.engine.parallel.tp=2", "decode.engine={parallel: {dp: 4}}", "decode.engine.max_requests=3")
+    specs = by_name(MeshPlan(None, prefill_workers=1, settings=settings))
+
+    def as_the_other(name: str) -> list[str]:
+        said = last_value(specs[name], "other_role")
+        assert isinstance(said, list)
+        return said
+
+    undone = "engine.parallel.tp=null"
+    assert as_the_other("prefill-0") == [undone, "engine={parallel: {dp: 4}}", "engine.max_requests=3"]
+    assert as_the_other("decode-0") == ["engine.parallel.dp=null", "engine.parallel.tp=2"]
+    of_split = {"prefill": {"ranks": 2}, "decode": {"ranks": 2}}
+    specs = by_name(MeshPlan(None, prefill_workers=1, parallel=of_split))
+    assert as_the_other("prefill-0") == ["engine.parallel.ranks=2"]

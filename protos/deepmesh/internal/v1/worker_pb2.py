@@ -26,7 +26,7 @@ from deepmesh.internal.v1 import workers_pb2 as deepmesh_dot_internal_dot_v1_dot
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!deepmesh/internal/v1/worker.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8f\x01\n\x11\x43hangeRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12.\n\x04role\x18\x02 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12-\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\x08\n\x06_drain\"\x14\n\x12\x43hangeRoleResponse2p\n\rWorkerService\x12_\n\nChangeRole\x12\'.deepmesh.internal.v1.ChangeRoleRequest\x1a(.deepmesh.internal.v1.ChangeRoleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!deepmesh/internal/v1/worker.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x01\n\x11\x43hangeRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12.\n\x04role\x18\x02 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12-\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x12\x12\n\nmay_reload\x18\x04 \x01(\x08\x42\x08\n\x06_drain\"%\n\x12\x43hangeRoleResponse\x12\x0f\n\x07reloads\x18\x01 \x01(\x08\x32p\n\rWorkerService\x12_\n\nChangeRole\x12\'.deepmesh.internal.v1.ChangeRoleRequest\x1a(.deepmesh.internal.v1.ChangeRoleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.worker
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHANGEROLEREQUEST']._serialized_start=128
-  _globals['_CHANGEROLEREQUEST']._serialized_end=271
-  _globals['_CHANGEROLERESPONSE']._serialized_start=273
-  _globals['_CHANGEROLERESPONSE']._serialized_end=293
-  _globals['_WORKERSERVICE']._serialized_start=295
-  _globals['_WORKERSERVICE']._serialized_end=407
+  _globals['_CHANGEROLEREQUEST']._serialized_end=291
+  _globals['_CHANGEROLERESPONSE']._serialized_start=293
+  _globals['_CHANGEROLERESPONSE']._serialized_end=330
+  _globals['_WORKERSERVICE']._serialized_start=332
+  _globals['_WORKERSERVICE']._serialized_end=444
 # @@protoc_insertion_point(module_scope)

@@ -45,13 +45,13 @@ class WorkerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ChangeRole(self, request, context):
-        """Has the worker take another role with the weights that it has loaded. Answered when it has found that it can; then it drains,
+        """Has the worker take another role, with the weights that it has loaded if these serve for it. Answered when it has found that it can; then it drains,
         leaves the scheduler, and comes back with a new incarnation, the same worker_id and the same endpoint. A process that is
         started again has the role that it was configured with. Idempotent: a worker that has the role answers and does nothing.
 
         INVALID_ARGUMENT     the worker at this endpoint has another id, or the role is unknown
-        FAILED_PRECONDITION  its configuration for that role is wrong, or needs other weights or another layout than it has loaded:
-        start it again with that role (CONFIG)
+        FAILED_PRECONDITION  its configuration for that role is wrong, or needs other weights or another layout than it has loaded,
+        and it may not load them again (CONFIG)
         ABORTED              it drains already, or changes its role: look at the registry again (DRAINING)
         UNAVAILABLE          it still loads (NO_WORKER)
         """
