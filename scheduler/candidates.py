@@ -56,8 +56,8 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     """How fast a worker is taken to be; nothing is 0."""
 
     prefill_tokens_per_second: float
-    # Milliseconds of a step with one request.
-    decode_step_ms: float
+    # Time of its decode steps, relative to the cost model's.
+    slowness: float
     push_bytes_per_second: float
     fetch_bytes_per_second: float
     disk_fetch_bytes_per_second: float

@@ -55,7 +55,7 @@ class PlacementAnswer:
     prefill: WorkerIdentity | None
     chosen: Terms
     reason: str
-    # Number of the prompt's leading blocks that each worker or store holds, by its id.
+    # Number of the prompt's leading blocks that each worker or store holds, by its id: of those that hold any.
     cached: Mapping[str, int]
 
 
@@ -155,7 +155,7 @@ class Coordinator:
         for (worker_id, rank), work in placed_work(request, chosen).items():
             seconds = chosen.prompt_ms / 1000 if work.prefill_tokens else 0.0
             self._registry.add_placement(worker_id, rank, call.key, work, seconds)
-        identities = {worker.identity.worker_id: worker.identity for worker in workers}
+        identities = {worker.lease.worker_id: worker.identity for worker in workers}
         prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
         by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
         everywhere = {**by_worker, **{hint.store_id: hint.blocks for hint in hints.values()}}
@@ -172,8 +172,8 @@ class Coordinator:
         prefill: list[CandidateWorker] = []
         for worker in workers:
             ranks = decode if worker.identity.role is WorkerRole.DECODE else prefill
-            # A worker that joined while the stores were asked is not in `cached`.
-            ranks += _with_prefixes(worker.candidates, cached.get(worker.identity.worker_id))
+            held = cached.get(worker.identity.worker_id)
+            ranks += worker.candidates if held is None else _with_prefixes(worker.candidates, held)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
         return admit(predict(request, candidates, self._knobs), self._objectives)
 
@@ -213,7 +213,7 @@ class Coordinator:
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
-                namespace, blocks = worker.identity.kv_namespace, max(cached[worker.identity.worker_id])
+                namespace, blocks = worker.identity.kv_namespace, max(cached.get(worker.identity.worker_id, (0,)))
                 longest[namespace] = max(longest.get(namespace, 0), blocks)
         hints = {
             namespace: await self._stores.match(namespace, chain)
@@ -249,9 +249,7 @@ class Coordinator:
         )
 
 
-def _with_prefixes(ranks: Sequence[CandidateWorker], blocks: Sequence[int] | None) -> Sequence[CandidateWorker]:
+def _with_prefixes(ranks: Sequence[CandidateWorker], blocks: Sequence[int]) -> Sequence[CandidateWorker]:
     """The ranks of one worker, with the leading blocks of the prompt that each holds."""
-    if not blocks or not any(blocks):
-        return ranks
     held = zip(ranks, blocks, strict=True)
     return [msgspec.structs.replace(rank, cached_blocks=each) if each else rank for rank, each in held]

@@ -10,7 +10,7 @@ logarithms: it is then the same for a rate and for its inverse.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from math import exp, exp2, fsum, log
 from operator import mul
 from typing import TypeAlias
@@ -37,19 +37,32 @@ Measured: TypeAlias = tuple[str, float | None, float]
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     """The candidates with an estimate beside their measurements.
 
-    Nobody asks for a decode worker's pushes or a prefill worker's steps, which are the constants.
+    Nobody asks for a decode worker's pushes, a prefill worker's steps, or fetches where no store has anything: they are
+    the constants.
     """
     workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
-    decodes, prefills, single_ms = len(candidates.decode), len(candidates.prefill), costs.decode_ms(1)
+    decodes = len(candidates.decode)
     prefill = estimates(
         [(each.worker_class, each.load.prefill_tokens_per_second, now - each.measured_at.prefill) for each in workers],
         costs.prefill_tokens_per_second,
     )
-    fetch = estimates(
-        [(each.worker_class, each.fetch_bytes_per_second, now - each.measured_at.fetch) for each in workers],
-        costs.fetch_bytes_per_second,
+    slowness = estimates(
+        [(each.worker_class, _slowness(each.load, costs), now - each.measured_at.step) for each in candidates.decode],
+        1.0,
     )
-    # Few prompts are on a disk, and this is asked for each.
+    push = estimates(
+        [
+            (each.worker_class, each.load.push_bytes_per_second, now - each.measured_at.push)
+            for each in candidates.prefill
+        ],
+        costs.push_bytes_per_second,
+    )
+    fetch: Iterable[float] = repeat(costs.fetch_bytes_per_second)
+    if candidates.stores:
+        fetch = estimates(
+            [(each.worker_class, each.fetch_bytes_per_second, now - each.measured_at.fetch) for each in workers],
+            costs.fetch_bytes_per_second,
+        )
     disk_fetch: Iterable[float] = repeat(costs.disk_fetch_bytes_per_second)
     if any(store.disk_blocks for store in candidates.stores.values()):
         disk_fetch = estimates(
@@ -59,64 +72,46 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
             ],
             costs.disk_fetch_bytes_per_second,
         )
-    step = estimates(
-        [
-            (each.worker_class, _single_step_ms(each.load, costs, single_ms), now - each.measured_at.step)
-            for each in candidates.decode
-        ],
-        single_ms,
-    )
-    push = estimates(
-        [
-            (each.worker_class, each.load.push_bytes_per_second, now - each.measured_at.push)
-            for each in candidates.prefill
-        ],
-        costs.push_bytes_per_second,
-    )
-    steps = [*step, *repeat(single_ms, prefills)]
-    pushes = [*repeat(costs.push_bytes_per_second, decodes), *push]
+    slownesses = chain(slowness, repeat(1.0))
+    pushes = chain(repeat(costs.push_bytes_per_second, decodes), push)
     estimated = [
         msgspec.structs.replace(worker, estimate=pace)
-        for worker, pace in zip(workers, map(Pace, prefill, steps, pushes, fetch, disk_fetch), strict=True)
+        for worker, pace in zip(workers, map(Pace, prefill, slownesses, pushes, fetch, disk_fetch), strict=True)
     ]
     return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
 
 
 def estimates(measured: Sequence[Measured], constant: float) -> list[float]:
     """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way."""
-    classes, values, ages = zip(*measured, strict=True) if measured else ((), (), ())
-    if not any(values):
+    if not any(value for _, value, _ in measured):
         return [constant] * len(measured)
     # 1 for a fresh measurement, 0 for an infinitely old one.
-    weights = [exp2(-age / HALF_LIFE_SECONDS) if value else 0.0 for value, age in zip(values, ages, strict=True)]
-    logarithms = [log(value / constant) if value else 0.0 for value in values]
-    weighted = [*map(mul, weights, logarithms)]
-    everyone = _mean(weights, weighted, 0.0)
-    means = {name: _mean(*_of_class(name, classes, weights, weighted), everyone) for name in set(classes)}
+    weights = [exp2(age / -HALF_LIFE_SECONDS) if value else 0.0 for _, value, age in measured]
+    logarithms = [log(value / constant) if value else 0.0 for _, value, _ in measured]
+    means = _class_means([name for name, _, _ in measured], weights, [*map(mul, weights, logarithms)])
     return [
         value * exp((1.0 - weight) * (means[name] - logarithm)) if value else constant * exp(means[name])
-        for name, value, weight, logarithm in zip(classes, values, weights, logarithms, strict=True)
+        for (name, value, _), weight, logarithm in zip(measured, weights, logarithms, strict=True)
     ]
 
 
-def _of_class(
-    name: str, classes: Sequence[str], weights: list[float], weighted: list[float]
-) -> tuple[list[float], list[float]]:
-    """What the workers of that class contribute."""
-    if classes.count(name) == len(classes):
-        return weights, weighted
-    mine = [each == name for each in classes]
-    return [*compress(weights, mine)], [*compress(weighted, mine)]
-
-
-def _mean(weights: Sequence[float], weighted: Sequence[float], assumed: float) -> float:
-    """The weighted mean of what was measured and of an assumption that counts little."""
+def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:
+    """The weighted mean of what each class measured, and of an assumption that counts little: what all measured."""
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    return fsum([ASSUMED_WEIGHT * assumed, *weighted]) / fsum([ASSUMED_WEIGHT, *weights])
+    sums = {name: (fsum(weights), fsum(weighted)) for name in classes[:1]}
+    if classes.count(classes[0]) < len(classes):
+        for name in set(classes):
+            mine = [each == name for each in classes]
+            sums[name] = fsum(compress(weights, mine)), fsum(compress(weighted, mine))
+    weight, total = (fsum(each) for each in zip(*sums.values(), strict=True))
+    everyone = total / (ASSUMED_WEIGHT + weight)
+    return {
+        name: (ASSUMED_WEIGHT * everyone + total) / (ASSUMED_WEIGHT + weight) for name, (weight, total) in sums.items()
+    }
 
 
-def _single_step_ms(load: WorkerLoad, costs: CostModel, single_ms: float) -> float | None:
-    """The measured step time, converted to a batch of one request; None if there is none."""
+def _slowness(load: WorkerLoad, costs: CostModel) -> float | None:
+    """The measured step time, relative to the cost model's; None if there is none."""
     if load.decode_step_ms is None:
         return None
-    return load.decode_step_ms * single_ms / costs.decode_ms(max(1.0, load.decode_step_requests or 0.0))
+    return load.decode_step_ms / costs.decode_ms(max(1.0, load.decode_step_requests or 0.0))

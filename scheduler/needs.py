@@ -84,9 +84,7 @@ def _capacity(worker: CandidateWorker, tokens_each: float, knobs: PlacementKnobs
     requests = _requests(worker)
     slots = requests + slots_left(tokens_each, worker, requests)
     if objectives.tpot_ms is not None:
-        # The worker's pace, relative to the model's.
-        slowness = worker.pace.decode_step_ms / knobs.costs.decode_ms(1)
-        slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / slowness, max(1, slots)))
+        slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / worker.pace.slowness, max(1, slots)))
     return float(max(1, slots))
 
 

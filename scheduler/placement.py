@@ -219,9 +219,8 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
 
 
 def step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
-    """Step time with `requests` in the batch, derived from the step time of one request."""
-    batch = min(requests, candidate.max_requests)
-    return candidate.pace.decode_step_ms * knobs.costs.decode_ms(batch) / knobs.costs.decode_ms(1)
+    """Step time with `requests` in the batch."""
+    return candidate.pace.slowness * knobs.costs.decode_ms(min(requests, candidate.max_requests))
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:

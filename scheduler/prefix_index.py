@@ -8,9 +8,13 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holders: dict[bytes, int] = {}
+        # Each worker's bit: one object for all blocks that it alone holds, which are most of them.
+        self._bits: dict[int, int] = {}
 
     def add(self, worker: int, block_hash: bytes) -> None:
-        self._holders[block_hash] = self._holders.get(block_hash, 0) | 1 << worker
+        bit = self._bits.get(worker) or self._bits.setdefault(worker, 1 << worker)
+        holding = self._holders.get(block_hash)
+        self._holders[block_hash] = bit if holding is None else holding | bit
 
     def remove(self, worker: int, block_hashes: Iterable[bytes]) -> None:
         """The worker no longer holds these blocks; blocks that are not in the index are ignored."""
@@ -44,20 +48,11 @@ class Holders:
         """narrowing: ascending numbers of blocks, and the workers that hold at least as many, as bits."""
         self._widening = narrowing[::-1]
 
-    def prefixes(self, workers: Iterable[int]) -> dict[int, int]:
-        """How many leading blocks each of these workers holds."""
-        lengths = dict.fromkeys(workers, 0)
-        remaining = 0
-        for worker in lengths:
-            remaining |= 1 << worker
-        for blocks, holding in self._widening:
-            found = remaining & holding
-            remaining ^= found
-            for worker in numbers(found):
-                lengths[worker] = blocks
-            if not remaining:
-                break
-        return lengths
+    def prefix(self, worker: int) -> int:
+        """How many leading blocks this worker holds."""
+        if not self._widening or not self._widening[-1][1] >> worker & 1:
+            return 0
+        return next(blocks for blocks, holding in self._widening if holding >> worker & 1)
 
     def groups(self, workers: int) -> Iterator[int]:
         """Those of `workers` (bits) that hold anything, by how much they hold, those that hold most first."""

@@ -151,9 +151,13 @@ class Registry:
         return self._prefixes.holders(block_hashes)
 
     def cached_prefixes(self, holders: Holders, workers: Collection[Worker]) -> dict[str, list[int]]:
-        """How many leading blocks of the chain each rank of these workers holds, by worker id."""
-        lengths = holders.prefixes([rank.number for worker in workers for rank in worker.ranks])
-        return {worker.identity.worker_id: [lengths[rank.number] for rank in worker.ranks] for worker in workers}
+        """How many leading blocks of the chain each rank holds, by worker id; workers that hold none are left out."""
+        found = {}
+        for worker in workers:
+            blocks = [holders.prefix(rank.number) for rank in worker.ranks]
+            if any(blocks):
+                found[worker.identity.worker_id] = blocks
+        return found
 
     def leave(self, lease: Lease) -> None:
         """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
@@ -196,7 +200,8 @@ class Registry:
         found: dict[str, Worker] = {}
         for standing in self._standings.of(model):
             holding = standing.holding_most(holders.groups(standing.members), LOOKS)
-            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *holding)):
+            for number in {*standing.looks(avoided), *holding}:
+                worker = self._by_number[number]
                 found[worker.lease.worker_id] = worker
         return [found[worker_id] for worker_id in sorted(found)]
 

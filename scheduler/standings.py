@@ -30,7 +30,8 @@ class Standing:
 
     def __init__(self) -> None:
         self.members = 0
-        self._ordered: list[tuple[float, int]] = []
+        # Each worker's use, the worker, and the bits of its ranks.
+        self._ordered: list[tuple[float, int, int]] = []
         # Each worker's use, and the bits of its ranks.
         self._known: dict[int, tuple[float, int]] = {}
         # By rank.
@@ -52,15 +53,15 @@ class Standing:
             before, bits = known
             if before == use:
                 return
-            del self._ordered[bisect_left(self._ordered, (before, worker))]
+            del self._ordered[bisect_left(self._ordered, (before, worker, 0))]
         self._known[worker] = use, bits
-        insort(self._ordered, (use, worker))
+        insort(self._ordered, (use, worker, bits))
 
     def remove(self, worker: int) -> None:
         known = self._known.pop(worker, None)
         if known is not None:
             use, bits = known
-            del self._ordered[bisect_left(self._ordered, (use, worker))]
+            del self._ordered[bisect_left(self._ordered, (use, worker, 0))]
             self.members &= ~bits
             for rank in numbers(bits):
                 del self._worker_of[rank]
@@ -77,22 +78,19 @@ class Standing:
 
     def _least_used(self, ranks: int) -> Iterator[int]:
         """The workers that have any of these ranks (bits of this field), the least used first."""
-        known = self._known
         if ranks.bit_count() > FEW:
-            return (worker for _, worker in self._ordered if known[worker][1] & ranks)
-        workers = {self._worker_of[rank] for rank in numbers(ranks)}
+            return (worker for _, worker, bits in self._ordered if bits & ranks)
+        known, workers = self._known, {self._worker_of[rank] for rank in numbers(ranks)}
         return iter(sorted(workers, key=lambda worker: (known[worker][0], worker)))
 
-    def looks(self, more: int) -> Iterator[int]:
+    def looks(self, more: int) -> list[int]:
         """The least used, `more` of them beside the usual number, and others in turn; all in a small field."""
-        if len(self._ordered) <= SMALL_FIELD:
-            yield from (worker for _, worker in self._ordered)
-            return
-        first = LOOKS + more
-        yield from (worker for _, worker in self._ordered[:first])
-        for _ in range(LOOKS):
-            self._turn = (self._turn + 1) % len(self._ordered)
-            yield self._ordered[self._turn][1]
+        ordered = self._ordered
+        if len(ordered) <= SMALL_FIELD:
+            return [worker for _, worker, _ in ordered]
+        turns = [(self._turn + turn) % len(ordered) for turn in range(1, LOOKS + 1)]
+        self._turn = turns[-1]
+        return [*(worker for _, worker, _ in ordered[: LOOKS + more]), *(ordered[turn][1] for turn in turns)]
 
 
 class Standings:

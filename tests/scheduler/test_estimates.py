@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
 from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Measured, estimates, informed
 from scheduler.placement import choose, placed_work
@@ -97,7 +98,8 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 
     def bandwidth(age_seconds: float) -> float:
         worker = make_candidate(fetch_bytes_per_second=1e6, measured_at=MeasurementTimes(fetch=-age_seconds))
-        return informed(Candidates([worker]), KNOBS).decode[0].pace.fetch_bytes_per_second
+        candidates = Candidates([worker], stores={worker.namespace: StoreTarget("store", 1)})
+        return informed(candidates, KNOBS).decode[0].pace.fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)

@@ -46,6 +46,11 @@ def test_32_workers_that_hold_all_of_2000_blocks() -> None:
     for worker in range(32):
         for block_hash in chain:
             index.add(worker, block_hash)
-    ms = quickest_ms(20, lambda: index.holders(chain).prefixes(range(32)))
+
+    def look_up() -> list[int]:
+        holders = index.holders(chain)
+        return [holders.prefix(worker) for worker in range(32)]
+
+    ms = quickest_ms(20, look_up)
     sys.stdout.write(f"a chain of 2,000 blocks that 32 workers hold: {ms:.2f} ms\n")
     assert ms < 2

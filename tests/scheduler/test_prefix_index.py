@@ -27,15 +27,15 @@ def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
     for worker, gone in removed.items():
         index.remove(worker, hashes(gone))
     left = {worker: blocks - removed.get(worker, set()) for worker, blocks in stored.items()}
-    found = index.holders(hashes(chain)).prefixes(left)
-    assert found == {worker: prefix(blocks, chain) for worker, blocks in left.items()}
+    holders = index.holders(hashes(chain))
+    assert {each: holders.prefix(each) for each in left} == {each: prefix(held, chain) for each, held in left.items()}
 
 
-def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
+def test_a_worker_that_is_not_in_the_index_holds_nothing() -> None:
     index = PrefixIndex()
     for worker in (1, 2):
         index.add(worker, b"a")
-    assert index.holders([b"a"]).prefixes([2, 3]) == {2: 1, 3: 0}
+    assert [index.holders([b"a"]).prefix(worker) for worker in (2, 3)] == [1, 0]
 
 
 @given(holdings, st.sets(st.sampled_from([0, 1, 63, 64, 1023])), st.lists(st.integers(0, 12)))
