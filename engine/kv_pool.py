@@ -34,8 +34,10 @@ class BlockPool:
         self._block_by_hash: dict[bytes, int] = {}
         # Addressable content whose draft layers are not whole.
         self._draftless: set[bytes] = set()
-        # A stack with block 0 on top.
-        self._blank = list(range(total_blocks - 1, -1, -1))
+        # Blocks from this one on were never taken.
+        self._fresh = 0
+        # Others without content; the one given back last is taken first.
+        self._blank: list[int] = []
         # Least recently released first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Stored content in order, with its parent.
@@ -48,7 +50,7 @@ class BlockPool:
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds, cached ones included."""
-        return len(self._blank) + len(self._cached)
+        return self.total_blocks - self._fresh + len(self._blank) + len(self._cached)
 
     @property
     def references(self) -> Sequence[int]:
@@ -61,7 +63,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with no content; cached blocks are evicted once no blank ones are left."""
         assert self.can_allocate(count)
-        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        blocks = [self._blank.pop() if self._blank else self._next() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -138,6 +140,12 @@ class BlockPool:
         self._tenants.clear()
         self._removed.clear()
         return changes
+
+    def _next(self) -> int:
+        if self._fresh == self.total_blocks:
+            return self._evict()
+        self._fresh += 1
+        return self._fresh - 1
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
