@@ -3,20 +3,27 @@
 Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
 `deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store
 lost with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
+
+A renewal says which stores have a lease, so that a lookup asks their sets and nothing else: a set is gone when its
+lease has ended. A store that came since the last renewal is not asked.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kvstore.config import IndexConfig
 from kvstore.index import Location
 from kvstore.keys import Key
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.redis_commands import PackedKeys
 from mesh.redis_link import RedisLink, Script
 
 STORES = b"deepmesh:{kv}"
 # Keys in one command: few enough that other clients do not wait for it.
 PAGE_KEYS = 1000
+# Of a chain, in one round trip: longer ones ask on only those stores that had all so far.
+LOOKUP_KEYS = 512
 
 _NOW = """
 local function call(command, ...)
@@ -34,57 +41,36 @@ local function lease_of(entry)
 end
 """
 
-# KEYS: the stores. ARGV: keys of a chain. Returns blocks, store, epoch.
-_MATCH = (
-    _NOW
-    + """
-local best, best_store, best_epoch = 0, '', ''
-local stores = call('HGETALL', KEYS[1])
-for i = 1, #stores, 2 do
-  local ends, epoch = lease_of(stores[i + 1])
-  if ends > now then
-    local held = KEYS[1] .. ':' .. stores[i] .. ':' .. epoch
-    local count, complete = 0, true
-    while complete and count < #ARGV do
-      local found = redis.pcall('SMISMEMBER', held, unpack(ARGV, count + 1, math.min(count + 256, #ARGV)))
-      if found.err then
-        if not string.find(found.err, 'WRONGTYPE') then error('SMISMEMBER: ' .. found.err, 0) end
-        break
-      end
-      for _, present in ipairs(found) do
-        if present == 0 then complete = false break end
-        count = count + 1
-      end
-    end
-    if count > best then best, best_store, best_epoch = count, stores[i], epoch end
-  end
-end
-return {best, best_store, best_epoch}
-"""
-)
-
 # KEYS: the stores. ARGV: store, epoch, lease in ms, whether to take the id from another epoch. Returns how many blocks
-# are believed; -1 where another epoch has a live lease. Forgets stores whose lease ended. It also runs what lookups
-# need, so that a user who may not look up is told here, where it is logged once.
+# are believed, or -1 where another epoch has a live lease; and store and epoch of each other lease. Forgets stores
+# whose lease ended, and leaves out those whose set is none. It also runs what lookups need, so that a user who may not
+# look up is told here, where it is logged once.
 _RENEW = (
     _NOW
     + """
 local held = KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2]
 call('SMISMEMBER', held, '')
-local stores = call('HGETALL', KEYS[1])
+local stores, answer = call('HGETALL', KEYS[1]), {0}
 for i = 1, #stores, 2 do
   local ends, epoch = lease_of(stores[i + 1])
   local live = ends > now
   if stores[i] == ARGV[1] and epoch ~= ARGV[2] then
-    if live and ARGV[4] == '0' then return -1 end
+    if live and ARGV[4] == '0' then return {-1} end
     call('UNLINK', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
   elseif not live then
     call('HDEL', KEYS[1], stores[i])
+  elseif stores[i] ~= ARGV[1] then
+    local held_there = redis.pcall('SCARD', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
+    if type(held_there) == 'number' then
+      answer[#answer + 1] = stores[i]
+      answer[#answer + 1] = epoch
+    end
   end
 end
 call('HSET', KEYS[1], ARGV[1], string.format('%.0f:%s', now + ARGV[3], ARGV[2]))
 call('PEXPIRE', held, ARGV[3])
-return call('SCARD', held)
+answer[1] = call('SCARD', held)
+return answer
 """
 )
 
@@ -102,11 +88,27 @@ return call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
 )
 
 
-LOOKUP, _RENEWAL, _DEPARTURE = map(Script, (_MATCH, _RENEW, _LEAVE))
+_RENEWAL, _DEPARTURE = map(Script, (_RENEW, _LEAVE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """A store that has one, and the set of its keys."""
+
+    store_id: str
+    epoch: str
+    held: bytes
+
+    @classmethod
+    def of(cls, store_id: bytes, epoch: bytes) -> "_Lease":
+        held = b":".join((STORES, store_id, epoch))
+        return cls(store_id.decode(errors="replace"), epoch.decode(errors="replace"), held)
 
 
 class RedisIndex:
-    """Each call is one round trip: one EVALSHA, or two commands for each thousand keys. None waits for long."""
+    """A lookup is one round trip for each 512 blocks: one SMISMEMBER for each store. A renewal is one EVALSHA, other
+    calls are two commands for each thousand keys. None waits for long.
+    """
 
     def __init__(self, config: IndexConfig, store_id: str, epoch: str) -> None:
         """Raises ConfigError if its Redis is none."""
@@ -114,38 +116,54 @@ class RedisIndex:
         self._epoch = epoch.encode()
         self._lease_ms = _number(config.lease_seconds * 1000)
         self._link = RedisLink(config, "the index", IndexUnavailable, KVSTORE_INDEX_FAILURES)
-        self._held = b":".join((STORES, self._store_id, self._epoch))
+        self._own = _Lease.of(self._store_id, self._epoch)
+        # This store and the others that have a lease, as of the last renewal.
+        self._leases: list[_Lease] = []
         # The first renewal takes the id from whatever process had it before; later ones only if it is free.
         self._takes_over = True
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
+        longest, asked, leases = None, 0, self._leases
         try:
-            return _location(await self._link.evaluate(LOOKUP, STORES, *keys), len(keys))
+            while leases and asked < len(keys):
+                page = keys[asked : asked + LOOKUP_KEYS]
+                found = await self._found(leases, page)
+                if most := max(found):
+                    best = leases[found.index(most)]
+                    longest = Location(best.store_id, best.epoch, asked + most)
+                asked += len(page)
+                leases = [lease for lease, blocks in zip(leases, found, strict=True) if blocks == len(page)]
         except IndexUnavailable:
             return None
+        return longest
 
     async def renew(self) -> int:
         arguments = (self._store_id, self._epoch, self._lease_ms, _number(self._takes_over))
-        believed = await self._link.evaluate(_RENEWAL, STORES, *arguments)
-        if type(believed) is not int:
-            raise _nonsense()
+        believed, others = _renewed(await self._link.evaluate(_RENEWAL, STORES, *arguments))
         if believed < 0:
             name = self._store_id.decode()
             raise LeaseConflict(f"another process runs as KV store {name!r}: give each its own store_id")
         self._takes_over = False
+        self._leases = [self._own, *others]
         return believed
 
     async def add(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
             # The set may be new, and must never outlive its lease.
-            await self._link.ask((b"SADD", self._held, *page), (b"PEXPIRE", self._held, self._lease_ms))
+            await self._link.ask((b"SADD", self._own.held, *page), (b"PEXPIRE", self._own.held, self._lease_ms))
 
     async def remove(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            await self._link.ask((b"SREM", self._held, *page))
+            await self._link.ask((b"SREM", self._own.held, *page))
 
     async def clear(self) -> None:
-        await self._link.ask((b"UNLINK", self._held))
+        await self._link.ask((b"UNLINK", self._own.held))
+
+    async def _found(self, leases: Sequence[_Lease], keys: Sequence[Key]) -> list[int]:
+        """How many of these leading keys each store has."""
+        packed = PackedKeys(keys)
+        answers = await self._link.ask(*(packed.after(b"SMISMEMBER", lease.held) for lease in leases))
+        return [_leading(answer, len(keys)) for answer in answers]
 
     async def close(self) -> None:
         try:
@@ -154,14 +172,21 @@ class RedisIndex:
             self._link.close()
 
 
-def _location(answer: object, most_blocks: int) -> Location | None:
-    """What a lookup found. Raises IndexUnavailable for what no lookup of ours answers."""
-    match answer:
-        case [0, bytes(), bytes()]:
-            return None
-        case [int(blocks), bytes(store_id), bytes(epoch)] if 0 < blocks <= most_blocks:
-            return Location(store_id.decode(errors="replace"), epoch.decode(errors="replace"), blocks)
-    raise _nonsense()
+def _leading(answer: object, keys: int) -> int:
+    """How many of so many leading keys a set has. Raises IndexUnavailable for what no SMISMEMBER answers."""
+    if not isinstance(answer, list) or len(answer) != keys or answer.count(0) + answer.count(1) != keys:
+        raise _nonsense()
+    return answer.index(0) if 0 in answer else keys
+
+
+def _renewed(answer: object) -> tuple[int, list[_Lease]]:
+    """Blocks that are believed, and the other leases. Raises IndexUnavailable for what no renewal of ours answers."""
+    if not isinstance(answer, list) or len(answer) % 2 == 0 or not isinstance(answer[0], int):
+        raise _nonsense()
+    believed, *names = answer
+    if not all(isinstance(name, bytes) for name in names):
+        raise _nonsense()
+    return believed, list(map(_Lease.of, names[::2], names[1::2]))
 
 
 def _nonsense() -> IndexUnavailable:

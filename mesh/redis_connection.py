@@ -8,10 +8,12 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import hiredis
 
+from mesh.redis_commands import Command
 from mesh.redis_server import RedisServer
 
 
@@ -25,9 +27,6 @@ class RedisRefusal(RedisFailure):
     def __init__(self, message: str, is_unknown_script: bool) -> None:
         super().__init__(message)
         self.is_unknown_script = is_unknown_script
-
-
-Command: TypeAlias = tuple[bytes, ...]
 
 
 class RedisConnection:
@@ -55,8 +54,7 @@ class RedisConnection:
             raise RedisFailure(f"{self._server.name}: no answer in time") from None
 
     async def _answers(self, stream: "_Stream", commands: Sequence[Command]) -> list[Any]:
-        answers = [stream.send(command) for command in commands]
-        return [self._checked(await answer) for answer in answers]
+        return [self._checked(answer) for answer in await stream.send(commands)]
 
     def close(self) -> None:
         if self._connecting is not None:
@@ -96,11 +94,11 @@ class RedisConnection:
         return stream
 
     async def _log_in(self, stream: "_Stream") -> None:
-        commands = [self._server.login] if self._server.login else []
+        commands: list[Command] = [self._server.login] if self._server.login else []
         if self._server.database:
             commands.append((b"SELECT", str(self._server.database).encode()))
         for command in commands:
-            self._checked(await stream.send(command))
+            await self._answers(stream, [command])
 
     def _checked(self, answer: Any) -> Any:
         if isinstance(answer, hiredis.ReplyError):
@@ -108,6 +106,16 @@ class RedisConnection:
             message = f"{self._server.name} refuses a command of the user {user!r}: {answer}"
             raise RedisRefusal(message, str(answer).startswith("NOSCRIPT"))
         return answer
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """Whoever waits for the answers of some commands."""
+
+    late_at: float
+    commands: int
+    future: asyncio.Future[list[Any]]
+    answers: list[Any] = field(default_factory=list)
 
 
 class _Stream(asyncio.Protocol):
@@ -120,22 +128,25 @@ class _Stream(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader()
-        # In the order of their commands: when an answer is late, and who waits for it.
-        self._awaited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        # In the order of their commands.
+        self._awaited: deque[_Awaited] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._answered = False
 
-    def send(self, command: Command) -> asyncio.Future[Any]:
-        """The answer will be a value, or a hiredis.ReplyError; RedisFailure is raised if none comes."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """Each answer will be a value, or a hiredis.ReplyError; RedisFailure is raised if one does not come.
+
+        What is sent in one turn of the loop leaves in one write.
+        """
+        assert commands
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
         if self.lost or self._transport is None:
             _fail(future, f"{self._name} has ended the connection")
             return future
-        self._awaited.append((self._loop.time() + self._timeout_seconds, future))
+        self._awaited.append(_Awaited(self._loop.time() + self._timeout_seconds, len(commands), future))
         if self._watch is None:
             self._watch = self._loop.call_later(self._timeout_seconds, self._look)
-        # Its types know commands of one word alone.
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
+        self._transport.write(b"".join(map(_packed, commands)))
         return future
 
     def end(self, why: str) -> None:
@@ -147,7 +158,7 @@ class _Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         while self._awaited:
-            future = self._awaited.popleft()[1]
+            future = self._awaited.popleft().future
             if not future.done():
                 _fail(future, f"{self._name}: {why}")
 
@@ -162,9 +173,12 @@ class _Stream(asyncio.Protocol):
                 if not self._awaited:
                     raise hiredis.ProtocolError("an answer that nobody asked for")
                 self._answered = True
-                future = self._awaited.popleft()[1]
-                if not future.done():
-                    future.set_result(answer)
+                first = self._awaited[0]
+                first.answers.append(answer)
+                if len(first.answers) == first.commands:
+                    self._awaited.popleft()
+                    if not first.future.done():
+                        first.future.set_result(first.answers)
         except hiredis.ProtocolError as error:
             self.end(f"it does not speak Redis' protocol ({error})")
 
@@ -180,11 +194,16 @@ class _Stream(asyncio.Protocol):
         self._watch = None
         if not self._awaited:
             return
-        late_at = self._awaited[0][0]
+        late_at = self._awaited[0].late_at
         if late_at <= self._loop.time():
             self.end("it did not answer in time")
         else:
             self._watch = self._loop.call_at(late_at, self._look)
+
+
+def _packed(command: Command) -> bytes:
+    # Its types know commands of one word alone.
+    return command if isinstance(command, bytes) else hiredis.pack_command(command)  # type: ignore[arg-type]
 
 
 def _fail(future: asyncio.Future[Any], message: str) -> None:

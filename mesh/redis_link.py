@@ -10,7 +10,8 @@ from prometheus_client import Counter
 from mesh.breaker import CircuitBreaker
 from mesh.config import RedisConfig
 from mesh.errors import MeshError
-from mesh.redis_connection import Command, RedisConnection, RedisFailure, RedisRefusal
+from mesh.redis_commands import Command
+from mesh.redis_connection import RedisConnection, RedisFailure, RedisRefusal
 from mesh.redis_server import RedisServer
 
 # After so many failures in a row Redis is not asked for so long.

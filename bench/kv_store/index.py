@@ -1,11 +1,11 @@
-"""Looking up a chain in each index of the KV stores, and what a benchmark of Redis' own gets from the same script.
+"""Looking up a chain in each index of the KV stores, and what a benchmark of Redis' own gets from the same command.
 
     python -m bench.kv_store.index [--entries 1000000] [--lookups 5000] [--rounds 5]
 
 The indexes hold a million entries; lookups are of chains of 64 blocks, all of them known. Redis is a Valkey server on
-this machine; beside it, valkey-benchmark or redis-benchmark (in PATH) asks the same script for one of the chains. One
-asks at a time for the quantiles, and 16 for the rate. All take turns; figures are medians over the rounds. Processor
-time is that of the asking process, for each lookup of those that 16 asked for.
+this machine; beside it, valkey-benchmark or redis-benchmark (in PATH) sends the same command for one of the chains. The
+floor is a GET by either. One asks at a time for the quantiles, and 16 for the rate. All take turns; figures are medians
+over the rounds. Processor time is that of the asking process, for each lookup of those that 16 asked for.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
@@ -31,12 +31,20 @@ from bench.kv_store.lookup import timed
 from kvstore.config import IndexConfig
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
-from kvstore.redis_index import LOOKUP, STORES, RedisIndex
+from kvstore.redis_index import STORES, RedisIndex
+from mesh.config import RedisConfig
+from mesh.errors import IndexUnavailable
+from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
+from mesh.redis_link import RedisLink
 from mesh.redis_server import RedisServer
 
 CHAIN_BLOCKS = 64
 CONCURRENCY = 16
+
+# Of the store's keys, and of a key that nobody has.
+HELD = STORES + b":bench:1"
+GET = (b"GET", b"nothing")
 
 Chain = Sequence[bytes]
 
@@ -69,13 +77,18 @@ async def measure(entries: int, lookups: int, rounds: int) -> None:
         indexes: dict[str, Index] = {"in process": MemoryIndex("bench", "1"), "in Redis": redis}
         for index in indexes.values():
             await fill(index, chains)
+        link = RedisLink(RedisConfig(redis_url=config.redis_url), "", IndexUnavailable, KVSTORE_INDEX_FAILURES)
+        peer = shutil.which("valkey-benchmark") or shutil.which("redis-benchmark")
         for _ in range(rounds):
             for name, index in indexes.items():
                 chosen = [random.choice(chains) for _ in range(lookups)]
-                results.setdefault(name, []).append(await asked(index, chosen))
-            if peer := shutil.which("valkey-benchmark") or shutil.which("redis-benchmark"):
-                own = await asked_by(peer, port, chains[0], lookups)
-                results.setdefault("Redis' benchmark", []).append(own)
+                results.setdefault(name, []).append(await asked(index.match, chosen))
+            results.setdefault("GET", []).append(await asked(link.ask, [GET] * lookups))
+            for name, command in {"": (b"SMISMEMBER", HELD, *chains[0]), ": GET": GET}.items():
+                if peer:
+                    own = await asked_by(peer, port, command, lookups)
+                    results.setdefault(f"Redis' benchmark{name}", []).append(own)
+        link.close()
         await redis.close()
     Console().print(table(results, entries))
 
@@ -86,37 +99,36 @@ async def fill(index: Index, chains: Sequence[Chain]) -> None:
         await index.add(chain)
 
 
-async def asked(index: Index, chains: Sequence[Chain]) -> Measured:
-    seconds = await timed(index.match, chains)
-    waiting = iter(chains)
+async def asked(ask: Callable[[Any], Awaitable[object]], questions: Sequence[Any]) -> Measured:
+    seconds = await timed(ask, questions)
+    waiting = iter(questions)
 
-    async def look_up() -> None:
-        for chain in waiting:
-            await index.match(chain)
+    async def ask_all() -> None:
+        for question in waiting:
+            await ask(question)
 
     began, processor = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(look_up() for _ in range(CONCURRENCY)))
-    rate, used = len(chains) / (time.perf_counter() - began), time.process_time() - processor
+    await asyncio.gather(*(ask_all() for _ in range(CONCURRENCY)))
+    rate, used = len(questions) / (time.perf_counter() - began), time.process_time() - processor
     p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e6
-    return Measured(float(p50), float(p99), rate, used / len(chains) * 1e6)
+    return Measured(float(p50), float(p99), rate, used / len(questions) * 1e6)
 
 
-async def asked_by(peer: str, port: int, chain: Chain, lookups: int) -> Measured:
-    alone = await benchmark(peer, port, chain, lookups, 1)
+async def asked_by(peer: str, port: int, words: Sequence[bytes], lookups: int) -> Measured:
+    alone = await benchmark(peer, port, words, lookups, 1)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    together = await benchmark(peer, port, chain, lookups, CONCURRENCY)
+    together = await benchmark(peer, port, words, lookups, CONCURRENCY)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     p50_ms, p99_ms = float(alone["p50_latency_ms"]), float(alone["p99_latency_ms"])
     return Measured(1000 * p50_ms, 1000 * p99_ms, float(together["rps"]), used / lookups * 1e6)
 
 
-async def benchmark(peer: str, port: int, chain: Chain, lookups: int, clients: int) -> dict[str, str]:
-    """What the benchmark says of so many lookups of this chain."""
-    command = [b"EVALSHA", LOOKUP.digest, b"1", STORES, *chain]
+async def benchmark(peer: str, port: int, words: Sequence[bytes], lookups: int, clients: int) -> dict[str, str]:
+    """What the benchmark says of so many of this command."""
     options = ["-p", str(port), "-n", str(lookups), "-c", str(clients), "--csv"]
     process = await asyncio.create_subprocess_exec(
-        peer, *options, *(word.decode() for word in command), stdout=asyncio.subprocess.PIPE
+        peer, *options, *(word.decode() for word in words), stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     if process.returncode:

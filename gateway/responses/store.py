@@ -15,7 +15,7 @@ from gateway.config import ResponsesConfig
 from gateway.responses.items import InputItem
 from mesh.errors import ResponsesUnavailable
 from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
-from mesh.redis_connection import Command
+from mesh.redis_commands import Command
 from mesh.redis_link import RedisLink
 
 PREFIX = b"deepmesh:response:"

