@@ -38,15 +38,25 @@ def service_of(chaos: ChaosMesh, target: str) -> psutil.Process:
     return psutil.Process(chaos.mesh.supervisor.process_ids[service_name(target)])
 
 
-def process_of(chaos: ChaosMesh, target: str) -> psutil.Process:
+async def process_of(chaos: ChaosMesh, target: str) -> psutil.Process:
     if target == "redis":
         return psutil.Process(chaos.redis.process_id)
-    service = service_of(chaos, target)
-    return service.children()[0] if target == "rank" else service
+    if target != "rank":
+        return service_of(chaos, target)
+    ranks: list[psutil.Process] = []
+
+    def has_rank() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            ranks[:] = service_of(chaos, target).children()
+        return bool(ranks)
+
+    # The phase before may have ended it: schedulers know its service until its lease is over.
+    await eventually(has_rank)
+    return ranks[0]
 
 
 async def strike(target: str, action: str, chaos: ChaosMesh) -> None:
-    process = process_of(chaos, target)
+    process = await process_of(chaos, target)
     if action in FREEZES:
         process.suspend()
         await asyncio.sleep(FREEZES[action])

@@ -123,7 +123,8 @@ async def chaos_mesh(
     redis = RedisProcess(directory=redis_directory)
     if network is not None:
         redis = RedisProcess(network.address("redis"), network.inside("redis"))
-        deployed = partial(separated, network)
+        if deployed is list:
+            deployed = partial(separated, network)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(redis.running())
         mesh = await stack.enter_async_context(

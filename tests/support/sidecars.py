@@ -13,16 +13,21 @@ import yaml
 
 from cli.launcher.composition import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from mesh.ports import free_port
+from tests.support.network import Network
+from tests.support.separated_mesh import separated
 
 ENVOY = Path(sys.executable).with_name("envoy")
+# Its site in a network.
+SITE = "proxy"
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 
 @dataclass
 class Sidecars:
-    """Starts its Envoy when a mesh is deployed."""
+    """Starts its Envoy when a mesh is deployed. With a `network`, it has the site "proxy", and each process its own."""
 
     directory: Path
+    network: Network | None = None
     admin_port: int = field(default_factory=free_port)
     _envoy: subprocess.Popen[bytes] | None = None
 
@@ -30,18 +35,26 @@ class Sidecars:
         """The processes of a plan, who call each other through Envoy. Clients call gateways directly."""
         # Workers have no port of their own in a plan.
         specs = [spec if spec.port else replace(spec, port=free_port()) for spec in specs]
-        listeners = {spec.port: free_port() for spec in specs if spec.port and spec.module != MODULES["gateway"]}
+        if self.network is not None:
+            specs = separated(self.network, specs)
+        listeners = [
+            _Listener(spec.host, spec.port, self._host, free_port())
+            for spec in specs
+            if spec.port and spec.module != MODULES["gateway"]
+        ]
         path = self.directory / "sidecars.yaml"
-        path.write_text(yaml.safe_dump(_bootstrap(listeners, self.admin_port)))
+        path.write_text(yaml.safe_dump(_bootstrap(listeners, self._host, self.admin_port)))
         with (self.directory / "envoy.log").open("wb") as log:
-            command = [str(ENVOY), "-c", str(path), "--concurrency", "1", "-l", "warn"]
-            self._envoy = subprocess.Popen(command, stdout=log, stderr=log)
+            # Two of one number would share memory.
+            command = [str(ENVOY), "-c", str(path), "--concurrency", "1", "-l", "warn", "--use-dynamic-base-id"]
+            inside = [] if self.network is None else self.network.inside(SITE)
+            self._envoy = subprocess.Popen([*inside, *command], stdout=log, stderr=log)
         return [_behind(spec, listeners) for spec in specs]
 
     async def calls(self) -> dict[str, int]:
         """How many went through Envoy, by the port of the service."""
         async with httpx.AsyncClient(trust_env=False) as client:
-            url = f"http://{HOST}:{self.admin_port}/stats?format=json&filter=^cluster\\..*\\.upstream_rq_total$"
+            url = f"http://{self._host}:{self.admin_port}/stats?format=json&filter=^cluster\\..*\\.upstream_rq_total$"
             stats = (await client.get(url)).json()["stats"]
         return {each["name"].split(".")[1]: each["value"] for each in stats}
 
@@ -50,36 +63,59 @@ class Sidecars:
             self._envoy.kill()
             self._envoy.wait()
 
+    @property
+    def _host(self) -> str:
+        return HOST if self.network is None else self.network.address(SITE)
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """The address of a service, and that at which others reach it."""
+
+    service_host: str
+    service_port: int
+    host: str
+    port: int
+
+    @property
+    def cluster(self) -> str:
+        return str(self.service_port)
+
+    @property
+    def service(self) -> str:
+        return f"{self.service_host}:{self.service_port}"
+
 
 @contextmanager
-def sidecars(directory: Path) -> Iterator[Sidecars]:
-    running = Sidecars(directory)
+def sidecars(directory: Path, network: Network | None = None) -> Iterator[Sidecars]:
+    running = Sidecars(directory, network)
     try:
         yield running
     finally:
         running.stop()
 
 
-def _behind(spec: ServiceSpec, listeners: dict[int, int]) -> ServiceSpec:
+def _behind(spec: ServiceSpec, listeners: Sequence[_Listener]) -> ServiceSpec:
     settings = list(spec.settings)
-    for port, listener in listeners.items():
-        settings = [setting.replace(f"{HOST}:{port}", f"{HOST}:{listener}") for setting in settings]
-    if spec.module in WORKER_MODULES and spec.port:
-        settings.append(f"server.advertise={HOST}:{listeners[spec.port]}")
+    for each in listeners:
+        settings = [setting.replace(each.service, f"{each.host}:{each.port}") for setting in settings]
+        if spec.module in WORKER_MODULES and each.service == f"{spec.host}:{spec.port}":
+            settings.append(f"server.advertise={each.host}:{each.port}")
     return replace(spec, settings=tuple(settings))
 
 
-def _bootstrap(listeners: dict[int, int], admin_port: int) -> dict[str, Any]:
+def _bootstrap(listeners: Sequence[_Listener], admin_host: str, admin_port: int) -> dict[str, Any]:
     return {
-        "admin": {"address": _address(admin_port)},
+        "admin": {"address": _address(admin_host, admin_port)},
         "static_resources": {
-            "listeners": [_listener(listener, str(port)) for port, listener in listeners.items()],
-            "clusters": [_cluster(port) for port in listeners],
+            "listeners": [_listener(each) for each in listeners],
+            "clusters": [_cluster(each) for each in listeners],
         },
     }
 
 
-def _listener(port: int, cluster: str) -> dict[str, Any]:
+def _listener(listener: _Listener) -> dict[str, Any]:
+    cluster = listener.cluster
     manager = {
         "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": cluster,
@@ -102,24 +138,26 @@ def _listener(port: int, cluster: str) -> dict[str, Any]:
         ],
     }
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    return {"name": cluster, "address": _address(port), "filter_chains": [{"filters": filters}]}
+    return {"name": cluster, "address": _address(listener.host, listener.port), "filter_chains": [{"filters": filters}]}
 
 
-def _cluster(port: int) -> dict[str, Any]:
+def _cluster(listener: _Listener) -> dict[str, Any]:
     options = {
         "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
     }
     return {
-        "name": str(port),
+        "name": listener.cluster,
         "connect_timeout": "1s",
         "load_assignment": {
-            "cluster_name": str(port),
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(port)}}]}],
+            "cluster_name": listener.cluster,
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": {"address": _address(listener.service_host, listener.service_port)}}]}
+            ],
         },
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
     }
 
 
-def _address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": HOST, "port_value": port}}
+def _address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
