@@ -71,8 +71,8 @@ class SparsePrefillConfig(Config):
     """
 
     recall: float | None = Field(default=None, gt=0, lt=1)
-    """The share of the attention that each head keeps at least, as a chunk's last queries show it, for example 0.95. By
-    default attention is exact.
+    """The share of the attention of a chunk's last 64 queries that each head keeps at least, for example 0.95; other
+    queries may keep less. By default attention is exact.
     """
     from_tokens: int = Field(default=16384, ge=0)
     """Tokens with fewer before them are computed exactly."""

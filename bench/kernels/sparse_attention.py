@@ -14,6 +14,8 @@ from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
 from kernels.mla_prefill import mla_prefill, plan_prefill
 from kernels.sparse_prefill import BLOCK_KEYS, LAST_QUERIES, Selection, select_lines, sparse_prefill
+from kernels.sparse_prefill.line_masses import line_masses
+from kernels.sparse_prefill.selection import choose
 
 SCALE = (NOPE + ROPE) ** -0.5
 # Tokens of the prompt, and shares of its blocks.
@@ -32,6 +34,7 @@ def cases() -> Iterable[Case]:
             yield case(provider, partial(_sparse, tokens, share), size_bytes, share * flops)
         key_bytes, products = 2.0 * tokens * WIDTH, 2.0 * LAST_QUERIES * tokens * HEADS * WIDTH
         yield case("deepmesh, selection", partial(_selection, tokens), key_bytes, products)
+        yield case("torch, selection", partial(_torch_selection, tokens), key_bytes, products)
 
 
 def selection_of(tokens: int, heads: int, share: float, device: torch.device) -> Selection:
@@ -59,8 +62,19 @@ def _sparse(tokens: int, share: float) -> Callable[[], object]:
 
 def _selection(tokens: int) -> Callable[[], object]:
     """In the absorbed form, as the engine does it."""
-    query, key = random_bfloat16(LAST_QUERIES, HEADS, WIDTH), random_bfloat16(tokens, 1, WIDTH)
+    query, key = _absorbed(tokens)
     return lambda: select_lines(query, key, scale=SCALE, recall=RECALL)
+
+
+def _torch_selection(tokens: int) -> Callable[[], object]:
+    """By the definition, which keeps the scores of all heads in memory, a few at a time."""
+    query, key = _absorbed(tokens)
+    first, enough = tokens - LAST_QUERIES, RECALL * LAST_QUERIES
+    return lambda: choose(line_masses(query, key, SCALE), first, enough)
+
+
+def _absorbed(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return random_bfloat16(LAST_QUERIES, HEADS, WIDTH), random_bfloat16(tokens, 1, WIDTH)
 
 
 def _inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

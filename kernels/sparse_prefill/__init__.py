@@ -11,8 +11,8 @@ import torch
 
 from kernels.sparse_prefill import reference
 from kernels.sparse_prefill.blocks import TILE_QUERIES, kept_blocks
+from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 from kernels.sparse_prefill.selection import (
-    BLOCK_KEYS,
     LAST_QUERIES,
     Selection,
     attention_log_sums,

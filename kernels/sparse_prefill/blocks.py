@@ -2,7 +2,8 @@
 
 import torch
 
-from kernels.sparse_prefill.selection import BLOCK_KEYS, Selection
+from kernels.sparse_prefill.line_masses import BLOCK_KEYS
+from kernels.sparse_prefill.selection import Selection
 
 TILE_QUERIES = 128
 

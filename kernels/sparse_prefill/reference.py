@@ -3,7 +3,7 @@
 import torch
 
 from kernels.sparse_prefill.blocks import TILE_QUERIES
-from kernels.sparse_prefill.selection import BLOCK_KEYS
+from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 
 
 def sparse_prefill(

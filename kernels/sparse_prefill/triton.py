@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernels.mla_prefill.triton import attend_to_block
 from kernels.sparse_prefill.blocks import TILE_QUERIES
-from kernels.sparse_prefill.selection import BLOCK_KEYS
+from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 
 
 # A program attends with 128 queries of one head to the blocks of 64 keys in its list: first those that all its queries

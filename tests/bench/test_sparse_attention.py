@@ -21,4 +21,4 @@ def test_what_is_timed_runs_at_a_small_size() -> None:
     selected = selection_of(300, 2, 0.5, CPU)
     out, log_sum = sparse_prefill(query, key, value, selected, first_query=0, first_key=0, scale=1.0)
     assert out.isfinite().all() and log_sum.isfinite().all()
-    assert len(list(cases())) == sum(len(shares) + 2 for shares in LENGTHS.values())
+    assert len(list(cases())) == sum(len(shares) + 3 for shares in LENGTHS.values())

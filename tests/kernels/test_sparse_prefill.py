@@ -8,9 +8,9 @@ from kernels.sparse_prefill import (
     Selection,
     attention_log_sums,
     kept_blocks,
+    line_masses,
     reference,
     select_lines,
-    selection,
     sparse_prefill,
 )
 from kernels.sparse_prefill import triton as triton_sparse
@@ -155,7 +155,7 @@ def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pyte
     shared = key[:, :1]
     expected = select_lines(query, shared.expand(-1, HEADS, -1).contiguous(), scale=1.0, recall=0.7)
     # Head by head.
-    monkeypatch.setattr(selection, "MOST_SCORES", 64 * 500)
+    monkeypatch.setattr(line_masses, "MOST_SCORES", 64 * 500)
     found = select_lines(query, shared, scale=1.0, recall=0.7)
     assert torch.equal(found.columns, expected.columns) and torch.equal(found.slashes, expected.slashes)
     assert not found.columns.all() and not found.slashes.all()
