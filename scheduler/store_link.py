@@ -1,17 +1,21 @@
-"""One KV store over gRPC: its status every second, and what it holds of a prompt."""
+"""One KV store over gRPC: its status every second, what it holds of a prompt, and that it stops in order."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 
+import grpc
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
-from mesh.errors import MeshError
+from mesh.errors import MeshError, ShuttingDown
+from mesh.failures import from_rpc_error
 from mesh.identity import Role
+from mesh.probe import READINESS
 from scheduler.config import StoreLinkConfig
 from scheduler.stores import StoreStatus, Tier
 
@@ -30,6 +34,12 @@ class StoreLink:
         self._config = config
         self._channel = channels.open(endpoint, Role.KVSTORE)
         self._stub = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        # While the store is there.
+        self._following: asyncio.Task[bool] | None = None
+        # Of the process that was there last, and of one that has said that it stops, but may answer still.
+        self._epoch = ""
+        self._stopping: str | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -38,6 +48,8 @@ class StoreLink:
                 await self._poll()
                 await asyncio.sleep(self._config.poll_seconds)
         finally:
+            if self._following is not None:
+                self._following.cancel()
             await self._channel.close()
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
@@ -56,13 +68,44 @@ class StoreLink:
         was_there = self.status is not None
         try:
             response = await self._stub.GetStatus(kvstore_pb2.GetStatusRequest(), timeout=STATUS_SECONDS)
-            self.status = _status(response)
+            if response.epoch == self._stopping:
+                return
+            self.status, self._epoch = _status(response), response.epoch
         except MeshError as error:
             self.status = None
-            if was_there:
+            if was_there and not await self._has_stopped():
                 log.warning("KV store lost", extra={"fields": {"store": self.endpoint, "why": error.message}})
         if self.status is not None and not was_there:
             log.info("KV store found", extra={"fields": {"store": self.endpoint, "id": self.status.store_id}})
+        if self.status is not None and (self._following is None or self._following.done()):
+            self._following = asyncio.create_task(self._forget_when_it_stops(self._epoch))
+
+    async def _has_stopped(self) -> bool:
+        """Whether a store that does not answer has said so: its last words may still be on their way."""
+        assert self._following is not None
+        await asyncio.wait({self._following}, timeout=STATUS_SECONDS)
+        return self._following.done() and self._following.result()
+
+    async def _forget_when_it_stops(self, epoch: str) -> bool:
+        """Whether it does. Ends with the connection, too: a store that was killed is for `_poll` to miss."""
+        if not await self._says_that_it_stops():
+            return False
+        self._stopping = epoch
+        if self._epoch == epoch:
+            self.status = None
+        log.info("KV store stops", extra={"fields": {"store": self.endpoint}})
+        return True
+
+    async def _says_that_it_stops(self) -> bool:
+        ready = False
+        try:
+            async for answer in self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS)):
+                was_ready, ready = ready, answer.status == health_pb2.HealthCheckResponse.SERVING
+                if was_ready and not ready:
+                    return True
+        except grpc.aio.AioRpcError as error:
+            return isinstance(from_rpc_error(error), ShuttingDown)
+        return False
 
 
 def _status(message: kvstore_pb2.GetStatusResponse) -> StoreStatus:

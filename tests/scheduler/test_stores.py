@@ -1,10 +1,12 @@
 """KV stores as the scheduler asks them, over real gRPC: a hint where it helps, and never a reason to fail."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from deepmesh.internal.v1 import scheduler_pb2, targets_pb2
 
 from mesh.blocks import chain_hashes
@@ -12,6 +14,7 @@ from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
 from tests.support.fake_store import FakeStore
 from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler, scheduler_stub
+from tests.support.waiting import eventually
 
 PROMPT = list(range(640))
 LINK = {"match_ms": 5000.0, "poll_seconds": 0.02}
@@ -128,6 +131,31 @@ async def test_a_store_that_is_gone_is_not_asked_and_shown_without_a_name() -> N
         async with store.server(port):
             await until_found(stub, 1)
             assert (await stub.Place(place_request())).HasField("store")
+
+
+async def test_a_store_that_stops_in_order_is_no_warning_and_one_that_does_not_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    store, port = FakeStore(), free_port()
+    async with (
+        running_scheduler(stores=[f"127.0.0.1:{port}"], store_link=LINK) as endpoint,
+        scheduler_stub(endpoint) as stub,
+    ):
+        for _ in range(2):
+            async with store.server(port) as server:
+                await server.ready()
+                await until_found(stub, 1)
+                # It is followed from its next status on.
+                await eventually(lambda: bool(server._edge._endless_calls))
+            await until_found(stub, 0)
+        messages = [record.message for record in caplog.records if record.name == "scheduler.store_link"]
+        assert messages == ["KV store found", "KV store stops"] * 2
+        async with store.server(port):
+            await until_found(stub, 1)
+            store.fails = True
+            await until_found(stub, 0)
+            await eventually(lambda: "KV store lost" in caplog.text)
 
 
 async def test_watchers_see_what_stores_hold() -> None:
