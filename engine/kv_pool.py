@@ -38,8 +38,8 @@ class BlockPool:
         self._fresh = 0
         # Others without content; the one given back last is taken first.
         self._blank: list[int] = []
-        # Least recently released first.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # The content of cached blocks, least recently released first.
+        self._cached: OrderedDict[bytes, None] = OrderedDict()
         # Stored content in order, with its parent.
         self._stored: dict[bytes, bytes] = {}
         # The tenant of stored content, by content.
@@ -92,8 +92,9 @@ class BlockPool:
         """Hold blocks found by `match_prefix`, or once more blocks that are held."""
         for block in blocks:
             if self._references[block] == 0:
-                assert self._hashes[block] is not None
-                del self._cached[block]
+                content = self._hashes[block]
+                assert content is not None
+                del self._cached[content]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -103,10 +104,11 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block]:
                 continue
-            if self._hashes[block] is None:
+            content = self._hashes[block]
+            if content is None:
                 self._blank.append(block)
             else:
-                self._cached[block] = None
+                self._cached[content] = None
 
     def register(
         self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False, tenant: str = ""
@@ -148,11 +150,9 @@ class BlockPool:
         return self._fresh - 1
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        content = self._hashes[block]
-        assert content is not None
+        content, _ = self._cached.popitem(last=False)
+        block = self._block_by_hash.pop(content)
         self._hashes[block] = None
-        del self._block_by_hash[content]
         self._draftless.discard(content)
         if content in self._stored:
             del self._stored[content]

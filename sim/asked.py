@@ -1,7 +1,7 @@
 """Requests of a workload, in the order of their arrivals."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, repeat
@@ -23,7 +23,7 @@ class Asked:
     """One request before it is sent."""
 
     seconds: float
-    token_ids: list[int]
+    token_ids: Sequence[int]
     output_tokens: int
     max_tokens: int
     share: Share = ONE_TENANT

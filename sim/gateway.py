@@ -1,6 +1,6 @@
 """Clients and their gateway: each request from its arrival to its one end, placed again where its worker is lost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.load.records import RequestRecord
@@ -34,7 +34,7 @@ class Live:
     number: int
     asked: Asked
     record: RequestRecord
-    hashes: list[bytes]
+    hashes: Sequence[bytes]
     attempts: int = 0
     tokens: int = 0
     cached_tokens: int = 0
@@ -51,7 +51,7 @@ class Live:
 
     def forget_texts(self) -> None:
         """It has ended: of a million requests the results stay, and not their prompts."""
-        self.asked, self.hashes = replace(self.asked, token_ids=[], ended=None), []
+        self.asked, self.hashes = replace(self.asked, token_ids=(), ended=None), ()
 
 
 class SimulatedGateway:
