@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 from mesh.errors import ConfigError
@@ -10,6 +11,11 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST, _END = 10_000, 65_536
 _FEWEST = 1000
 _ATTEMPTS = 100
+_RESERVATIONS = 64
+
+# UDP sockets at the numbers of the ports that this process was given last. Nobody speaks UDP there: they tell this and
+# other processes that a number is taken before anybody listens on it, and nobody says when that has begun.
+_reserved: deque[socket.socket] = deque()
 
 
 def why_not(host: str, port: int) -> str | None:
@@ -29,13 +35,27 @@ def why_not(host: str, port: int) -> str | None:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listens on, outside the range from which the kernel picks ports.
 
-    Until the caller listens on it, only a process that chose the same number can take it. Raises ConfigError if none
-    is found.
+    No process is given it again before this one ends or was given many others.
+    Raises ConfigError if none is found.
     """
     for port in random.sample(_candidates(), _ATTEMPTS):
-        if why_not(host, port) is None:
+        if why_not(host, port) is None and _reserve(host, port):
             return port
     raise ConfigError(f"no free port on {host}: name one")
+
+
+def _reserve(host: str, port: int) -> bool:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    reservation = socket.socket(family, kind, protocol)
+    try:
+        reservation.bind(address)
+    except OSError:
+        reservation.close()
+        return False
+    _reserved.append(reservation)
+    if len(_reserved) > _RESERVATIONS:
+        _reserved.popleft().close()
+    return True
 
 
 def _candidates() -> range:

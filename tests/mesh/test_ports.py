@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from mesh import ports
 from mesh.ports import free_port, why_not
 
 
@@ -18,6 +19,13 @@ def test_a_free_port_is_none_that_the_kernel_gives_away() -> None:
     if first < 11_000:
         pytest.skip("this kernel gives away nearly every port")
     assert not any(first <= free_port() <= last for _ in range(50))
+
+
+def test_a_free_port_is_given_away_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As few as the fewest that are looked at: of 50 draws some would be the same.
+    monkeypatch.setattr(ports, "_candidates", lambda: range(20_000, 20_100))
+    given = [free_port() for _ in range(50)]
+    assert len(set(given)) == 50
 
 
 def test_a_port_that_just_closed_its_connections_is_free() -> None:
