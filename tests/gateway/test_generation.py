@@ -15,6 +15,7 @@ from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.errors import InvalidRequest, SlowClient, WorkerLost
+from tests.support.waiting import PATIENCE_SECONDS
 
 PROMPT = [7, 8, 9]
 LETTERS = {index: chr(ord("a") + index).encode() for index in range(26)}
@@ -217,7 +218,7 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
         await asyncio.sleep(0)
         assert generation.awaited
         write()
-        await asyncio.wait_for(reader, 1)
+        await asyncio.wait_for(reader, PATIENCE_SECONDS)
         generation.drain()
     assert not generation.awaited
 
@@ -229,7 +230,7 @@ async def test_a_reader_gets_tokens_when_it_is_due_and_an_end_at_once() -> None:
     reader = asyncio.create_task(generation.readable(due))
     await asyncio.sleep(0)
     generation.receive(4, [1])
-    await asyncio.wait_for(reader, 1)
+    await asyncio.wait_for(reader, PATIENCE_SECONDS)
     # Event loops round timers to milliseconds.
     assert clock() >= due - 0.001
     assert list(generation.drain().token_ids) == [0, 1]
@@ -237,7 +238,7 @@ async def test_a_reader_gets_tokens_when_it_is_due_and_an_end_at_once() -> None:
     await asyncio.sleep(0)
     generation.receive(5, [2])
     generation.finish(FinishReason.LENGTH)
-    await asyncio.wait_for(reader, 1)
+    await asyncio.wait_for(reader, PATIENCE_SECONDS)
     assert list(generation.drain().token_ids) == [2]
 
 

@@ -12,6 +12,7 @@ from cli.launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.programs import ROOT
+from tests.support.waiting import eventually
 
 MAX_RESIDENT_BYTES = 150 * 1024 * 1024
 
@@ -29,10 +30,15 @@ async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_
         await child.wait_ready(f"127.0.0.1:{port}", Channels(), 90)
         process = psutil.Process(child.process_id)
         assert process.memory_info().rss < MAX_RESIDENT_BYTES
-        before = process.cpu_times()
-        await asyncio.sleep(1)
-        after = process.cpu_times()
-        assert (after.user - before.user) + (after.system - before.system) < 0.05
+
+        async def idle() -> bool:
+            before = process.cpu_times()
+            await asyncio.sleep(1)
+            after = process.cpu_times()
+            return (after.user - before.user) + (after.system - before.system) < 0.05
+
+        # It may still be at what follows its start, and on a busy machine anything costs more now and then.
+        await eventually(idle)
         os.kill(child.process_id, signal.SIGTERM)
         assert await child.wait() == 0
         # Nor does UCX, or gRPC, say anything.

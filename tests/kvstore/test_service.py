@@ -138,7 +138,7 @@ async def test_what_each_tenant_has_is_told_by_its_name_or_its_tag() -> None:
         return float(metric.labels(tenant, "memory")._value.get())
 
     evicted = told(KVSTORE_QUOTA_EVICTED_BLOCKS, other.hex())
-    async with store_client(store_config(**quotas, session_seconds=0.2)) as client:
+    async with store_client(store_config(**quotas)) as client:
         assert await client.store(CHAIN[:6], tenant=acme) == 6
         for seed in range(2):
             assert await client.store(chain_hashes(range(64 * 3), bytes([seed])), tenant=other) == 3

@@ -159,7 +159,12 @@ async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
         worker.worker.agent.attach_store(msgspec.structs.replace(session, session_key=bytes(32)))
         fetched = await asyncio.to_thread(worker.worker.fetch, "s", CHAIN[:4], range(16, 20))
         assert fetched.blocks == 0 and fetched.error is not None
-        assert sum((await worker.status()).transfers.refused.values()) == 1
+
+        async def refused() -> bool:
+            return sum((await worker.status()).transfers.refused.values()) == 1
+
+        # The worker waits for its own time, not for the store to have looked.
+        await eventually(refused)
 
 
 def corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
@@ -257,17 +262,18 @@ async def test_a_store_says_what_is_on_its_disk_alone_and_a_worker_measures_each
     async with store_and_worker(disk=disk) as first:
         await first.offer(10)
         assert (await first.matched()).disk_blocks == 0
-        for _ in range(1500):
-            if (await first.status()).tiers[1].used_blocks == 10:
-                break
-            await asyncio.sleep(0.02)
+
+        async def written() -> bool:
+            return (await first.status()).tiers[1].used_blocks == 10
+
+        await eventually(written)
     async with store_and_worker(disk=disk) as second:
-        for _ in range(1500):
-            found = await second.matched()
-            if found.blocks == 10:
-                break
-            await asyncio.sleep(0.02)
-        assert (found.blocks, found.disk_blocks) == (10, 10)
+
+        async def all_matched() -> bool:
+            return (await second.matched()).blocks == 10
+
+        await eventually(all_matched)
+        assert (await second.matched()).disk_blocks == 10
         assert await asyncio.to_thread(second.fetch, 4) == 4
         await second.until_quiet()
         found = await second.matched()
