@@ -1,0 +1,51 @@
+"""Links of the README and of what stands beside the site, which `make site` does not see."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["README.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+
+
+def prose(path: Path) -> str:
+    """A document without what stands in blocks of code."""
+    return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+
+
+def anchors(path: Path) -> Iterator[str]:
+    """Of its headings, as GitHub and the site name them."""
+    for heading in re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.lower())
+        yield re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
+
+
+def links(path: Path) -> list[str]:
+    """To files of the repository."""
+    return [each for each in re.findall(r"\]\(([^)\s]+)\)", prose(path)) if not re.match(r"\w+:", each)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(document: str) -> None:
+    path = ROOT / document
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """At once, or by a page that it leads to."""
+    known, found = [ROOT / "README.md"], set[Path]()
+    while known:
+        page = known.pop()
+        for link in links(page):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target not in found:
+                found.add(target)
+                known.append(target)
+    pages = {path for path in (ROOT / "docs").glob("**/*.md") if path.name != "index.md"}
+    assert not pages - found
