@@ -37,6 +37,8 @@ class Registered(Protocol):
         """Raises PermissionDenied for any other."""
         ...
 
+    def knows(self, target: WorkerTarget) -> bool: ...
+
 
 class PrefillLink:
     def __init__(self, channels: Channels, registered: Registered) -> None:
@@ -49,6 +51,10 @@ class PrefillLink:
     @property
     def open_channels(self) -> int:
         return len(self._channels)
+
+    def knows(self, target: WorkerTarget) -> bool:
+        """See `decode_svc.prefills.PrefillCalls`."""
+        return self._registered.knows(target)
 
     async def close(self) -> None:
         """End every call."""

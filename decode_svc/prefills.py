@@ -32,6 +32,8 @@ class _RemotePrompt:
     target: WorkerTarget
     # Set once the landing is open.
     call: asyncio.Task[PrefillLost | None] | None = None
+    # At the last look the registry had its worker, which may come to it a moment after the prompt.
+    known: bool = False
 
 
 class PrefillCalls(Protocol):
@@ -44,6 +46,10 @@ class PrefillCalls(Protocol):
 
         Raises MeshError if the worker refuses or is lost. Closing the generator cancels the call.
         """
+        ...
+
+    def knows(self, target: WorkerTarget) -> bool:
+        """Whether a scheduler has listed that worker within a lease."""
         ...
 
 
@@ -86,6 +92,16 @@ class Prefills:
         assert prompt.call is None
         prompt.call = asyncio.create_task(self._run(prompt.target, prompt.submission, opened))
         prompt.call.add_done_callback(lambda call: self._end(opened.key, call))
+
+    def on_tick(self) -> None:
+        """End calls to workers that were lost without a word: a proxy between here and there answers our pings."""
+        for key, prompt in list(self._prompts.items()):
+            if prompt.call is None:
+                continue
+            known, prompt.known = prompt.known, self._calls.knows(prompt.target)
+            if known and not prompt.known and not prompt.call.done():
+                self.drop(key)
+                self._on_lost(key, prefill_lost(prompt.target, "no scheduler has listed it for a lease"))
 
     def drop(self, key: int) -> None:
         """End the call of this prompt, if there is one: its request has ended."""

@@ -39,12 +39,13 @@ class RegisteredPrefills:
         """Raises PermissionDenied if that is no registered worker at its endpoint, nor becomes one in a moment."""
         try:
             async with asyncio.timeout(NEWS_SECONDS):
-                while not self._knows(target):
+                while not self.knows(target):
                     await self._changed.wait()
         except TimeoutError:
             raise PermissionDenied(f"the scheduler knows no prefill worker of that id at {target.endpoint}") from None
 
-    def _knows(self, target: WorkerTarget) -> bool:
+    def knows(self, target: WorkerTarget) -> bool:
+        """Whether that is a registered worker at its endpoint, or was one less than a lease ago."""
         listed = [each[target.worker_id] for each in self._listed.values() if target.worker_id in each]
         if listed:
             return target.endpoint in listed

@@ -106,6 +106,7 @@ class DecodeWorker:
     def on_tick(self) -> None:
         sessions = self.sessions
         sessions.expire()
+        self.prefills.on_tick()
         metrics.DECODE_LIVE_REQUESTS.set(sessions.live_requests)
         metrics.DECODE_UNACKNOWLEDGED.set(sessions.kept_requests - sessions.live_requests)
         metrics.DECODE_GATEWAYS.set(sessions.attached_gateways)

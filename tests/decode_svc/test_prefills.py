@@ -10,8 +10,10 @@ from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from decode_svc import prefill_link, wire
+from decode_svc.prefill_link import PrefillLink
 from engine.protocol.messages import LandingOpened, Output, Refusal
 from mesh.blocks import BLOCK_TOKENS
+from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.domain.outputs import Logprobs
 from mesh.domain.requests import Submission
@@ -31,6 +33,7 @@ from mesh.ports import free_port
 from mesh.server import MeshServer, Registration
 from prefill_svc.__main__ import SERVICE
 from tests.support.decode_server import (
+    AnyTarget,
     GatewayClient,
     RunningWorker,
     decode_without_rank,
@@ -358,6 +361,27 @@ async def test_the_deadline_of_a_request_ends_its_call() -> None:
         request = await gateway.ended(1)
         assert isinstance(request.error, DeadlineExceeded)
         await eventually(lambda: all(call.cancelled for call in prefill.calls))
+
+
+async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None:
+    before, registered = ended("cancelled"), AnyTarget()
+    registered.forgets = True
+    async with (
+        decode_without_rank(prefill_link=PrefillLink(Channels(), registered)) as running,
+        fake_prefill() as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        call = await called(running, gateway, prefill)
+        # Its prompt came before the news of it.
+        running.worker.prefills.on_tick()
+        registered.forgets = False
+        running.worker.prefills.on_tick()
+        registered.forgets = True
+        running.worker.prefills.on_tick()
+        await gateway.ended(1)
+        assert "no scheduler has listed it for a lease" in lost(gateway).message
+        await eventually(lambda: call.cancelled)
+    assert ended("cancelled") == before + 1
 
 
 async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:

@@ -50,10 +50,16 @@ def decode_config(**changes: Any) -> DecodeConfig:
 
 
 class AnyTarget:
-    """A registry that knows every prefill worker that a test names."""
+    """A registry that knows every prefill worker that a test names, until it forgets them."""
+
+    def __init__(self) -> None:
+        self.forgets = False
 
     async def check(self, target: WorkerTarget) -> None:
         pass
+
+    def knows(self, target: WorkerTarget) -> bool:
+        return not self.forgets
 
 
 @dataclass
