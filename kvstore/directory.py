@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.held_keys import HeldKeys
-from kvstore.keys import Key, base_key, is_whole, whole_key
+from kvstore.keys import Key, base_key, is_whole, twin_key, whole_key
 from kvstore.oldest import Oldest
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
@@ -55,9 +55,9 @@ class Directory:
         self._children: Counter[Key] = Counter()
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
-        self._oldest = Oldest(total_blocks, self._is_oldest)
+        self._oldest: Oldest[int] = Oldest(self._is_oldest)
         # The order of a tenant's own blocks, for each tenant with a quota.
-        self._own_oldest: dict[Tenant, Oldest] = {}
+        self._own_oldest: dict[Tenant, Oldest[int]] = {}
         self._uses = 0
 
     @property
@@ -122,6 +122,10 @@ class Directory:
     def tenant_of(self, block: int) -> Tenant:
         """Whose a leased block is."""
         return self._tenants[block]
+
+    def parent_of(self, block: int) -> Key | None:
+        """The key before a leased block in its chain; None at the root."""
+        return self._parents[block]
 
     def reserve(self, parent: Key | None, keys: Sequence[Key], tenant: Tenant = b"") -> Reservation | None:
         """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room for
@@ -226,11 +230,11 @@ class Directory:
         key = self._keys[block]
         if key is None or key not in self._stored or self._leases[block]:
             return False
-        return not self._children[base_key(key)] or _twin(key) in self._stored
+        return not self._children[base_key(key)] or twin_key(key) in self._stored
 
     def _add_twin(self, key: Key) -> None:
         """The block is stored the other way too: that one may give way now, though others follow it."""
-        block = self._stored.get(_twin(key))
+        block = self._stored.get(twin_key(key))
         if block is not None:
             self._add_evictable(block)
 
@@ -239,11 +243,10 @@ class Directory:
             return
         self._oldest.add(self._last_used[block], block)
         tenant = self._tenants[block]
-        quota = self._quotas.of(tenant)
-        if quota is None:
+        if self._quotas.of(tenant) is None:
             return
         if tenant not in self._own_oldest:
-            self._own_oldest[tenant] = Oldest(quota, self._is_oldest)
+            self._own_oldest[tenant] = Oldest(self._is_oldest)
         self._own_oldest[tenant].add(self._last_used[block], block)
 
     def _clear(self, block: int) -> None:
@@ -266,8 +269,3 @@ class Directory:
                 block = self._stored.get(key)
                 if block is not None:
                     self._add_evictable(block)
-
-
-def _twin(key: Key) -> Key:
-    """The key of the same block with draft layers if this is one without them, and the reverse."""
-    return base_key(key) if is_whole(key) else whole_key(key)

@@ -43,5 +43,10 @@ def is_whole(key: Key) -> bool:
     return len(key) > _BASE_BYTES
 
 
+def twin_key(key: Key) -> Key:
+    """The key of the same block with draft layers if this is one without them, and the reverse."""
+    return base_key(key) if is_whole(key) else whole_key(key)
+
+
 def keys_of(digest: bytes, hashes: Iterable[bytes]) -> list[Key]:
     return [digest + block_hash for block_hash in hashes]

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from kvstore.disk.content import Content
 from kvstore.keys import Key
 from kvstore.quotas import Tenant
 from kvstore.store_memory import ALIGNMENT
@@ -68,6 +69,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     mac: BlockMac | None
     # Files of the version before have none.
     tenant: Tenant = b""
+    # The same; nor is there one at the root.
+    parent: Key | None = None
 
 
 class BlockFile:
@@ -101,8 +104,9 @@ class BlockFile:
     def close(self) -> None:
         os.close(self._file)
 
-    def write(self, slot: int, key: Key, block: memoryview, mac: BlockMac | None, tenant: Tenant = b"") -> None:
-        header = _Header(self._file_id, key, xxhash.xxh3_128_digest(block), mac, tenant)
+    def write(self, slot: int, content: Content, block: memoryview, mac: BlockMac | None) -> None:
+        checksum = xxhash.xxh3_128_digest(block)
+        header = _Header(self._file_id, content.key, checksum, mac, content.tenant, content.parent)
         with self._buffer() as page:
             _put(page, header)
             _whole(os.pwritev(self._file, [page, block], self._offset(slot)), len(page) + len(block))
@@ -119,12 +123,12 @@ class BlockFile:
             raise DamagedBlock
         return header.mac
 
-    def content_of(self, slot: int) -> tuple[Key, Tenant] | None:
-        """What is said to be in a slot, and whose; `read` shows whether it is."""
+    def content_of(self, slot: int) -> Content | None:
+        """What is said to be in a slot; `read` shows whether it is."""
         with self._buffer() as page:
             _whole(os.preadv(self._file, [page], self._offset(slot)), self._header_bytes)
             header = self._header(page)
-        return None if header is None else (header.key, header.tenant)
+        return None if header is None else Content(header.key, header.tenant, header.parent)
 
     def _header(self, page: memoryview) -> _Header | None:
         header = _get(page, _Header)

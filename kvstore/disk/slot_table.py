@@ -1,12 +1,14 @@
 """Which slot of the file has which key, and which gives way."""
 
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvstore.disk.content import Content
 from kvstore.held_keys import HeldKeys
-from kvstore.keys import Key, base_key, whole_key
+from kvstore.keys import Key, base_key, twin_key, whole_key
+from kvstore.oldest import Oldest
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
 
@@ -14,12 +16,15 @@ from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 class _Kept:
     slot: int
     tenant: Tenant
+    parent: Key | None
+    last_used: int
     readers: int = 0
 
 
 class SlotTable:
-    """Thread-safe. A slot is blank, being written, or has a key; the least recently used one gives way, unless somebody
-    reads it. A tenant that has its quota makes room by its own.
+    """Thread-safe. A slot is blank, being written, or has a key. The least recently used one gives way, but never while
+    somebody reads it, and never before a later block of its chain: without its predecessor no lookup would find that
+    one. A tenant that has its quota makes room by its own.
     """
 
     def __init__(self, held: HeldKeys, quotas: Quotas = NO_QUOTAS) -> None:
@@ -28,15 +33,17 @@ class SlotTable:
         self._held = held
         self._quotas = quotas
         self._lock = threading.Lock()
-        # Least recently used first.
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
-        # The same order, of each tenant.
-        self._own: dict[Tenant, OrderedDict[Key, None]] = {}
-        # With its tenant.
-        self._writing: dict[Key, Tenant] = {}
+        self._kept: dict[Key, _Kept] = {}
+        self._writing: dict[Key, Content] = {}
         # Kept or being written, by tenant.
         self._used: Counter[Tenant] = Counter()
+        # How many of them directly follow a key of base layers.
+        self._children: Counter[Key] = Counter()
         self._blank: list[int] = []
+        self._oldest: Oldest[Key] = Oldest(self._is_oldest)
+        # The order of a tenant's own, for each tenant with a quota.
+        self._own_oldest: dict[Tenant, Oldest[Key]] = {}
+        self._uses = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -47,17 +54,15 @@ class SlotTable:
         with self._lock:
             return dict(self._used)
 
-    def found(self, slot: int, key: Key | None, tenant: Tenant = b"") -> None:
+    def found(self, slot: int, content: Content | None) -> None:
         """A slot as the file has it when it is opened."""
         with self._lock:
-            if key is None or key in self._kept or key in self._writing or self._has_its_quota(tenant):
+            if content is None or self._has(content.key) or self._has_its_quota(content.tenant):
                 self._blank.append(slot)
             else:
-                self._used[tenant] += 1
-                self._keep(key, slot, tenant)
+                self._take(content)
                 # It was last used before all that is in use now.
-                self._kept.move_to_end(key, last=False)
-                self._own[tenant].move_to_end(key, last=False)
+                self._keep(content, slot, last_used=0)
 
     def known(self, keys: Sequence[Key]) -> list[Key]:
         """The leading keys of base layers that have slots; in their place those with draft layers, where these have."""
@@ -73,7 +78,7 @@ class SlotTable:
     def has(self, key: Key) -> bool:
         """Whether it has a slot, or is being written to one."""
         with self._lock:
-            return key in self._kept or key in self._writing
+            return self._has(key)
 
     def tenant_of(self, key: Key) -> Tenant:
         """Whose it is; nobody's if it has no slot any more."""
@@ -88,8 +93,7 @@ class SlotTable:
             if kept is None:
                 return None
             kept.readers += 1
-            self._kept.move_to_end(key)
-            self._own[kept.tenant].move_to_end(key)
+            kept.last_used = self._next_use()
             return kept.slot
 
     def end_read(self, key: Key, damaged: bool = False) -> None:
@@ -100,34 +104,45 @@ class SlotTable:
             kept.readers -= 1
             if damaged:
                 self._drop(key)
+            else:
+                self._add_evictable(key)
 
-    def begin_write(self, key: Key, tenant: Tenant = b"") -> int | None:
+    def begin_write(self, content: Content) -> int | None:
         """A slot to write it to; None if it has one, or if there is none to give to this tenant."""
         with self._lock:
-            if key in self._kept or key in self._writing or not self._make_room(tenant):
+            if self._has(content.key):
                 return None
-            self._writing[key] = tenant
-            self._used[tenant] += 1
+            # Counted first, so that no block makes room for the one that follows it.
+            self._take(content)
+            if not self._make_room(content.tenant):
+                self._give_up(content.tenant, content.parent)
+                return None
+            self._writing[content.key] = content
             return self._blank.pop()
 
     def end_write(self, key: Key, slot: int, written: bool) -> None:
         with self._lock:
-            tenant = self._writing.pop(key)
+            content = self._writing.pop(key)
             if written:
-                self._keep(key, slot, tenant)
+                self._keep(content, slot, self._next_use())
             else:
                 self._blank.append(slot)
-                self._gave_up(tenant)
+                self._give_up(content.tenant, content.parent)
+
+    def _has(self, key: Key) -> bool:
+        return key in self._kept or key in self._writing
 
     def _make_room(self, tenant: Tenant) -> bool:
-        """Whether there is a blank slot for this tenant now."""
-        has_quota = self._has_its_quota(tenant)
-        if not has_quota and self._blank:
+        """Whether there is a blank slot now for this tenant's block, which is counted already."""
+        quota = self._quotas.of(tenant)
+        over_quota = quota is not None and self._used[tenant] > quota
+        if not over_quota and self._blank:
             return True
-        gives_way = self._unread(self._own.get(tenant, ()) if has_quota else self._kept)
+        oldest = self._own_oldest.get(tenant) if over_quota else self._oldest
+        gives_way = None if oldest is None else oldest.pop()
         if gives_way is None:
             return False
-        if has_quota:
+        if over_quota:
             self.evicted_by_quota[tenant] += 1
         self._drop(gives_way)
         return True
@@ -136,23 +151,56 @@ class SlotTable:
         quota = self._quotas.of(tenant)
         return quota is not None and self._used[tenant] >= quota
 
-    def _unread(self, oldest_first: Iterable[Key]) -> Key | None:
-        return next((key for key in oldest_first if not self._kept[key].readers), None)
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
 
-    def _keep(self, key: Key, slot: int, tenant: Tenant) -> None:
-        self._kept[key] = _Kept(slot, tenant)
-        self._own.setdefault(tenant, OrderedDict())[key] = None
+    def _is_oldest(self, last_used: int, key: Key) -> bool:
+        kept = self._kept.get(key)
+        return kept is not None and kept.last_used == last_used and self._may_give_way(key, kept)
+
+    def _may_give_way(self, key: Key, kept: _Kept) -> bool:
+        return not kept.readers and (not self._children[base_key(key)] or twin_key(key) in self._kept)
+
+    def _add_evictable(self, key: Key) -> None:
+        kept = self._kept.get(key)
+        if kept is None or not self._may_give_way(key, kept):
+            return
+        self._oldest.add(kept.last_used, key)
+        if self._quotas.of(kept.tenant) is not None:
+            if kept.tenant not in self._own_oldest:
+                self._own_oldest[kept.tenant] = Oldest(self._is_oldest)
+            self._own_oldest[kept.tenant].add(kept.last_used, key)
+
+    def _take(self, content: Content) -> None:
+        """One more slot is this tenant's, for a block behind that parent."""
+        self._used[content.tenant] += 1
+        if content.parent is not None:
+            self._children[content.parent] += 1
+
+    def _keep(self, content: Content, slot: int, last_used: int) -> None:
+        key = content.key
+        self._kept[key] = _Kept(slot, content.tenant, content.parent, last_used)
         self._held.gained(base_key(key))
+        self._add_evictable(key)
+        self._add_evictable(twin_key(key))
 
     def _drop(self, key: Key) -> None:
         kept = self._kept.pop(key)
         self._blank.append(kept.slot)
-        del self._own[kept.tenant][key]
-        self._gave_up(kept.tenant)
+        self._give_up(kept.tenant, kept.parent)
         self._held.lost(base_key(key))
 
-    def _gave_up(self, tenant: Tenant) -> None:
+    def _give_up(self, tenant: Tenant, parent: Key | None) -> None:
+        """The reverse of `_take`."""
         self._used[tenant] -= 1
         if not self._used[tenant]:
             del self._used[tenant]
-            self._own.pop(tenant, None)
+            self._own_oldest.pop(tenant, None)
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            self._add_evictable(parent)
+            self._add_evictable(whole_key(parent))

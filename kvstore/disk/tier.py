@@ -17,6 +17,7 @@ from urllib.parse import quote
 from kvstore.config import DiskConfig
 from kvstore.directory import Directory
 from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
+from kvstore.disk.content import Content
 from kvstore.disk.reuse import Reuse
 from kvstore.disk.slot_table import SlotTable
 from kvstore.keys import Key
@@ -181,19 +182,19 @@ class DiskTier:
             for slot in range(file.slots):
                 if self._closing:
                     return
-                self._table.found(slot, *self._content_of(file, slot))
+                self._table.found(slot, self._content_of(file, slot))
                 if slot % RECOVERY_NEWS == RECOVERY_NEWS - 1:
                     self._changed()
         self._changed()
         found = {"file": str(self._path), "blocks": file.slots, "recovered": len(self._table)}
         _log.info("disk tier ready", extra={"fields": found})
 
-    def _content_of(self, file: BlockFile, slot: int) -> tuple[Key | None, Tenant]:
+    def _content_of(self, file: BlockFile, slot: int) -> Content | None:
         try:
-            return file.content_of(slot) or (None, b"")
+            return file.content_of(slot)
         except OSError as error:
             self._failed("read", error)
-            return None, b""
+            return None
 
     def _read(self, promotion: Promotion, index: int) -> None:
         read = False
@@ -272,14 +273,14 @@ class DiskTier:
     def _write_block(self, key: Key, block: int) -> None:
         file, macs = self._file, self._macs
         assert file is not None and macs is not None
-        tenant = self._directory.tenant_of(block)
-        slot = self._table.begin_write(key, tenant)
+        content = Content(key, self._directory.tenant_of(block), self._directory.parent_of(block))
+        slot = self._table.begin_write(content)
         if slot is None:
             return
         written = False
         try:
             with span("kvstore.disk_write"):
-                file.write(slot, key, self._memory.block(block), macs[block], tenant)
+                file.write(slot, content, self._memory.block(block), macs[block])
             written = True
         except OSError as error:
             self._failed("write", error)

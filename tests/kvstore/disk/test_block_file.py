@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
+from kvstore.disk.content import Content
 from kvstore.store_memory import ALIGNMENT, StoreMemory
 from transfer.ticket import BlockMac
 
@@ -40,7 +41,7 @@ def test_what_is_written_is_read_back_with_its_macs(tmp_path: Path) -> None:
     file = open_file(tmp_path)
     assert file.slots == 4
     for slot in range(4):
-        file.write(slot, key_of(slot), block_of(slot), MAC if slot % 2 else None)
+        file.write(slot, Content(key_of(slot)), block_of(slot), MAC if slot % 2 else None)
     for slot in range(4):
         assert read(file, slot, key_of(slot)) == (bytes(block_of(slot)), MAC if slot % 2 else None)
     file.close()
@@ -53,8 +54,8 @@ def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path
     memory.block(1)[:] = drawn[:, 0].tobytes()
     memory.block(3)[:] = drawn[:, 1].tobytes()
     file = open_file(tmp_path, slots=8, block_bytes=6 * piece_bytes)
-    file.write(0, key_of(0), memory.block(1), MAC)
-    file.write(1, key_of(1), memory.block(3), MAC)
+    file.write(0, Content(key_of(0)), memory.block(1), MAC)
+    file.write(1, Content(key_of(1)), memory.block(3), MAC)
     for block, number in ((0, 0), (2, 1)):
         file.read(number, key_of(number), memory.block(block))
         assert memory.block(block) == drawn[:, number].tobytes()
@@ -64,11 +65,12 @@ def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path
 
 def test_a_file_that_is_opened_again_says_what_is_in_it(tmp_path: Path) -> None:
     file = open_file(tmp_path)
-    file.write(1, key_of(1), block_of(1), None)
-    file.write(2, key_of(2), block_of(2), MAC, b"tenant")
+    first, second = Content(key_of(1)), Content(key_of(2), b"tenant", key_of(1))
+    file.write(1, first, block_of(1), None)
+    file.write(2, second, block_of(2), MAC)
     file.close()
     again = open_file(tmp_path)
-    assert [again.content_of(slot) for slot in range(4)] == [None, (key_of(1), b""), (key_of(2), b"tenant"), None]
+    assert [again.content_of(slot) for slot in range(4)] == [None, first, second, None]
     assert read(again, 2, key_of(2)) == (bytes(block_of(2)), MAC)
     again.close()
 
@@ -76,7 +78,7 @@ def test_a_file_that_is_opened_again_says_what_is_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"layers": 4}, {"block_bytes": 9001}])
 def test_a_file_of_blocks_of_another_shape_is_begun_anew(tmp_path: Path, changes: dict[str, int]) -> None:
     file = open_file(tmp_path)
-    file.write(0, key_of(0), block_of(0), MAC)
+    file.write(0, Content(key_of(0)), block_of(0), MAC)
     file.close()
     for shape in (changes, {}):
         other = open_file(tmp_path, **shape)
@@ -95,7 +97,7 @@ def test_a_file_that_does_not_fit_takes_no_more_than_before(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     file = open_file(tmp_path, slots=2)
-    file.write(1, key_of(1), block_of(1), MAC)
+    file.write(1, Content(key_of(1)), block_of(1), MAC)
     file.close()
     monkeypatch.setattr(os, "posix_fallocate", allocate_what_there_is)
     with pytest.raises(OSError, match="No space"):
@@ -103,7 +105,7 @@ def test_a_file_that_does_not_fit_takes_no_more_than_before(tmp_path: Path, monk
     monkeypatch.undo()
     assert (tmp_path / "store.kv").stat().st_size == ALIGNMENT + 2 * SLOT_BYTES
     again = open_file(tmp_path, slots=2)
-    assert again.content_of(1) == (key_of(1), b"")
+    assert again.content_of(1) == Content(key_of(1))
     again.close()
 
 
@@ -117,7 +119,7 @@ def test_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
 
 def test_a_block_is_not_read_as_another(tmp_path: Path) -> None:
     file = open_file(tmp_path)
-    file.write(0, key_of(0), block_of(0), MAC)
+    file.write(0, Content(key_of(0)), block_of(0), MAC)
     with pytest.raises(DamagedBlock):
         read(file, 0, key_of(1))
     with pytest.raises(DamagedBlock):
@@ -129,9 +131,9 @@ def test_a_write_that_was_cut_short_leaves_no_block(tmp_path: Path) -> None:
     """Of a slot that had another block before, every page may be the new one or the old one."""
     for torn in range(1, 15):
         file = open_file(tmp_path)
-        file.write(1, key_of(1), block_of(1), MAC)
+        file.write(1, Content(key_of(1)), block_of(1), MAC)
         old = (tmp_path / "store.kv").read_bytes()
-        file.write(1, key_of(2), block_of(2), MAC)
+        file.write(1, Content(key_of(2)), block_of(2), MAC)
         file.close()
         raw = os.open(tmp_path / "store.kv", os.O_RDWR)
         for page in range(4):
@@ -152,7 +154,7 @@ def test_a_bit_that_flips_on_the_medium_is_noticed(
 ) -> None:
     directory = tmp_path_factory.mktemp("disk")
     file = open_file(directory, slots=1)
-    file.write(0, key_of(0), block_of(0), MAC)
+    file.write(0, Content(key_of(0)), block_of(0), MAC)
     file.close()
     raw, offset = os.open(directory / "store.kv", os.O_RDWR), 2 * ALIGNMENT + byte
     before = os.pread(raw, 1, offset)

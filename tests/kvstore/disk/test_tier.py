@@ -136,6 +136,8 @@ async def test_a_tenants_blocks_take_no_more_of_the_disk_than_its_quota_after_a_
         await it.until_on_disk(18)
         # Its tenant's blocks in memory are as few as its quota allows.
         assert await it.fetch(FIRST) == 4
+        # This chain gave way to the other from its end.
+        assert await it.fetch(SECOND) == 2
 
 
 async def test_what_comes_while_the_file_is_opened_is_written_afterwards(
