@@ -50,6 +50,8 @@ class Directory:
         self._leases = [0] * total_blocks
         self._last_used = [0] * total_blocks
         self._stored: dict[Key, int] = {}
+        # How many of them have draft layers; without any, nothing need be looked up twice.
+        self._stored_whole = 0
         self._landing: dict[Key, int] = {}
         # How many stored or landing blocks directly follow a key of base layers.
         self._children: Counter[Key] = Counter()
@@ -160,6 +162,7 @@ class Directory:
                 key = self._keys[block]
                 assert key is not None and self._landing.get(key) == block
                 self._stored[key] = self._landing.pop(key)
+                self._stored_whole += is_whole(key)
                 self._last_used[block] = self._uses
                 self._leases[block] += leased
                 self.held.gained(base_key(key))
@@ -179,7 +182,7 @@ class Directory:
                 self._blank.append(block)
 
     def _find(self, key: Key) -> int | None:
-        block = self._stored.get(whole_key(key))
+        block = self._stored.get(whole_key(key)) if self._stored_whole else None
         return self._stored.get(key) if block is None else block
 
     def _is_coming(self, key: Key) -> bool:
@@ -218,6 +221,7 @@ class Directory:
         key = self._keys[block]
         assert key is not None
         del self._stored[key]
+        self._stored_whole -= is_whole(key)
         self.held.lost(base_key(key))
         self._clear(block)
         self.evicted_blocks += 1
@@ -228,9 +232,11 @@ class Directory:
 
     def _is_evictable(self, block: int) -> bool:
         key = self._keys[block]
-        if key is None or key not in self._stored or self._leases[block]:
+        if key is None or self._leases[block] or key not in self._stored:
             return False
-        return not self._children[base_key(key)] or twin_key(key) in self._stored
+        if base_key(key) not in self._children:
+            return True
+        return self._stored_whole > 0 and twin_key(key) in self._stored
 
     def _add_twin(self, key: Key) -> None:
         """The block is stored the other way too: that one may give way now, though others follow it."""
