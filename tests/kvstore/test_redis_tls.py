@@ -87,6 +87,8 @@ async def test_stores_with_a_certificate_and_a_user_share_an_index(server: Serve
 
 async def until_found(index: RedisIndex, blocks: int) -> None:
     for _ in range(1500):
+        # It asks those stores that had a lease at its last renewal.
+        await index.renew()
         if await index.match(KEYS) == Location("a", "1", blocks):
             return
         await asyncio.sleep(0.02)
