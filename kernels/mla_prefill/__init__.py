@@ -25,9 +25,9 @@ def mla_prefill(
     if not query.is_cuda:
         return reference.mla_prefill(query, key, value, plan, scale)
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.mla_prefill import bf16, triton
+    from kernels.mla_prefill import bf16, hopper_inputs, triton
 
-    if bf16.takes(query, key, value):
+    if hopper_inputs.takes(query, key, value):
         return bf16.mla_prefill(query, key, value, plan, scale)
     return triton.mla_prefill(query, key, value, plan, scale)
 

@@ -1,94 +1,42 @@
 """Our attention over prompts of bf16 on Hopper: `cuda/bf16_prefill.cu`."""
 
 import ctypes
-import math
 from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper
+from kernels.mla_prefill.hopper_inputs import THREADS, Inputs, blocks_of_launch, empty_results, prepare_inputs
 from kernels.mla_prefill.plan import PrefillPlan
-from kernels.mla_prefill.tiles import KEYS, QUERIES
-from kernels.nvrtc import encode_rows, load_kernel
+from kernels.mla_prefill.tiles import KEYS
+from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "bf16_prefill.cu"
-WIDTH, VALUE, THREADS = 192, 128, 384
-BOX_BYTES = 128
-# What the keys and values of the heads that are attended to at the same time may take of the second-level cache.
-CACHED_BYTES = 32 << 20
 
 
 class Arguments(ctypes.Structure):
     """`Arguments` of the source."""
 
     _fields_ = (
-        ("query_boxes", ctypes.c_uint64 * 16),
-        ("key_boxes", ctypes.c_uint64 * 16),
-        ("value_boxes", ctypes.c_uint64 * 16),
+        ("inputs", Inputs),
         ("tiles", ctypes.c_void_p),
-        ("taken", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("log_sums", ctypes.c_void_p),
-        ("tile_count", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("total_queries", ctypes.c_int),
-        ("heads_together", ctypes.c_int),
         ("causal", ctypes.c_int),
-        ("query_head", ctypes.c_int),
-        ("key_head", ctypes.c_int),
-        ("value_head", ctypes.c_int),
-        ("scale_log2", ctypes.c_float),
         # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 60),
+        ("padding", ctypes.c_byte * 52),
     )
-
-
-def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether this kernel computes it: DeepSeek's widths on Hopper, in rows that the copy engine can read."""
-    return (
-        query.dtype == torch.bfloat16
-        and (query.shape[2], value.shape[2]) == (WIDTH, VALUE)
-        and is_hopper(query.device)
-        and all(_has_rows(part) for part in (query, key, value))
-    )
-
-
-def _has_rows(part: torch.Tensor) -> bool:
-    """Whether all heads of a row lie within it, and rows and heads begin at multiples of 16 bytes."""
-    row, head, _ = part.stride()
-    aligned = part.data_ptr() % 16 == 0 and row % 8 == 0 and head % 8 == 0
-    return aligned and row >= (part.shape[1] - 1) * head + part.shape[2]
 
 
 def mla_prefill(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    queries, heads, _ = query.shape
-    device = query.device
-    out = torch.empty(queries, heads, VALUE, dtype=query.dtype, device=device)
-    log_sums = torch.empty(heads, queries, dtype=torch.float32, device=device)
-    if not queries:
-        return out, log_sums
+    results = empty_results(query)
+    if not query.shape[0]:
+        return results
     assert plan.tiles is not None
-    taken = torch.zeros(1, dtype=torch.int32, device=device)
-    tile_count = plan.tiles.shape[0]
-    arguments = Arguments(
-        _boxes(query, QUERIES // 2), _boxes(key, KEYS), _boxes(value, KEYS),
-        plan.tiles.data_ptr(), taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
-        tile_count, heads, queries, _heads_together(plan.keys, heads), plan.causal,
-        *(part.stride(1) * part.element_size() for part in (query, key, value)), scale * math.log2(math.e),
-    )  # fmt: skip
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    kernel = load_kernel(SOURCE, "attend_prompts", device.index or 0)
-    kernel.launch((min(tile_count * heads, processors), 1, 1), THREADS, arguments)
-    return out, log_sums
-
-
-def _boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """The tensor map of rows of all heads, for boxes of 64 channels of one head."""
-    row_bytes = part.stride(0) * part.element_size()
-    return encode_rows(part.data_ptr(), rows=part.shape[0], row_bytes=row_bytes, box_rows=rows, box_bytes=BOX_BYTES)
-
-
-def _heads_together(keys: int, heads: int) -> int:
-    return min(max(CACHED_BYTES // (keys * (WIDTH + VALUE) * 2), 1), heads)
+    taken = torch.zeros(1, dtype=torch.int32, device=query.device)
+    inputs = prepare_inputs(
+        query, key, value, results, taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
+    )
+    kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
+    arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)
+    kernel.launch((blocks_of_launch(inputs, query.device), 1, 1), THREADS, arguments)
+    return results

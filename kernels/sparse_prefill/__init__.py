@@ -53,11 +53,15 @@ def sparse_prefill(
     assert query.dtype == key.dtype == value.dtype and selection.heads == query.shape[1]
     assert first_key % BLOCK_KEYS == 0
     assert first_key + key.shape[0] <= selection.blocks * BLOCK_KEYS
-    blocks = kept_blocks(selection, query.shape[0], key.shape[0], first_query=first_query, first_key=first_key)
-    arguments = query, key, value, blocks, first_query - first_key, scale
+    spans = query.shape[0], key.shape[0]
+    offset = first_query - first_key
     if not query.is_cuda:
-        return reference.sparse_prefill(*arguments)
-    # Imported here: a machine without a GPU may lack Triton.
-    from kernels.sparse_prefill import triton
+        kept = kept_blocks(selection, *spans, first_query=first_query, first_key=first_key)
+        return reference.sparse_prefill(query, key, value, kept, offset, scale)
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+    from kernels.mla_prefill.hopper_inputs import takes
+    from kernels.sparse_prefill import bf16, triton, triton_blocks
 
-    return triton.sparse_prefill(*arguments)
+    lists = triton_blocks.list_blocks(selection, *spans, first_query=first_query, first_key=first_key)
+    attend = bf16.sparse_prefill if takes(query, key, value) else triton.sparse_prefill
+    return attend(query, key, value, lists, offset, scale)

@@ -9,10 +9,11 @@ import triton.language as tl
 from kernels.mla_prefill.triton import attend_to_block
 from kernels.sparse_prefill.blocks import TILE_QUERIES
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
+from kernels.sparse_prefill.triton_blocks import BlockLists
 
 
-# A program attends with 128 queries of one head to the blocks of 64 keys in its list: first those that all its queries
-# see, then the others, with a mask. Programs of later queries, which tend to have more blocks, start first.
+# A program attends with 128 queries of one head to the blocks of 64 keys in its list: first, with a mask, those that
+# not all its queries see whole, then the others. Programs of later queries, which tend to have more, start first.
 # 2 * (key width + value width) FLOPs a score. Programs of a head share most blocks, which come from the cache.
 @triton.jit(do_not_specialize=["queries", "keys", "offset", "tiles", "blocks"])
 def _attend(
@@ -37,16 +38,16 @@ def _attend(
     last_key = offset + own
     place = (head * tiles + tile).to(tl.int64)
     lists += place * blocks
-    unmasked, count = tl.load(counts + place * 2), tl.load(counts + place * 2 + 1)
-    for index in range(unmasked):
+    masked, count = tl.load(counts + place * 2), tl.load(counts + place * 2 + 1)
+    for index in range(masked):
         largest, total, sum_values = attend_to_block(
-            query_first, query_rest, key, value, key_row, value_row, tl.load(lists + index) * KEYS, keys, last_key,
-            first, rest, column, scale, largest, total, sum_values, False, WIDTH, VALUE, KEYS,
+            query_first, query_rest, key, value, key_row, value_row, tl.load(lists + index).to(tl.int32) * KEYS, keys,
+            last_key, first, rest, column, scale, largest, total, sum_values, True, WIDTH, VALUE, KEYS,
         )  # fmt: skip
-    for index in range(unmasked, count):
+    for index in range(masked, count):
         largest, total, sum_values = attend_to_block(
-            query_first, query_rest, key, value, key_row, value_row, tl.load(lists + index) * KEYS, keys, last_key,
-            first, rest, column, scale, largest, total, sum_values, True, WIDTH, VALUE, KEYS,
+            query_first, query_rest, key, value, key_row, value_row, tl.load(lists + index).to(tl.int32) * KEYS, keys,
+            last_key, first, rest, column, scale, largest, total, sum_values, False, WIDTH, VALUE, KEYS,
         )  # fmt: skip
     # A query that saw no key has zeros.
     some = total > 0
@@ -61,7 +62,7 @@ def _attend(
 
 
 def sparse_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: torch.Tensor, offset: int, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: BlockLists, offset: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     queries, heads, width = query.shape
     keys, value_width, device = key.shape[0], value.shape[2], query.device
@@ -69,13 +70,12 @@ def sparse_prefill(
     log_sums = torch.empty(heads, queries, dtype=torch.float32, device=device)
     if not queries:
         return out, log_sums
-    lists, counts = _lists(kept, offset, keys)
-    tiles, blocks = kept.shape[1:]
+    tiles, blocks = kept.lists.shape[1:]
     # Tiles of tl.dot are powers of two: a width of 192 is split into 128 and 64.
     first = max(1 << (width.bit_length() - 1), 16)
     rest = max(triton.next_power_of_2(max(width - first, 1)), 16)
     _attend[(tiles, heads)](
-        query, key, value, out, log_sums, lists, counts,
+        query, key, value, out, log_sums, kept.lists, kept.counts,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         out.stride(0), out.stride(1), queries, keys, offset, tiles, blocks, scale * math.log2(math.e),
         width, first, rest, value_width, max(triton.next_power_of_2(value_width), 16), TILE_QUERIES, BLOCK_KEYS,
@@ -83,19 +83,3 @@ def sparse_prefill(
         num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
     )  # fmt: skip
     return out, log_sums
-
-
-def _lists(kept: torch.Tensor, offset: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[heads, tiles, blocks] int32: the kept blocks in order, then any; [heads, tiles, 2] int32: how many of them all
-    queries of the tile see whole, which come first, and how many there are.
-    """
-    tiles, blocks = kept.shape[1:]
-    place = kept.cumsum(2, dtype=torch.int32) - 1
-    lists = torch.empty(kept.shape[0], tiles, blocks + 1, dtype=torch.int32, device=kept.device)
-    index = torch.arange(blocks, dtype=torch.int32, device=kept.device)
-    # What is not kept goes to a place behind the list.
-    lists.scatter_(2, place.masked_fill(~kept, blocks).long(), index.expand_as(kept))
-    end = (index + 1) * BLOCK_KEYS
-    first = offset + TILE_QUERIES * torch.arange(tiles, device=kept.device).unsqueeze(1)
-    whole = kept & (end <= first + 1) & (end <= keys)
-    return lists[:, :, :blocks].contiguous(), torch.stack([whole.sum(2), kept.sum(2)], dim=2).int()

@@ -100,7 +100,7 @@ def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -
     code = compile_with_launchers(source, folder).code
     kernels = set(re.findall(rb"\.text\.(\w+)", code))
     stating = {kernel for kernel in kernels if kernel + b"_shared_bytes" in code}
-    assert kernels and stating == (kernels if "extern __shared__" in source.read_text() else set())
+    assert kernels and stating == (kernels if "extern __shared__" in with_includes(source) else set())
 
 
 def test_compiling_leaves_the_interpreters_bytes_alone(source: Path, folder: Path) -> None:

@@ -103,10 +103,10 @@ def test_random_prompts_and_prefixes_are_attended_to(seed: int, poisoned: None) 
 @hopper
 @pytest.mark.gpu
 def test_more_keys_than_the_cache_holds_are_attended_to_in_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.mla_prefill import bf16
+    from kernels.mla_prefill import hopper_inputs
 
     # Two heads at a time, and one in the last group.
-    monkeypatch.setattr(bf16, "CACHED_BYTES", 2 * 600 * (WIDTH + VALUE) * 2)
+    monkeypatch.setattr(hopper_inputs, "CACHED_BYTES", 2 * 600 * (WIDTH + VALUE) * 2)
     case = Case(plan_prefill([300, 200], [400, 200], DEVICE), 7, WIDTH, VALUE)
     assert case.error(*case.attend()) < 0.01
 

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -12,8 +12,10 @@ from kernels.sparse_prefill import (
     reference,
     select_lines,
     sparse_prefill,
+    triton_blocks,
 )
 from kernels.sparse_prefill import triton as triton_sparse
+from kernels.sparse_prefill.triton_blocks import list_blocks
 
 CPU = torch.device("cpu")
 SCALE = 0.3
@@ -169,23 +171,49 @@ def test_log_sums_of_some_queries_are_those_of_dense_attention() -> None:
     assert torch.allclose(found, expected[:, chosen], atol=1e-5)
 
 
+# Queries, keys, the first key: the last sees none of the keys with some queries, some, and all.
+PARTS = [(1, 1, 0), (70, 135, 0), (129, 129, 0), (200, 330, 0), (130, 192, 64), (200, 64, 192)]
+
+
+def selection_on(device: torch.device, keys: int, heads: int = HEADS) -> Selection:
+    columns, slashes = torch.rand(2, heads, -(-keys // 64)) < 0.3
+    return Selection(columns.to(device), slashes.to(device))
+
+
+@pytest.mark.parametrize(("queries", "keys", "first_key"), [(0, 0, 0), *PARTS, (300, 1800, 64)])
+def test_lists_have_the_kept_blocks_from_the_last_on(
+    queries: int, keys: int, first_key: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, poisoned: None
+) -> None:
+    monkeypatch.setattr(triton_blocks, "TOGETHER", 16)
+    first_query = max(first_key + keys - queries, 0)
+    spans = {"first_query": first_query, "first_key": first_key}
+    selected = selection_on(device, max(first_key + keys, 1))
+    kept = kept_blocks(selected, queries, keys, **spans)
+    lists, counts = list_blocks(selected, queries, keys, **spans)
+    assert lists.shape == kept.shape
+    for head, tile in product(range(HEADS), range(kept.shape[1])):
+        wanted = kept[head, tile].nonzero().flatten().flip(0).tolist()
+        partial, count = counts[head, tile].tolist()
+        assert lists[head, tile, :count].tolist() == wanted
+        first = first_query + 128 * tile - first_key
+        seen_whole = [block for block in wanted if block * 64 + 63 <= first and block * 64 + 64 <= keys]
+        assert wanted[partial:] == seen_whole and partial <= 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("queries", "keys", "first_key"),
-    [(0, 0, 0), (1, 1, 0), (70, 135, 0), (129, 129, 0), (200, 330, 0), (130, 192, 64), (200, 64, 192)],
-)
+@pytest.mark.parametrize(("queries", "keys", "first_key"), [(0, 0, 0), *PARTS])
 def test_triton_attends_as_the_reference_does(
     queries: int, keys: int, first_key: int, dtype: torch.dtype, device: torch.device, poisoned: None
 ) -> None:
-    """The last: queries that see none of the keys, some, and all."""
     query, key, value = (part.to(device, dtype) for part in prompt(queries, keys))
     first_query = max(first_key + keys - queries, 0)
-    selected = random_selection(max(first_key + keys, 1))
-    selected = Selection(selected.columns.to(device), selected.slashes.to(device))
-    kept = kept_blocks(selected, queries, keys, first_query=first_query, first_key=first_key)
+    spans = {"first_query": first_query, "first_key": first_key}
+    selected = selection_on(device, max(first_key + keys, 1))
+    kept = kept_blocks(selected, queries, keys, **spans)
     inputs = query.float(), key.float(), value.float(), kept, first_query - first_key, SCALE
     expected, expected_log_sum = reference.sparse_prefill(*inputs)
-    found, log_sum = triton_sparse.sparse_prefill(query, key, value, kept, first_query - first_key, SCALE)
+    lists = list_blocks(selected, queries, keys, **spans)
+    found, log_sum = triton_sparse.sparse_prefill(query, key, value, lists, first_query - first_key, SCALE)
     assert found.shape == expected.shape and found.dtype == dtype
     bound = 0.01 if dtype == torch.bfloat16 else 1e-5
     assert (found.float() - expected).norm() <= bound * expected.norm()
@@ -193,12 +221,21 @@ def test_triton_attends_as_the_reference_does(
 
 
 @pytest.mark.gpu
-def test_triton_attends_at_deepseeks_shapes(device: torch.device, poisoned: None) -> None:
-    parts = torch.randn(1500, 16, 192), torch.randn(3000, 16, 192), torch.randn(3000, 16, 128)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("queries", "keys", "first_key"), [*PARTS, (1500, 3000, 0), (1100, 2000, 640)])
+def test_deepseeks_shapes_are_attended_to(
+    queries: int, keys: int, first_key: int, seed: int, device: torch.device, poisoned: None
+) -> None:
+    """On Hopper by the kernel in CUDA C++. Each seed has another place for the diagonal, and other blocks."""
+    torch.manual_seed(seed)
+    heads, first_query = 5, max(first_key + keys - queries, 0) + seed * 7
+    parts = torch.randn(queries, heads, 192), torch.randn(keys, heads, 192), torch.randn(keys, heads, 128)
     query, key, value = (part.to(device, torch.bfloat16) for part in parts)
-    selected = select_lines(query[-64:], key, scale=0.1, recall=0.6)
-    kept = kept_blocks(selected, 1500, 3000, first_query=1500, first_key=0)
-    expected, expected_log_sum = reference.sparse_prefill(query.float(), key.float(), value.float(), kept, 1500, 0.1)
-    found, log_sum = sparse_prefill(query, key, value, selected, first_query=1500, first_key=0, scale=0.1)
-    assert (found.float() - expected).norm() < 0.01 * expected.norm()
+    selected = selection_on(device, first_query + queries, heads)
+    spans = {"first_query": first_query, "first_key": first_key}
+    kept = kept_blocks(selected, queries, keys, **spans)
+    inputs = query.float(), key.float(), value.float(), kept, first_query - first_key, 0.1
+    expected, expected_log_sum = reference.sparse_prefill(*inputs)
+    found, log_sum = sparse_prefill(query, key, value, selected, **spans, scale=0.1)
+    assert (found.float() - expected).norm() <= 0.01 * expected.norm()
     assert torch.allclose(log_sum, expected_log_sum, atol=0.01)

@@ -1,57 +1,67 @@
 // Attention over ragged prompts of bf16, for Hopper (sm_90a): keys 192 wide, values 128.
 //
-// Work. A tile is 128 queries of one head of a prompt against all keys that they see, 128 at a time. A CTA fills a
-// multiprocessor and takes one tile after another; tiles with most keys come first, so that all CTAs end at about the same time.
-//
-// Roles in a CTA, as in FlashAttention-3 (Shah et al., 2024): one thread copies queries, keys and values. Two warpgroups have 64
-// queries each. A warpgroup issues a block's scores (S = Q K^T) and then the products of the weights of the block before with its
-// values (O += P V); while O is added to, it takes exponentials. Meanwhile the other warpgroup has the tensor cores. They take no
-// explicit turns: with named barriers it was not faster. Weights stay in registers, and so do queries: read from shared memory
-// for every block, they would be nearly a quarter of the traffic there (8,192 tokens: 657 TFLOP/s, not 736).
-//
-// A block takes 2 * 128 * 128 * (192 + 128) FLOPs, 2,560 cycles of the tensor cores, and 80 KB of keys and values from the
-// second-level cache. A prompt's last keys come first: the diagonal is masked before the loop, and CTAs with different tiles of a
-// head read different blocks at a time. In the other direction they all read the same blocks at once, which takes 7 to 15% longer.
+// A tile is 128 queries of one head of a prompt against all keys that they see, 128 at a time. Tiles with most keys come first.
+// A prompt's last keys come first: the diagonal is masked before the loop, and CTAs with different tiles of a head read
+// different blocks at a time. In the other direction they all read the same blocks at once, which takes 7 to 15% longer.
 // `notes.md` has what was tried.
 
-#include "../../cuda/cluster.cuh"
-#include "../../cuda/registers.cuh"
-#include "consume.cuh"
-#include "produce.cuh"
+#include "attend.cuh"
 
-constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+// Up to 128 queries of a prompt.
+struct Tile {
+  // The first query among the queries of all prompts, and how many there are.
+  int first_query, queries;
+  // The prompt's first key among the keys of all prompts, and how many of its keys the tile's last query sees.
+  int first_key, keys;
+};
 
-__device__ __forceinline__ void init_barriers(Shared& shared) {
-  for (int half = 0; half < CONSUMERS; half++) {
-    init_barrier(&shared.query_full[half], 1);
-    init_barrier(&shared.query_empty[half], WARPGROUP / 32);
+struct Arguments {
+  Inputs inputs;
+  // Those with most keys first.
+  const Tile* tiles;
+  // Whether a query sees one key less than the next query does. If not, all queries of a tile see all of its keys.
+  int causal;
+};
+
+struct Producer : Copier {
+  const Arguments& all;
+
+  // Returns the row of the unit's last step.
+  __device__ __forceinline__ int take(Unit& unit, int index) const {
+    int2 place = head_and_tile(given, index);
+    if (place.y < 0) {
+      unit.queries = unit.steps = 0;
+      return 0;
+    }
+    const int4 tile = *reinterpret_cast<const int4*>(all.tiles + place.y);
+    unit = {tile.x, tile.y, place.x, tile.w, all.causal ? tile.w : NO_BLOCK, (tile.w + KEYS - 1) / KEYS};
+    int last = (unit.steps - 1) * KEYS;
+    unit.blocks[0] = last, unit.blocks[1] = last + BLOCK;
+    unit.blocks[2] = last - KEYS, unit.blocks[3] = last - BLOCK;
+    return tile.z + last;
   }
-  for (int stage = 0; stage < STAGES; stage++) {
-    init_barrier(&shared.key_full[stage], 1);
-    init_barrier(&shared.value_full[stage], 1);
-    init_barrier(&shared.key_empty[stage], CONSUMERS * WARPGROUP / 32);
-    init_barrier(&shared.value_empty[stage], CONSUMERS * WARPGROUP / 32);
+
+  // The next unit is taken while this one is computed.
+  __device__ __forceinline__ void run() {
+    int index = blockIdx.x;
+    while (true) {
+      Unit unit;
+      int row = take(unit, index);
+      copy_queries(unit);
+      if (!unit.queries) return;
+      copy_keys(unit.head, {row});
+#pragma unroll 1
+      for (int left = unit.steps; left > 0; left--, row -= KEYS) {
+        if (left > 1) copy_keys(unit.head, {row - KEYS});
+        copy_values(unit.head, {row});
+        if (left == unit.steps) index = gridDim.x + atomicAdd(given.taken, 1);
+      }
+    }
   }
-  fence_barrier_init();
-}
+};
 
 extern "C" __device__ int attend_prompts_shared_bytes = sizeof(Shared);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompts(const __grid_constant__ Arguments given) {
-  extern __shared__ __align__(1024) u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x == 0) {
-    prefetch_map(given.query_boxes);
-    prefetch_map(given.key_boxes);
-    prefetch_map(given.value_boxes);
-    init_barriers(shared);
-  }
-  __syncthreads();
-  if (threadIdx.x < CONSUMERS * WARPGROUP) {
-    take_registers<240>();
-    Consumer{shared, given, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)}.run();
-  } else {
-    give_registers<24>();
-    if (threadIdx.x == CONSUMERS * WARPGROUP) Producer{shared, given}.run();
-  }
+  attend<Producer>(given);
 }

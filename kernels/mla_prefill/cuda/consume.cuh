@@ -13,24 +13,24 @@ struct Sight {
   // All of the warpgroup's rows see this many keys.
   int all;
 
-  __device__ __forceinline__ Sight(const Tile& tile, int causal, int half, int row) {
-    all = seen_by(tile, causal, half * HALF_QUERIES);
-    last[0] = seen_by(tile, causal, row) - 1;
-    last[1] = seen_by(tile, causal, row + 8) - 1;
+  __device__ __forceinline__ Sight(const Unit& unit, int half, int row) {
+    all = seen_by(unit, half * HALF_QUERIES);
+    last[0] = seen_by(unit, row) - 1;
+    last[1] = seen_by(unit, row + 8) - 1;
   }
 
  private:
-  __device__ __forceinline__ static int seen_by(const Tile& tile, int causal, int row) {
-    return causal ? min(tile.keys - tile.queries + 1 + row, tile.keys) : tile.keys;
+  __device__ __forceinline__ static int seen_by(const Unit& unit, int row) {
+    return min(unit.seen - unit.queries + 1 + row, unit.keys);
   }
 };
 
 struct Consumer {
   Shared& shared;
-  const Arguments& given;
+  const Inputs& given;
   // 0 or 1, the same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
   int half;
-  // Blocks scored so far.
+  // Steps scored so far.
   int count = 0;
   // Queries as the first operand: a thread has two rows and four channels of each 16.
   u32 query[WIDTH / 16][4];
@@ -40,8 +40,8 @@ struct Consumer {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(empty);
   }
-  __device__ __forceinline__ void await_keys(int block) const { wait(&shared.key_full[block % STAGES], block / STAGES & 1); }
-  __device__ __forceinline__ void await_values(int block) const { wait(&shared.value_full[block % STAGES], block / STAGES & 1); }
+  __device__ __forceinline__ void await_keys(int step) const { wait(&shared.key_full[step % STAGES], step / STAGES & 1); }
+  __device__ __forceinline__ void await_values(int step) const { wait(&shared.value_full[step % STAGES], step / STAGES & 1); }
 
   __device__ __forceinline__ void take_queries() {
     int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
@@ -51,7 +51,7 @@ struct Consumer {
       load_matrices(query[step], base + step / 4 * QUERY_CHUNK_BYTES + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16);
   }
 
-  // Issues S = Q K^T for the next block, whose keys have arrived.
+  // Issues S = Q K^T for the next step, whose keys have arrived.
   __device__ __forceinline__ void score(float (&scores)[64]) const {
     u64 key = descriptor<1>(shared_address(shared.key[count % STAGES]));
     wgmma_fence();
@@ -61,7 +61,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Issues O += P V for the block before, whose values have arrived.
+  // Issues O += P V for the step before, whose values have arrived.
   __device__ __forceinline__ void add(float (&out)[64], const u32 (&weights)[KEYS / 16][4]) const {
     u64 value = value_descriptor<CHUNK_BYTES>(shared_address(shared.value[(count - 1) % STAGES]));
     wgmma_fence();
@@ -76,33 +76,37 @@ struct Consumer {
     for (int i = 0; i < 32; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // Scores to weights. Returns whether earlier sums must be scaled down.
-  template <bool MASKED>
-  __device__ __forceinline__ bool weigh(float (&scores)[64], Softmax& softmax, const Sight& sight, int block) const {
-    if (MASKED) {
-      int last[2] = {sight.last[0] - block * KEYS, sight.last[1] - block * KEYS};
-      Softmax::hide(scores, last);
+  // Scores to weights, masked if `first` is where the step's two blocks begin. Returns whether earlier sums must be scaled down.
+  __device__ __forceinline__ bool weigh(float (&scores)[64], Softmax& softmax, const Sight& sight, const int* first) const {
+    if (first) {
+#pragma unroll
+      for (int block = 0; block < 2; block++) {
+        int last[2] = {sight.last[0] - first[block], sight.last[1] - first[block]};
+        Softmax::hide(scores, block, last);
+      }
     }
     bool raised = softmax.raise(scores, given.scale_log2);
     softmax.exponentiate(scores, given.scale_log2);
     return raised;
   }
 
-  // Clears the values after the first `keys`: they may be NaN, which a weight of zero would not cancel. Both warpgroups do.
-  __device__ __forceinline__ void clear_rest(int keys) const {
+  // Clears the values after the unit's last key: they may be NaN, which a weight of zero would not cancel. Both warpgroups do.
+  __device__ __forceinline__ void clear_rest(const Unit& unit) const {
     u8* value = shared.value[count % STAGES];
-    for (int i = keys * 8 + threadIdx.x % WARPGROUP; i < KEYS * 8; i += WARPGROUP) {
 #pragma unroll
-      for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
-        *reinterpret_cast<uint4*>(value + chunk * CHUNK_BYTES + i * 16) = make_uint4(0, 0, 0, 0);
+    for (int block = 0; block < 2; block++) {
+      for (int i = max(unit.keys - unit.blocks[block], 0) * 8 + threadIdx.x % WARPGROUP; i < BLOCK * 8; i += WARPGROUP) {
+#pragma unroll
+        for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+          *reinterpret_cast<uint4*>(value + chunk * CHUNK_BYTES + (block * BLOCK * 8 + i) * 16) = make_uint4(0, 0, 0, 0);
+      }
     }
     fence_async_proxy();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + half) : "memory");
   }
 
-  // A tile's first block, which is its last keys.
-  __device__ __forceinline__ void begin(u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, const Tile& tile) {
-    int block = blocks_of(tile) - 1;
+  // A unit's first step, which has its last keys.
+  __device__ __forceinline__ void begin(u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, const Unit& unit) {
     float scores[64];
     await_keys(count);
     score(scores);
@@ -112,19 +116,19 @@ struct Consumer {
     // Products have used the queries, so they have left shared memory. Right after their loads they may not have: an arrival does
     // not wait for loads.
     release(&shared.query_empty[half]);
-    weigh<true>(scores, softmax, sight, block);
-    if (block > 0) await_keys(count + 1);
+    weigh(scores, softmax, sight, unit.blocks);
+    if (unit.steps > 1) await_keys(count + 1);
     pack(weights, scores);
-    if (tile.keys % KEYS) {
+    if (max(unit.blocks[0], unit.blocks[1]) + BLOCK > unit.keys) {
       await_values(count);
-      clear_rest(tile.keys % KEYS);
+      clear_rest(unit);
     }
     count++;
   }
 
-  // One more block's scores, while the values of the block before are added.
-  template <bool MASKED>
-  __device__ __forceinline__ void step(float (&out)[64], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, int block) {
+  // One more step's scores, while the values of the step before are added.
+  __device__ __forceinline__ void step(float (&out)[64], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, bool more,
+                                       const int* first = nullptr) {
     float scores[64];
     score(scores);
     await_values(count - 1);
@@ -132,9 +136,9 @@ struct Consumer {
     wgmma_wait<1>();
     pin(scores);
     release(&shared.key_empty[count % STAGES]);
-    bool raised = weigh<MASKED>(scores, softmax, sight, block);
-    // While products are in flight, so that the next block's can be issued at once.
-    if (block > 0) await_keys(count + 1);
+    bool raised = weigh(scores, softmax, sight, first);
+    // While products are in flight, so that the next step's can be issued at once.
+    if (more) await_keys(count + 1);
     wgmma_wait<0>();
     pin(out);
     pin(scores);
@@ -144,27 +148,35 @@ struct Consumer {
     count++;
   }
 
-  __device__ __forceinline__ void attend(const Tile& tile, int head) {
+  __device__ __forceinline__ void attend(const Unit& unit) {
     int row = half * HALF_QUERIES + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
-    Sight sight(tile, given.causal, half, row);
+    Sight sight(unit, half, row);
     Softmax softmax;
     float out[64];
     u32 weights[KEYS / 16][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) out[i] = 0.0f;
-    begin(weights, softmax, sight, tile);
-    int block = blocks_of(tile) - 2;
+    if (unit.steps) {
+      take_queries();
+      begin(weights, softmax, sight, unit);
+      int left = unit.steps - 1;
+      // At most once. As a loop, because the compiler takes a branch for one that threads may take differently: then descriptors
+      // are no longer in uniform registers, and dense attention takes 10% longer.
 #pragma unroll 1
-    for (; block >= 0 && (block + 1) * KEYS > sight.all; block--) step<true>(out, weights, softmax, sight, block);
+      for (; left && left == unit.steps - 1 && max(unit.blocks[2], unit.blocks[3]) + BLOCK > sight.all; left--)
+        step(out, weights, softmax, sight, left > 1, unit.blocks + 2);
 #pragma unroll 1
-    for (; block >= 0; block--) step<false>(out, weights, softmax, sight, block);
-    await_values(count - 1);
-    add(out, weights);
-    softmax.finish();
-    wgmma_wait<0>();
-    pin(out);
-    release(&shared.value_empty[(count - 1) % STAGES]);
-    store(out, softmax, tile, head, row);
+      for (; left; left--) step(out, weights, softmax, sight, left > 1);
+      await_values(count - 1);
+      add(out, weights);
+      softmax.finish();
+      wgmma_wait<0>();
+      pin(out);
+      release(&shared.value_empty[(count - 1) % STAGES]);
+    } else {
+      release(&shared.query_empty[half]);
+    }
+    store(out, softmax, unit, row);
   }
 
   // Four threads exchange 8 columns' words, so that each has 16 bytes.
@@ -179,15 +191,16 @@ struct Consumer {
     return high ? make_uint4(there.x, there.y, here.x, here.y) : make_uint4(here.x, here.y, there.x, there.y);
   }
 
-  __device__ __forceinline__ void store(const float (&out)[64], const Softmax& softmax, const Tile& tile, int head, int row) const {
+  __device__ __forceinline__ void store(const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) const {
     int thread = threadIdx.x % 4;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
       int own = row + side * 8;
-      bool known = own < tile.queries;
-      long long query = tile.first_query + own;
-      float inverse = __fdividef(1.0f, softmax.total[side]);
-      u8* target = given.out + ((query * given.heads + head) * VALUE + thread * 8) * 2;
+      bool known = own < unit.queries;
+      long long query = unit.first_query + own;
+      // A query that sees no key has zeros.
+      float inverse = softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
+      u8* target = given.out + ((query * given.heads + unit.head) * VALUE + thread * 8) * 2;
 #pragma unroll
       for (int group = 0; group < 4; group++) {
         u32 words[4];
@@ -199,19 +212,20 @@ struct Consumer {
         uint4 values = exchange(words);
         if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
       }
-      if (known && thread == 0) given.log_sums[(long long)head * given.total_queries + query] = softmax.log_sum(side);
+      if (known && thread == 0) given.log_sums[(long long)unit.head * given.total_queries + query] = softmax.log_sum(side);
     }
   }
 
   __device__ __forceinline__ void run() {
     for (int units = 0;; units++) {
       wait(&shared.query_full[half], units & 1);
-      const Tile& found = shared.tile[half];
-      Tile tile{everywhere(found.first_query), everywhere(found.queries), everywhere(found.first_key), everywhere(found.keys)};
-      int head = everywhere(shared.head[half]);
-      if (!tile.queries) return;
-      take_queries();
-      attend(tile, head);
+      const Unit& found = shared.unit[half];
+      Unit unit{everywhere(found.first_query), everywhere(found.queries), everywhere(found.head), everywhere(found.keys),
+                everywhere(found.seen), everywhere(found.steps)};
+#pragma unroll
+      for (int i = 0; i < 4; i++) unit.blocks[i] = everywhere(found.blocks[i]);
+      if (!unit.queries) return;
+      attend(unit);
     }
   }
 

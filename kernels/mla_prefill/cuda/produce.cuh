@@ -4,10 +4,10 @@
 
 #include "tiles.cuh"
 
-struct Producer {
+struct Copier {
   Shared& shared;
-  const Arguments& given;
-  // Units, blocks of keys and blocks of values copied so far.
+  const Inputs& given;
+  // Units, and steps of keys and of values, copied so far.
   int units = 0, keys = 0, values = 0;
 
   __device__ __forceinline__ void copy_queries(const Unit& unit) {
@@ -15,9 +15,8 @@ struct Producer {
     for (int half = 0; half < CONSUMERS; half++) {
       u64* full = &shared.query_full[half];
       wait(&shared.query_empty[half], (units & 1) ^ 1);
-      shared.tile[half] = unit.tile;
-      shared.head[half] = unit.head;
-      if (!unit.tile.queries) {
+      shared.unit[half] = unit;
+      if (!unit.steps) {
         arrive(full);
         continue;
       }
@@ -25,45 +24,37 @@ struct Producer {
 #pragma unroll
       for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
         copy_box(shared.query[half] + chunk * QUERY_CHUNK_BYTES, given.query_boxes, unit.head * given.query_head + chunk * CHUNK * 2,
-                 unit.tile.first_query + half * HALF_QUERIES, full);
+                 unit.first_query + half * HALF_QUERIES, full);
     }
     units++;
   }
 
-  template <int CHUNKS>
-  __device__ __forceinline__ void copy_block(u8* target, const TensorMap& map, int column, int row, u64* full, u64* empty, int number) {
+  // A step's rows: one box of all, or one of each block that is there. A missing block keeps what lies in shared memory.
+  template <int CHUNKS, int BOXES>
+  __device__ __forceinline__ void copy_step(u8* target, const TensorMap& map, int column, const int (&rows)[BOXES], u64* full, u64* empty, int number) {
     wait(empty, (number / STAGES & 1) ^ 1);
-    arrive_and_expect(full, CHUNKS * CHUNK_BYTES);
+    bool all = BOXES == 1 || rows[BOXES - 1] < NO_BLOCK;
+    arrive_and_expect(full, all ? CHUNKS * CHUNK_BYTES : CHUNKS * CHUNK_BYTES / BOXES);
 #pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk++)
-      copy_box(target + chunk * CHUNK_BYTES, map, column + chunk * CHUNK * 2, row, full);
-  }
-  __device__ __forceinline__ void copy_keys(int head, int row) {
-    int stage = keys % STAGES;
-    copy_block<KEY_CHUNKS>(shared.key[stage], given.key_boxes, head * given.key_head, row, &shared.key_full[stage],
-                           &shared.key_empty[stage], keys++);
-  }
-  __device__ __forceinline__ void copy_values(int head, int row) {
-    int stage = values % STAGES;
-    copy_block<VALUE_CHUNKS>(shared.value[stage], given.value_boxes, head * given.value_head, row, &shared.value_full[stage],
-                             &shared.value_empty[stage], values++);
-  }
-
-  // In the order in which consumers need them: a prompt's last keys first. The next unit is taken while this one is computed.
-  __device__ __forceinline__ void run() {
-    int index = blockIdx.x;
-    while (true) {
-      Unit unit = unit_at(given, index);
-      copy_queries(unit);
-      if (!unit.tile.queries) return;
-      int blocks = blocks_of(unit.tile), row = unit.tile.first_key + (blocks - 1) * KEYS;
-      copy_keys(unit.head, row);
-#pragma unroll 1
-      for (int left = blocks; left > 0; left--, row -= KEYS) {
-        if (left > 1) copy_keys(unit.head, row - KEYS);
-        copy_values(unit.head, row);
-        if (left == blocks) index = gridDim.x + atomicAdd(given.taken, 1);
-      }
+    for (int box = 0; box < BOXES; box++) {
+      if (box && !all) break;
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; chunk++)
+        copy_box(target + chunk * CHUNK_BYTES + box * (CHUNK_BYTES / BOXES), map, column + chunk * CHUNK * 2, rows[box], full);
     }
+  }
+  template <int BOXES>
+  __device__ __forceinline__ void copy_keys(int head, const int (&rows)[BOXES]) {
+    int stage = keys % STAGES;
+    copy_step<KEY_CHUNKS>(shared.key[stage], given.key_boxes, head * given.key_head, rows, &shared.key_full[stage],
+                          &shared.key_empty[stage], keys);
+    keys++;
+  }
+  template <int BOXES>
+  __device__ __forceinline__ void copy_values(int head, const int (&rows)[BOXES]) {
+    int stage = values % STAGES;
+    copy_step<VALUE_CHUNKS>(shared.value[stage], given.value_boxes, head * given.value_head, rows, &shared.value_full[stage],
+                            &shared.value_empty[stage], values);
+    values++;
   }
 };

@@ -14,12 +14,12 @@ struct Softmax {
   // The factor by which the last raise scales earlier sums down.
   float alpha[2];
 
-  // Hides the scores of keys after each row's `last` one, counted from the block's first key.
-  __device__ __forceinline__ static void hide(float (&scores)[64], const int (&last)[2]) {
+  // Hides the scores of a block's keys after each row's `last` one, counted from the block's first key. Block 0 or 1 of a step.
+  __device__ __forceinline__ static void hide(float (&scores)[64], int block, const int (&last)[2]) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 64; i++)
-      if (i / 4 * 8 + i % 2 + column > last[i / 2 % 2]) scores[i] = -__int_as_float(0x7F800000);
+    for (int i = 0; i < 32; i++)
+      if (i / 4 * 8 + i % 2 + column > last[i / 2 % 2]) scores[block * 32 + i] = -__int_as_float(0x7F800000);
   }
 
   // Returns whether any row of this warp has raised its reference.

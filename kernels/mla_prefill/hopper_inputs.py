@@ -1,0 +1,100 @@
+"""What our Hopper kernels of attention over prompts are given: `Inputs` of `cuda/tiles.cuh`."""
+
+import ctypes
+import math
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.mla_prefill.tiles import QUERIES
+from kernels.nvrtc import encode_rows
+
+WIDTH, VALUE, THREADS = 192, 128, 384
+BOX_BYTES = 128
+# What the keys and values of the heads that are attended to at the same time may take of the second-level cache.
+CACHED_BYTES = 32 << 20
+
+
+class Inputs(ctypes.Structure):
+    """`Inputs` of the source."""
+
+    _fields_ = (
+        ("query_boxes", ctypes.c_uint64 * 16),
+        ("key_boxes", ctypes.c_uint64 * 16),
+        ("value_boxes", ctypes.c_uint64 * 16),
+        ("taken", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("log_sums", ctypes.c_void_p),
+        ("tile_count", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("total_queries", ctypes.c_int),
+        ("heads_together", ctypes.c_int),
+        ("query_head", ctypes.c_int),
+        ("key_head", ctypes.c_int),
+        ("value_head", ctypes.c_int),
+        ("scale_log2", ctypes.c_float),
+        # The tensor maps align the structure to 64 bytes.
+        ("padding", ctypes.c_byte * 8),
+    )
+
+
+def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether these kernels compute it: DeepSeek's widths in bf16 on Hopper, in rows that the copy engine can read."""
+    return (
+        query.dtype == torch.bfloat16
+        and (query.shape[2], value.shape[2]) == (WIDTH, VALUE)
+        and is_hopper(query.device)
+        and all(_has_rows(part) for part in (query, key, value))
+    )
+
+
+def _has_rows(part: torch.Tensor) -> bool:
+    """Whether all heads of a row lie within it, and rows and heads begin at multiples of 16 bytes."""
+    row, head, _ = part.stride()
+    aligned = part.data_ptr() % 16 == 0 and row % 8 == 0 and head % 8 == 0
+    return aligned and row >= (part.shape[1] - 1) * head + part.shape[2]
+
+
+def empty_results(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `mla_prefill` returns for these queries, not yet computed."""
+    queries, heads, _ = query.shape
+    out = torch.empty(queries, heads, VALUE, dtype=query.dtype, device=query.device)
+    return out, torch.empty(heads, queries, dtype=torch.float32, device=query.device)
+
+
+def prepare_inputs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor],
+    taken: torch.Tensor,
+    *,
+    tile_count: int,
+    box_keys: int,
+    scale: float,
+) -> Inputs:
+    """taken: [1] int32, zero; box_keys: how many rows of keys and values a copy takes."""
+    out, log_sums = results
+    queries, heads, _ = query.shape
+    return Inputs(
+        _boxes(query, QUERIES // 2), _boxes(key, box_keys), _boxes(value, box_keys),
+        taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
+        tile_count, heads, queries, _heads_together(key.shape[0], heads),
+        *(part.stride(1) * part.element_size() for part in (query, key, value)), scale * math.log2(math.e),
+    )  # fmt: skip
+
+
+def blocks_of_launch(inputs: Inputs, device: torch.device) -> int:
+    """A block fills a multiprocessor and takes one tile of a head after another."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return int(min(inputs.tile_count * inputs.heads, processors))
+
+
+def _boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    """The tensor map of rows of all heads, for boxes of 64 channels of one head."""
+    row_bytes = part.stride(0) * part.element_size()
+    return encode_rows(part.data_ptr(), rows=part.shape[0], row_bytes=row_bytes, box_rows=rows, box_bytes=BOX_BYTES)
+
+
+def _heads_together(keys: int, heads: int) -> int:
+    return min(max(CACHED_BYTES // (keys * (WIDTH + VALUE) * 2), 1), heads)
