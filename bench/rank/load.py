@@ -10,15 +10,18 @@ import torch
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
+from engine.sparse_measure import SparseMeasure
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.sparse_prefill import SparsePrefill
 
 
 class RankLoad:
     """Attributes:
     tokens: how many the requests have been given so far in steps that were timed.
     verified: how many drafts were verified for that.
+    sparse: what was measured in sparse prompts.
     """
 
     def __init__(self, engine: Engine, backend: ModelBackend) -> None:
@@ -27,6 +30,7 @@ class RankLoad:
         self._random = random.Random(0)
         self._keys: Iterator[int] = iter(range(1 << 30))
         self.tokens = self.verified = 0
+        self.sparse: list[SparseMeasure] = []
 
     def start_decoding(self, requests: int, context: int, tokens: int) -> None:
         """Requests that decode from `context` tokens on, whose KV is what the pool happens to hold."""
@@ -57,12 +61,14 @@ class RankLoad:
 
     def drain(self) -> None:
         while self._engine.has_work():
-            self._engine.step()
+            result = self._engine.step()
+            if result is not None:
+                self.sparse += result.sparse
 
-    def prefill_seconds(self, prompts: int, tokens: int) -> float:
+    def prefill_seconds(self, prompts: int, tokens: int, sparse: SparsePrefill | None = None) -> float:
         """Until all of these prompts, none of them cached, have their first token."""
         for _ in range(prompts):
-            self._submit(self._prompt(tokens), 1)
+            self._submit(self._prompt(tokens), 1, sparse)
         started = time.perf_counter()
         self.drain()
         return time.perf_counter() - started
@@ -77,11 +83,10 @@ class RankLoad:
             pool.register(block, content)
         pool.release(blocks)
 
-    def _submit(self, prompt: list[int], max_tokens: int) -> None:
+    def _submit(self, prompt: list[int], max_tokens: int, sparse: SparsePrefill | None = None) -> None:
         key = next(self._keys)
-        self._engine.submit(
-            Submit(key, TokenRequest(str(key), prompt, Sampling(), StopConditions(max_tokens, ignore_eos=True)))
-        )
+        stop = StopConditions(max_tokens, ignore_eos=True)
+        self._engine.submit(Submit(key, TokenRequest(str(key), prompt, Sampling(), stop, sparse=sparse)))
 
 
 def fill_pool(pool: torch.Tensor) -> None:

@@ -1,0 +1,156 @@
+"""Long prompts of one rank of DeepSeek-R1, exact and with sparse attention, in one run: tokens/s and memory.
+
+`python -m bench.rank.long_prompts [--tokens 32768 131072] [--kept 0.05 0.025] [--step-tokens 16384] [--kv bf16|fp8]`
+
+What sparse attention leaves out depends on the text, and random weights attend to everything. So the engine chooses its
+lines, which takes the time it takes, and is then given others that keep about the share --kept of a chunk's blocks, one
+number for each of --tokens: half of them columns at random, half the nearest distances. The share that was computed is
+measured by the engine itself. Memory is what a prompt takes beside weights, KV pool and workspace of single tokens.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.rank.load import RankLoad
+from bench.rank.model import EXPERTS, SHAPES, make_rank, write_shape
+from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
+from engine.engine import Engine
+from engine.model import mla
+from engine.runner.backend import ModelBackend
+from kernels.sparse_prefill import Selection, select_lines
+
+RECALL = 0.95
+SPARE_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class LongPrompt:
+    """Attributes:
+    kept: the share of blocks that was computed of the sparse chunks; None if the prompt was exact.
+    """
+
+    tokens: int
+    kept: float | None
+    seconds: float
+    peak_bytes: int
+
+
+class InjectedLines:
+    """Stands in for the engine's choice of lines, after it."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def select_lines(self, query: torch.Tensor, key: torch.Tensor, *, scale: float, recall: float) -> Selection:
+        chosen = select_lines(query, key, scale=scale, recall=recall)
+        columns = torch.rand(chosen.columns.shape, device=query.device) < self._share / 2
+        columns[:, 0] = True
+        nearest = max(round(chosen.blocks * self._share / 2), 2)
+        slashes = torch.arange(chosen.blocks, device=query.device) < nearest
+        return Selection(columns, slashes.expand_as(columns))
+
+    @contextmanager
+    def injected(self) -> Iterator[None]:
+        with mock.patch.object(mla, "select_lines", self.select_lines):
+            yield
+
+
+class LongPromptBench:
+    def __init__(self, shape: str, layers: int, kv: str, experts: str, step_tokens: int, most_tokens: int) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            config = EngineConfig(
+                model_dir=write_shape(Path(scratch), shape, layers, experts),
+                random_weights=True,
+                kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
+                max_requests=1,
+                graph_rows=(1,),
+                max_step_tokens=step_tokens,
+                context_tokens=most_tokens + SPARE_TOKENS,
+                sparse_prefill=SparsePrefillConfig(recall=RECALL),
+                # Run once before it is measured.
+                warm_up="off",
+            )
+            resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
+            backend = ModelBackend(resolved, make_rank(resolved))
+        self._sparse = config.sparse_prefill.offered
+        self._load = RankLoad(Engine(config, backend, time.monotonic), backend)
+
+    def warm_up(self, tokens: int, share: float) -> None:
+        """Kernels are compiled, and products that were never computed are prepared."""
+        self._load.prefill_seconds(1, tokens)
+        self._prompt(tokens, share)
+
+    def exact(self, tokens: int) -> LongPrompt:
+        return self._measured(tokens, None)
+
+    def sparse(self, tokens: int, share: float) -> LongPrompt:
+        return self._measured(tokens, share)
+
+    def _measured(self, tokens: int, share: float | None) -> LongPrompt:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self._load.sparse.clear()
+        seconds = self._prompt(tokens, share)
+        torch.cuda.synchronize()
+        kept = None if share is None else mean(measure.density for measure in self._load.sparse)
+        return LongPrompt(tokens, kept, seconds, torch.cuda.max_memory_allocated() - before)
+
+    def _prompt(self, tokens: int, share: float | None) -> float:
+        if share is None:
+            return self._load.prefill_seconds(1, tokens)
+        with InjectedLines(share).injected():
+            return self._load.prefill_seconds(1, tokens, self._sparse)
+
+
+def table_of(measured: Sequence[LongPrompt]) -> Table:
+    table = Table(title="one prompt, until its first token")
+    for column in ("tokens", "blocks computed", "seconds", "tokens/s", "against exact", "peak, GB"):
+        table.add_column(column, justify="right")
+    exact = {row.tokens: row.seconds for row in measured if row.kept is None}
+    for row in measured:
+        kept = "all" if row.kept is None else f"{row.kept:.1%}"
+        speed = f"{row.seconds:.2f}", f"{row.tokens / row.seconds:,.0f}", f"{exact[row.tokens] / row.seconds:.2f}"
+        table.add_row(f"{row.tokens:,}", kept, *speed, f"{row.peak_bytes / 1e9:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
+    parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 131072])
+    parser.add_argument("--kept", type=float, nargs="+", default=[0.05, 0.025])
+    parser.add_argument("--step-tokens", type=int, default=16384)
+    arguments = parser.parse_args()
+    if len(arguments.tokens) != len(arguments.kept):
+        parser.error("--kept has one share for each of --tokens")
+    if not torch.cuda.is_available():
+        parser.error("a rank is measured on a CUDA device, and there is none here")
+    console = Console(width=120)
+    bench = LongPromptBench(
+        arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.step_tokens,
+        max(arguments.tokens),
+    )  # fmt: skip
+    bench.warm_up(min(arguments.tokens), min(arguments.kept))
+    measured = []
+    for tokens, share in zip(arguments.tokens, arguments.kept, strict=True):
+        measured += [bench.exact(tokens), bench.sparse(tokens, share)]
+        console.print(table_of(measured))
+
+
+if __name__ == "__main__":
+    main()
