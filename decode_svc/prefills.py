@@ -56,8 +56,9 @@ class PrefillCalls(Protocol):
 class Prefills:
     """Keeps one call for each landing.
 
-    `on_lost` gets the rank's key of a request whose prompt does not come, and why: PrefillLost if another prefill
-    worker may do better, a plain MeshError if the call failed through a mistake of this service.
+    `on_lost` gets the rank's key of a request whose prompt does not come, unless its KV has landed already, and why:
+    PrefillLost if another prefill worker may do better, a plain MeshError if the call failed through a mistake of this
+    service.
     """
 
     def __init__(
@@ -94,12 +95,16 @@ class Prefills:
         prompt.call.add_done_callback(lambda call: self._end(opened.key, call))
 
     def on_tick(self) -> None:
-        """End calls to workers that were lost without a word: a proxy between here and there answers our pings."""
+        """End prompts of workers that were lost without a word: a proxy between here and there answers our pings.
+
+        Of a call that is over too, as long as the KV has not landed: what was sent may have got no further than the
+        other end of a network that has failed.
+        """
         for key, prompt in list(self._prompts.items()):
             if prompt.call is None:
                 continue
             known, prompt.known = prompt.known, self._calls.knows(prompt.target)
-            if known and not prompt.known and not prompt.call.done():
+            if known and not prompt.known:
                 self.drop(key)
                 self._on_lost(key, prefill_lost(prompt.target, "no scheduler has listed it for a lease"))
 

@@ -384,6 +384,36 @@ async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None
     assert ended("cancelled") == before + 1
 
 
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_prompt_that_was_sent_is_lost_with_its_worker_unless_it_has_landed(landed: bool) -> None:
+    done_before, registered = ended("done"), AnyTarget()
+    async with (
+        decode_without_rank(prefill_link=PrefillLink(Channels(), registered)) as running,
+        fake_prefill() as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        rank, call = rank_of(running), await called(running, gateway, prefill)
+        running.worker.prefills.on_tick()
+        call.first_token()
+        call.answer(done={"pushed_bytes": 1024, "transport": "tcp"})
+        call.end()
+        await eventually(lambda: ended("done") == done_before + 1)
+        tokens = 2 if landed else 1
+        rank.emit(*(rank.step(rank.output(0)) for _ in range(tokens)))
+        await gateway.until(lambda: len(gateway.requests[1].tokens) == tokens)
+        registered.forgets = True
+        running.worker.prefills.on_tick()
+        if landed:
+            rank.emit(rank.step(rank.output(0, 1, "length")))
+        request = await gateway.ended(1)
+        assert len(request.tokens) == 1 + 2 * landed
+        assert rank.cancelled == ([] if landed else [0])
+        if landed:
+            assert request.error is None
+        else:
+            assert "no scheduler has listed it for a lease" in lost(gateway).message
+
+
 async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:
     async with decode_without_rank(grace_seconds=0.1) as running, fake_prefill() as prefill:
         async with gateway_client(running.endpoint) as gateway:
