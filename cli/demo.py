@@ -17,9 +17,10 @@ from rich.table import Table
 
 from cli.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from cli.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
-from cli.launcher.composition import HOST, WORKER_MODULES, MeshPlan, compose, device_list
+from cli.launcher.composition import compose, device_list
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
+from cli.launcher.plan import HOST, WORKER_MODULES, MeshPlan
 from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.launcher.composition import GRPC_PORT, HOST, SCHEDULER_PORT
+from cli.launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
 from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE

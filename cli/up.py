@@ -10,19 +10,10 @@ from typing import Annotated
 
 import typer
 
-from cli.launcher.composition import (
-    GRPC_PORT,
-    HOST,
-    HTTP_PORT,
-    METRICS_PORT,
-    SCHEDULER_PORT,
-    MeshPlan,
-    ServiceSpec,
-    compose,
-    device_list,
-)
+from cli.launcher.composition import compose, device_list
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
+from cli.launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
 from cli.launcher.preflight import check_metrics_ports, check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model

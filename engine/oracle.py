@@ -1,11 +1,4 @@
-"""An engine without a model, whose tokens prove the KV they were read from.
-
-The KV cell of position p is a rolling hash of tokens 0..p (64 bits). The token at position e is a function of the cell
-at e - 1 and of cell e mod 64 of every full block, read through the block ids and weighted by their order. Lost, stale,
-misplaced or duplicated KV therefore gives other tokens: at once for a wrong block, within 64 tokens for a wrong cell.
-
-At temperature 0 the token depends on nothing else; above 0 on (seed, e) too. All else of sampling (top_p, top_k, min_p,
-penalties, logit_bias) is ignored: a token must say nothing but which KV was read.
+"""An engine without a model, whose tokens prove the KV they were read from (engine.oracle_tokens).
 
 Its drafts are the tokens that it would draw, some of them changed. Which ones depends on the position and the token.
 """
@@ -16,15 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import log
-from operator import mul
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
+from engine.oracle_tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers
 from engine.pool_room import check_room
 from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
@@ -36,39 +28,9 @@ from mesh.domain.workers import KvNamespace
 from transfer.host_memory import HostMemory
 
 DEFAULT_BLOCKS = 16384
-# The rolling hash is a polynomial in this odd number, so that a chunk is a scaled cumulative sum.
-BASE = 0x9E3779B97F4A7C15
-INVERSE_BASE = pow(BASE, -1, 2**64)
-WORD_MASK = 2**64 - 1
 # Shifts and masks cost numpy a quarter of what division does.
 BLOCK_SHIFT = BLOCK_TOKENS.bit_length() - 1
 BLOCK_MASK = BLOCK_TOKENS - 1
-GREEDY = Sampling()
-
-Words = NDArray[np.uint64]
-Indices = NDArray[np.int64]
-
-
-def oracle_tokens(
-    prompt_token_ids: Sequence[int], count: int, vocabulary_size: int, sampling: Sampling = GREEDY
-) -> list[int]:
-    """The `count` tokens that follow a prompt on any undisturbed oracle engine: its definition, without an engine."""
-    tokens = list(prompt_token_ids)
-    mixed = _mix(np.array(tokens, np.uint64)).tolist()
-    weights = _powers(INVERSE_BASE, (len(tokens) + count) // BLOCK_TOKENS + 1).tolist()
-    cells: list[int] = []
-    cell = 0
-    for position in range(len(tokens) + count):
-        if position == len(tokens):
-            read = cells[position % BLOCK_TOKENS : position // BLOCK_TOKENS * BLOCK_TOKENS : BLOCK_TOKENS] + cells[-1:]
-            state = sum(map(mul, read, weights))
-            if sampling.temperature > 0:
-                state += _mix_word(sampling.seed ^ _mix_word(position))
-            tokens.append(_mix_word(state) % vocabulary_size)
-            mixed.append(_mix_word(tokens[-1]))
-        cell = (cell * BASE + mixed[position]) % 2**64
-        cells.append(cell)
-    return tokens[len(prompt_token_ids) :]
 
 
 class OracleBackend:
@@ -100,10 +62,10 @@ class OracleBackend:
         check_room(self.total_blocks, self.block_bytes, psutil.virtual_memory().available)
         # The KV pool, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
-        self._powers = _powers(BASE, config.max_step_tokens)
+        self._powers = powers(BASE, config.max_step_tokens)
         # These scale a chunk's tokens, and weigh a prefix's blocks.
         longest = max(config.max_step_tokens, (self.context_tokens + MOST_DRAFTS) // BLOCK_TOKENS + 1)
-        self._inverse_powers = _powers(INVERSE_BASE, longest)
+        self._inverse_powers = powers(INVERSE_BASE, longest)
         self._step_seconds = oracle.step_ms / 1000.0
         self._prefill_tokens_per_second = oracle.prefill_tokens_per_second
         self._clock = clock
@@ -158,12 +120,12 @@ class OracleBackend:
             which = np.array([index for index, row in enumerate(rows) if len(row.token_ids) > column])
             positions = layout.starts[which] + column
             previous = self.cells[layout.cells(which, np.maximum(positions - 1, 0))] * (positions > 0)
-            mixed = _mix(np.array([rows[index].token_ids[column] for index in which], np.uint64))
+            mixed = mix(np.array([rows[index].token_ids[column] for index in which], np.uint64))
             self.cells[layout.cells(which, positions)] = previous * np.uint64(BASE) + mixed
 
     def _write_chunk(self, row: Row, index: int, layout: "_Layout") -> None:
         count = len(row.token_ids)
-        scaled = _mix(np.array(row.token_ids, np.uint64)) * self._inverse_powers[:count]
+        scaled = mix(np.array(row.token_ids, np.uint64)) * self._inverse_powers[:count]
         which = np.array([index])
         if row.start:
             scaled[:1] += self.cells[layout.cells(which, np.array([row.start - 1]))] * np.uint64(BASE)
@@ -178,7 +140,7 @@ class OracleBackend:
         which = [index for index in drawing for _ in range(rows[index].draws)]
         ends = np.array([rows[index].end - left for index in drawing for left in range(rows[index].drafts, -1, -1)])
         samplings = [_sampling(rows[index]) for index in which]
-        drawn = iter(_draw_tokens(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size))
+        drawn = iter(draw_tokens(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size))
         yielded = {index: _yielded(rows[index], list(islice(drawn, rows[index].draws))) for index in drawing}
         guesses = self._guess(rows, yielded, drafts, layout)
         for index, token_ids in yielded.items():
@@ -199,12 +161,12 @@ class OracleBackend:
         tokens = [tokens[-1] for tokens in yielded.values()]
         columns = []
         for _ in range(drafts):
-            cells = cells * np.uint64(BASE) + _mix(np.array(tokens, np.uint64))
+            cells = cells * np.uint64(BASE) + mix(np.array(tokens, np.uint64))
             positions = positions + 1
-            tokens = _draw_tokens(
+            tokens = draw_tokens(
                 self._read(which, positions, layout, cells), positions, samplings, self.vocabulary_size
             )
-            columns.append(_change_some(tokens, positions, 1.0 - self._draft_accuracy, self.vocabulary_size))
+            columns.append(change_some(tokens, positions, 1.0 - self._draft_accuracy, self.vocabulary_size))
         return dict(zip(yielded, zip(*columns, strict=True), strict=True))
 
     def _read(self, which: Indices, ends: Indices, layout: "_Layout", last_cells: Words | None = None) -> Words:
@@ -262,51 +224,11 @@ class _Layout:
         return cells
 
 
-def _powers(base: int, count: int) -> Words:
-    """base^0 ... base^(count - 1), modulo 2^64."""
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
-    return np.cumprod(powers, dtype=np.uint64)
-
-
-def _mix(words: Words) -> Words:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014), after its increment."""
-    words = words + np.uint64(BASE)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
-
-
-def _mix_word(word: int) -> int:
-    """`_mix` of one word, of any size, modulo 2^64."""
-    word = (word + BASE) & WORD_MASK
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD_MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD_MASK
-    return word ^ (word >> 31)
-
-
-def _draw_tokens(states: Words, positions: Indices, samplings: Sequence[Sampling], vocabulary_size: int) -> list[int]:
-    if any(sampling.temperature > 0 for sampling in samplings):
-        seeds = np.array([sampling.seed for sampling in samplings], np.uint64)
-        sampled = np.array([sampling.temperature > 0 for sampling in samplings])
-        states = states + np.where(sampled, _mix(seeds ^ _mix(positions.astype(np.uint64))), np.uint64(0))
-    tokens: list[int] = (_mix(states) % np.uint64(vocabulary_size)).tolist()
-    return tokens
-
-
 def _yielded(row: Row, drawn: Sequence[int]) -> Sequence[int]:
     """The drawn tokens up to the first whose draft was another."""
     guesses = row.token_ids[len(row.token_ids) - row.drafts :]
     accepted = next((index for index in range(row.drafts) if guesses[index] != drawn[index]), row.drafts)
     return drawn[: accepted + 1]
-
-
-def _change_some(tokens: Sequence[int], positions: Indices, share: float, vocabulary_size: int) -> list[int]:
-    """This share of the tokens replaced by others: which ones depends on the token and its position."""
-    values = np.array(tokens, np.uint64)
-    points = (_mix(values ^ _mix(positions.astype(np.uint64))) >> np.uint64(11)) * 2.0**-53
-    changed: list[int] = ((values + (points < share).astype(np.uint64)) % np.uint64(vocabulary_size)).tolist()
-    return changed
 
 
 def _logprobs(token_ids: Sequence[int], alternatives: int | None, vocabulary_size: int) -> list[Logprobs] | None:

@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.composition import compose
 from cli.launcher.log_lines import LinePrinter
+from cli.launcher.plan import HOST, MeshPlan
 from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor

@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.composition import compose
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
+from cli.launcher.plan import HOST, MeshPlan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import Supervisor

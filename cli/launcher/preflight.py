@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from cli.launcher.composition import HOST, MeshPlan, ServiceSpec
+from cli.launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 import mesh
-from cli.launcher.composition import ServiceSpec
+from cli.launcher.plan import ServiceSpec
 from cli.launcher.process import Child, describe_status
 from cli.launcher.restart import RestartPolicy
 from mesh.channel import Channels

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cli.launcher.composition import MODULES, ServiceSpec
+from cli.launcher.plan import MODULES, ServiceSpec
 from cli.settings.services import MODELS
 from gateway.config import GatewayConfig
 from mesh.config import ServiceConfig, load

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cli.launcher.composition import MODULES
+from cli.launcher.plan import MODULES
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from kvstore.config import KvStoreConfig

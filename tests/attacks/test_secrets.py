@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.launcher.composition import MeshPlan, compose
+from cli.launcher.composition import compose
+from cli.launcher.plan import MeshPlan
 from cli.launcher.serving import until_served
 from cli.settings.check import gateway_keys
 from gateway.config import GatewayConfig

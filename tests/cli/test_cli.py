@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cli.commands import build
 from cli.config import Service
-from cli.launcher.composition import MODULES
+from cli.launcher.plan import MODULES
 from cli.main import INTERRUPTED
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError

@@ -20,7 +20,7 @@ from deepmesh.v1 import gateway_pb2_grpc
 
 from cli.launcher.process import Child
 from deploy.envoy.bootstrap import Gateway, Listeners, bootstrap
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.mesh_requests import prompt_of, request_of

@@ -7,7 +7,8 @@ import pytest
 
 from engine.batch import Batch, StepShape
 from engine.engine import Engine
-from engine.oracle import OracleBackend, OracleStep, oracle_tokens
+from engine.oracle import OracleBackend, OracleStep
+from engine.oracle_tokens import oracle_tokens
 from engine.protocol.messages import Cancel
 from tests.support.engines import (
     VOCABULARY,

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from engine.alignment import Alignment
 from engine.batch import StepShape
 from engine.engine import Engine
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import OracleBackend
+from engine.oracle_tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.lockstep import Lockstep

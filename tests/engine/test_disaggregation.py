@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import OracleBackend
+from engine.oracle_tokens import oracle_tokens
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget

@@ -6,7 +6,8 @@ import pytest
 
 from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
 from engine.engine import Engine
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import OracleBackend
+from engine.oracle_tokens import oracle_tokens
 from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import (

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import OracleBackend
+from engine.oracle_tokens import oracle_tokens
 from engine.protocol.messages import Cancel
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import Sampling

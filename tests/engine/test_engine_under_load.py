@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from engine.protocol.messages import Cancel, Submit
 from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling

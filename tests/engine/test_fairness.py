@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.engine import Engine
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from engine.protocol.messages import Submit
 from engine.tenants import MAX_ABSENT, Tenants
 from mesh.domain.shares import Share

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Batch, Row, execute
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import OracleBackend
+from engine.oracle_tokens import oracle_tokens
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 from mesh.errors import ConfigError

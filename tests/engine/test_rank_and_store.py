@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from engine.protocol.messages import LandingOpened, StepResult
 from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
-from engine.oracle import oracle_tokens
+from engine.oracle_tokens import oracle_tokens
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.sampling import Sampling

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.launcher.composition import MeshPlan, compose
+from cli.launcher.composition import compose
+from cli.launcher.plan import MeshPlan
 from eval import matrix
 from eval.matrix import CHECKPOINTS, CONFIGURATIONS, checkpoints, evaluate_matrix
 from eval.options import EvalOptions

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from cli.launcher.composition import HOST
+from cli.launcher.plan import HOST
 from cli.role import change_role
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import grpc
 import httpx
 
-from cli.launcher.composition import ServiceSpec
-from engine.oracle import oracle_tokens
+from cli.launcher.plan import ServiceSpec
+from engine.oracle_tokens import oracle_tokens
 from mesh.channel import OPTIONS
 from tests.support.mesh_requests import prompt_of
 from tests.support.network import Network

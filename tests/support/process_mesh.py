@@ -10,7 +10,8 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from deepmesh.v1 import gateway_pb2_grpc
 
-from cli.launcher.composition import MeshPlan, ServiceSpec, compose
+from cli.launcher.composition import compose
+from cli.launcher.plan import MeshPlan, ServiceSpec
 from cli.launcher.restart import RestartPolicy
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor

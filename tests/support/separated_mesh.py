@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from cli.launcher.composition import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from tests.support.network import Network
 
 # Workers have no port of their own in a plan.

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import yaml
 
-from cli.launcher.composition import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from mesh.ports import free_port
 from tests.support.network import Network
 from tests.support.separated_mesh import separated

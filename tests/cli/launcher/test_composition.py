@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.launcher.composition import MeshPlan, ServiceSpec, compose, device_list, split_settings
+from cli.launcher.composition import compose, device_list, split_settings
+from cli.launcher.plan import MeshPlan, ServiceSpec
 from mesh.errors import ConfigError
 
 

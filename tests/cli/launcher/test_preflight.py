@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.launcher.composition import MeshPlan, compose
+from cli.launcher.composition import compose
+from cli.launcher.plan import MeshPlan
 from cli.launcher.preflight import (
     INDEX,
     TRANSPORT,

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.launcher.composition import ServiceSpec
 from cli.launcher.gpus import Gpu
+from cli.launcher.plan import ServiceSpec
 from cli.launcher.restart import RestartPolicy
 from cli.launcher.supervisor import Supervisor
 from mesh.channel import Channels

@@ -1,6 +1,7 @@
 import pytest
 
-from cli.launcher.composition import MeshPlan, compose
+from cli.launcher.composition import compose
+from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings, gateway_config
 from mesh.errors import ConfigError
 
