@@ -209,6 +209,8 @@ def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
         return f"{key}: expected {_length(known_key.is_text, error['ctx'])}"
     if known_key is not None and (kind.startswith(_OF_ANOTHER_KIND) or kind.endswith(_NO_VALUE_OF_ITS_KIND)):
         return f"{known_key.path}: expected {known_key.kind}"
+    if known_key is not None and kind == "missing":
+        return f"missing key {key}: expected {known_key.kind}"
     if kind != "extra_forbidden":
         # Our own validators name the keys that do not go together.
         message = message.removeprefix("Value error, ")

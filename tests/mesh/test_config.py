@@ -119,6 +119,30 @@ def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words:
     assert raised.value.message == f"configuration: {words}"
 
 
+class Room(Config):
+    number: int = Field(ge=1)
+    key: Path
+
+
+class House(Config):
+    rooms: tuple[Room, ...] = ()
+    cellar: Room | None = None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cellar={number: 1}", "missing key cellar.key: expected path"),
+        ("rooms=[{number: 1, key: a}, {key: b}]", "missing key rooms.1.number: expected integer >= 1"),
+        ("cellar={}", "missing key cellar.number: expected integer >= 1; missing key cellar.key: expected path"),
+    ],
+)
+def test_a_missing_key_is_named_with_what_it_must_be(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(House, None, [override])
+    assert raised.value.message == f"configuration: {words}"
+
+
 def test_every_offending_key_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "inner: {size: -1}\ncolour: red\n")
     with pytest.raises(ConfigError) as raised:
