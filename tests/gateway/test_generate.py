@@ -282,9 +282,11 @@ async def test_a_deadline_of_one_millisecond_ends_in_time_and_leaves_nothing() -
 
 async def test_a_deadline_during_the_answer_stops_the_work() -> None:
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
-        error = await refused(collect(mesh, ids_request(max_tokens=4000), timeout=1))
-        assert error.code.name == "DEADLINE_EXCEEDED"
-        assert 0 < mesh.worker.submissions[0].deadline_ms <= 1000
+        # Where the machine is so busy that it ended before the answer began, once more.
+        while not mesh.worker.submissions:
+            error = await refused(collect(mesh, ids_request(max_tokens=4000), timeout=0.5))
+            assert error.code.name == "DEADLINE_EXCEEDED"
+        assert 0 < mesh.worker.submissions[0].deadline_ms <= 500
 
 
 async def test_the_gateways_own_deadline_holds_where_the_client_sets_none() -> None:

@@ -18,7 +18,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     Tests set `refusals` and `store`, and read what arrived.
     """
 
-    lease_seconds: float = 2.0
+    # So long that none ends where the machine is busy: tests of its end set it.
+    lease_seconds: float = 60.0
     workers: dict[str, workers_pb2.WorkerIdentity] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     # Raised by Place instead of an answer, one each.
