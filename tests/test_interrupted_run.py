@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from tests.support.waiting import eventually
@@ -22,7 +23,11 @@ async def test_unending():
 async def test_a_run_of_tests_that_is_told_to_stop_leaves_no_directory_behind(tmp_path: Path) -> None:
     test, scratch = tmp_path / "test_unending.py", tmp_path / "scratch"
     test.write_text(UNENDING)
-    scratch.mkdir()
+    # Of a run that was killed, two days ago.
+    left_behind = scratch / "deepmesh-tokenizer-old"
+    left_behind.mkdir(parents=True)
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(left_behind, (two_days_ago, two_days_ago))
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(test)]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     run = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.DEVNULL)

@@ -1,13 +1,19 @@
 """A tokenizer of bytes for meshes without a checkpoint."""
 
 import atexit
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 from tests.support.fake_decode import VOCABULARY
 from tools.byte_tokenizer import write_tokenizer
+
+PREFIX = "deepmesh-tokenizer-"
+# No run of tests takes so long.
+LEFT_BEHIND_SECONDS = 24 * 3600
 
 
 @cache
@@ -16,7 +22,17 @@ def tokenizer_directory(vocabulary_size: int = VOCABULARY, context_tokens: int =
 
     As it is by default, the fake decode workers' tokens are in it.
     """
-    directory = Path(mkdtemp(prefix="deepmesh-tokenizer-"))
+    _remove_left_behind()
+    directory = Path(mkdtemp(prefix=PREFIX))
     atexit.register(rmtree, directory, ignore_errors=True)
     write_tokenizer(directory, vocabulary_size, context_tokens)
     return directory
+
+
+def _remove_left_behind() -> None:
+    """Those of runs that were killed, and could not remove their own."""
+    for directory in Path(gettempdir()).glob(f"{PREFIX}*"):
+        # Another run may remove it too.
+        with suppress(FileNotFoundError):
+            if time.time() - directory.stat().st_mtime > LEFT_BEHIND_SECONDS:
+                rmtree(directory, ignore_errors=True)
