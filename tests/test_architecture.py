@@ -71,6 +71,9 @@ SHARED = ("engine", "transfer", "worker")
 # The files that speak gRPC; the rest is domain.
 EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
+# One process reads the sources, which takes it some seconds.
+pytestmark = pytest.mark.xdist_group("architecture")
+
 
 def our_packages() -> set[str]:
     return {room for room in MAY_IMPORT if "/" not in room}
