@@ -51,7 +51,7 @@ check-upgrade: .venv/installed-dev
 # What docs/start has new users do, from nothing; PYTEST_ADDOPTS=-s shows how long each step takes.
 check-first-steps: .venv/installed-dev
 
-# The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
+# More of the clients of examples/ than `make test` tries, where their toolchains are installed; examples/Makefile names what each needs.
 check-clients: .venv/installed-dev
 
 # Suites of others; JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
