@@ -50,6 +50,8 @@ def calibrate(
         file = costs_of_rank(rank)
     else:
         transfers = None if scheduler is None else (scheduler, operator_channels(certificates))
+        # Refused before the measurement rather than behind it.
+        out.parent.mkdir(parents=True, exist_ok=True)
         mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key, scheduler=transfers)
         file = measure(mesh, console.print)
     save_costs(file, out)
@@ -58,7 +60,7 @@ def calibrate(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({int(number) for number in text.split(",")}))
-    except ValueError:
-        raise typer.BadParameter("expected numbers such as 1,4,16", param_hint="--widths") from None
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) for number in numbers):
+        raise typer.BadParameter("expected numbers such as 1,4,16", param_hint="--widths")
+    return tuple(sorted({int(number) for number in numbers}))

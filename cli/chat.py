@@ -15,6 +15,8 @@ from cli.terminal import make_console
 from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
 
+# What a request can say.
+MOST_TOKENS = 2**32 - 1
 COMMANDS = """/clear  forget the conversation so far
 /help   show this
 Ctrl-C stops an answer, and takes its question back; Ctrl-D ends the chat."""
@@ -24,7 +26,9 @@ def chat(
     endpoint: GatewayOption = GATEWAY,
     model: Annotated[str, typer.Option(help="Needed only if the mesh serves several.")] = "",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Of one answer; 0 is what the context leaves.")] = 1024,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, max=MOST_TOKENS, help="Of one answer; 0 is what the context leaves.")
+    ] = 1024,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability that is drawn from.")] = 0.95,
     api_key: Annotated[

@@ -52,7 +52,10 @@ def _help(command: Callable[..., None]) -> str:
 
 
 def run() -> None:
-    """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1."""
+    """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1.
+
+    So does what the system refuses, such as a file that may not be written, and text that is no UTF-8.
+    """
     try:
         build()()
     except MeshError as error:
@@ -60,6 +63,13 @@ def run() -> None:
         sys.stderr.write(f"deepmesh: {error.message}{how}\n")
         final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
         sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)
+    except UnicodeError as error:
+        sys.stderr.write(f"deepmesh: text that is no UTF-8 cannot be sent: {error}\n")
+        sys.exit(EXIT_USELESS_TO_RETRY)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        sys.stderr.write(f"deepmesh: {where}{error.strerror or error}\n")
+        sys.exit(EXIT_FAILED)
 
 
 def _show_version(wanted: bool) -> None:

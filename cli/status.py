@@ -61,7 +61,11 @@ async def _watch(
 
 
 def _watch_tables(endpoint: str, channels: Channels) -> None:
-    """Each time in place of the last; the last one stays."""
+    """Each time in place of the last; the last one stays. What is no terminal gets one after the other."""
+    console = Console()
+    if not console.is_terminal:
+        asyncio.run(_watch(endpoint, channels, lambda snapshot: console.print(tables(snapshot)), console.print))
+        return
     with Live(auto_refresh=False) as live:
         asyncio.run(
             _watch(

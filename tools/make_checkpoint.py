@@ -1,6 +1,8 @@
 """Writes a random DeepSeek V3 checkpoint of any size, in the form that Hugging Face tools and deepmesh read."""
 
 import json
+import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -113,16 +115,26 @@ def make_checkpoint(
     dtype: "bfloat16", "float16", "float32", "float8" (128x128 blocks with `weight_scale_inv`, the rest bfloat16), or
     "w4a8" (float8 with routed experts in INT4, groups of 128).
     overrides: keys of config.json, any of them. Equal arguments write equal weights.
-    Raises ConfigError for an unknown preset or dtype, or a vocabulary too small for the tokenizer; CheckpointError
-    if the overrides make a model that cannot be served.
+    Raises ConfigError for an unknown preset or dtype, a vocabulary too small for the tokenizer, or weights that the
+    disk has no room for; CheckpointError if the overrides make a model that cannot be served.
     """
     config = checkpoint_config(preset, dtype=dtype, overrides=overrides)
+    specs = list(checkpoint_tensors(config, READABLE))
     directory.mkdir(parents=True, exist_ok=True)
+    _check_room(directory, specs)
     _write_json(directory / "config.json", config)
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": False}
     _write_json(directory / "generation_config.json", generation)
     write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
-    write_weights(directory, list(checkpoint_tensors(config, READABLE)), dtype=dtype, seed=seed)
+    write_weights(directory, specs, dtype=dtype, seed=seed)
+
+
+def _check_room(directory: Path, specs: list[TensorSpec]) -> None:
+    """Raises ConfigError if half a byte a parameter, which is INT4, would not fit."""
+    least_bytes, free_bytes = sum(math.prod(spec.shape) for spec in specs) // 2, shutil.disk_usage(directory).free
+    if least_bytes > free_bytes:
+        least, free = f"{least_bytes / 1e9:,.0f} GB", f"{free_bytes / 1e9:,.0f} GB"
+        raise ConfigError(f"the weights would take {least} or more, and {directory} has {free} left")
 
 
 def checkpoint_config(

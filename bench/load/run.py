@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import uvloop
@@ -24,6 +25,7 @@ from bench.load.report import Report
 from bench.load.summary import Objectives, summarize
 from bench.load.workload import Job
 from mesh.channel import Channels
+from mesh.errors import ConfigError
 
 DEFAULT_VOCABULARY = 1000
 # Called with how many requests were sent, how many of them have ended, and how many there will be.
@@ -47,17 +49,27 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
 
     Ctrl-C ends the run, and what was measured until then is saved and printed.
 
-    Raises ConfigError for a bad dataset, EndpointUnavailable, UnknownModel.
+    Raises ConfigError for a bad dataset or a file that cannot be written, EndpointUnavailable, UnknownModel.
     """
     console = console or Console()
-    result = run_load(options, console)
     path = options.output or Path("out") / f"load-{datetime.now():%Y%m%d-%H%M%S}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_writable(path)
+    result = run_load(options, console)
     report.save(result, path)
     plot.save(result, path.with_suffix(".png"))
     console.print(report.table(result))
     console.print(f"saved {path} and {path.with_suffix('.png')}")
     return result
+
+
+def _make_writable(path: Path) -> None:
+    """Raises ConfigError before the load rather than lose what it measures."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Leaves no file behind if the load fails.
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def run_load(options: LoadOptions, console: Console | None = None) -> Report:

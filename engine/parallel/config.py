@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from mesh.config import Config
 
+# Of one worker, on all of its hosts. Each is a process, so that a number with a digit too many would fill the machine.
+MOST_WORKER_RANKS = 1024
+
 
 class ParallelConfig(Config):
     """A worker has tp * dp ranks, each a process of its own."""
@@ -57,6 +60,8 @@ class ParallelConfig(Config):
             sizes = {"tp": self.tp, "dp": self.dp}
             named = " and ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
             raise ValueError(f"engine.parallel.ranks={self.ranks} does not fit engine.parallel's {named}")
+        if self.world > MOST_WORKER_RANKS:
+            raise ValueError(f"engine.parallel asks for {self.world} ranks (tp * dp): at most {MOST_WORKER_RANKS}")
         if self.ep is not None and self.world % self.ep:
             raise ValueError(f"engine.parallel.ep={self.ep} does not divide the {self.world} ranks (tp * dp)")
         if self.world % self.hosts:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,7 +38,7 @@ async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tupl
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200", **environment},
     )
-    out, err = await process.communicate(stdin.encode())
+    out, err = await process.communicate(stdin.encode(errors="surrogateescape"))
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -157,10 +158,30 @@ async def test_piped_text_is_one_message() -> None:
     assert [each.content for each in gateway.requests[0].prompt.chat.messages] == ["S", "two\nlines"]
 
 
+def test_chat_refuses_more_tokens_than_a_request_can_say() -> None:
+    ended = CliRunner().invoke(build(), ["chat", "--max-tokens", str(2**32)])
+    assert (ended.exit_code, "Invalid value for '--max-tokens'" in ended.output) == (2, True)
+
+
 async def test_an_empty_pipe_is_refused() -> None:
     async with ScriptedGateway([]).served() as server:
         status, _, err = await deepmesh("chat", "--endpoint", server.endpoint)
     assert (status, err.startswith("deepmesh: the message is empty")) == (2, True)
+
+
+@pytest.mark.parametrize(("system", "stdin"), [("\udcff", "two"), ("S", "\udcff")])
+async def test_text_that_is_no_utf_8_is_refused_in_one_line(system: str, stdin: str) -> None:
+    async with ScriptedGateway([Delta(text="no")]).served() as server:
+        status, out, err = await deepmesh("chat", "--endpoint", server.endpoint, "--system", system, stdin=stdin)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("deepmesh: text that is no UTF-8 cannot be sent: ")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", DEEPMESH, "config", "decode"]
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (1, b"deepmesh: No space left on device\n")
 
 
 async def test_up_refuses_a_taken_port_before_it_starts_anything() -> None:
@@ -235,6 +256,12 @@ def test_config_has_every_service_that_up_starts() -> None:
     assert [each.value for each in Service] == list(MODULES)
 
 
+def test_make_checkpoint_refuses_weights_that_the_disk_has_no_room_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the weights would take .* GB or more, and {tmp_path} has"):
+        build()(["make-checkpoint", str(tmp_path), "--set", "hidden_size=99999999999"], standalone_mode=False)
+    assert not list(tmp_path.iterdir())
+
+
 async def test_make_checkpoint_writes_one_that_up_accepts(tmp_path: Path) -> None:
     from cli.launcher.preflight import check_model_dir
 
@@ -258,6 +285,12 @@ async def test_make_checkpoint_refuses_a_malformed_setting(tmp_path: Path, setti
 async def test_bench_names_the_option_that_is_wrong() -> None:
     status, _, err = await deepmesh("bench", "--rate", "-1")
     assert (status, err.startswith("deepmesh: deepmesh bench: rate:")) == (2, True)
+
+
+@pytest.mark.parametrize("widths", ["0", "a,b", "1,,2", "-1"])
+def test_calibrate_refuses_widths_that_are_no_numbers(widths: str) -> None:
+    ended = CliRunner().invoke(build(), ["calibrate", "--widths", widths])
+    assert (ended.exit_code, "expected numbers such as 1,4,16" in ended.output) == (2, True)
 
 
 async def test_the_version_is_that_of_the_distribution() -> None:
@@ -291,3 +324,18 @@ async def test_status_watches_until_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     assert [line["workers"][0]["identity"]["worker_id"] for line in lines] == ["decode-7", "decode-7"]
+
+
+async def test_status_watches_into_a_pipe() -> None:
+    async with scheduler() as server:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", DEEPMESH, "status", "--watch", "--scheduler", server.endpoint],
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        seen = 0
+        while seen < 2:
+            seen += (await process.stdout.readline()).count(b"decode-7")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0

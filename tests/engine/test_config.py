@@ -36,6 +36,11 @@ def test_more_gpu_ranks_than_kernels_join_are_refused() -> None:
         resolve(config, Hardware(cuda_devices=16, free_memory_bytes=0))
 
 
+def test_more_ranks_than_a_worker_can_have_are_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"asks for 4096 ranks .*at most 1024"):
+        ParallelConfig(tp=64, dp=64)
+
+
 def test_more_ranks_than_gpus_are_refused_in_words() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"), parallel=ParallelConfig(tp=2))
     assert resolve(config, CPU).device == "cpu"

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from bench.load import run as load
 from bench.load.options import LoadOptions
 from bench.load.report import Report, table
-from mesh.errors import EndpointUnavailable, UnknownModel
+from mesh.errors import ConfigError, EndpointUnavailable, UnknownModel
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 
@@ -243,6 +243,12 @@ async def test_a_run_leaves_a_table_a_plot_and_json_with_every_record(tmp_path: 
     assert "secret" not in path.read_text()
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "goodput" in printed.getvalue()
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot write .*/file/report.json: "):
+        load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / "file" / "report.json"))
 
 
 async def test_a_stopped_run_keeps_what_was_measured() -> None:
