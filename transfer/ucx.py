@@ -5,10 +5,13 @@ from typing import Any
 
 from mesh.errors import ConfigError
 from transfer.transport import Arrival, Transmission
-from transfer.ucx_endpoint import UcxEndpoint, UcxRequest
+from transfer.ucx_endpoint import UcxEndpoint, UcxRequest, UcxSend
 from transfer.ucx_settings import ucx_settings
 
 _CLOSE_PERIOD_NS = 10_000_000
+# UCX gives up a connection at its first error, also at one that a second try does not meet. A peer that is gone refuses
+# at once.
+_ATTEMPTS = 2
 
 
 class UcxTransport:
@@ -27,6 +30,8 @@ class UcxTransport:
         self.address: bytes = self._worker.address.tobytes()
         self._any_tag, self._any_mask = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
         self._endpoints: dict[bytes, UcxEndpoint] = {}
+        # Those of them where nothing has arrived yet.
+        self._connecting: dict[bytes, UcxEndpoint] = {}
         # Receives into nothing, until UCX has completed them.
         self._discarded: list[UcxRequest] = []
 
@@ -42,6 +47,8 @@ class UcxTransport:
 
     def progress(self) -> None:
         self._worker.progress()
+        if self._connecting:
+            self._look_at_connections()
         if self._discarded:
             self._discarded = [request for request in self._discarded if not request.completed]
 
@@ -52,19 +59,18 @@ class UcxTransport:
         endpoint = self._endpoints.get(address)
         if endpoint is None or not endpoint.alive:
             try:
-                endpoint = self._endpoints[address] = UcxEndpoint(self._connect(address))
+                endpoint = self._connect(address, _ATTEMPTS - 1)
             except self._ucx.UCXError as error:
                 return _Unsent(str(error))
-        request = self._request(endpoint.handle.tag_send(self._array(buffer), self._ucx.UCXXTag(tag)), buffer)
-        endpoint.add(request)
-        return request
+        return UcxSend(endpoint, self._ucx.UCXXTag(tag), self._array(buffer), buffer, self._ucx.UCXError)
 
     def next_arrival(self) -> Arrival | None:
         probe = self._worker.tag_probe(self._any_tag, self._any_mask, True)
         return Arrival(probe.sender_tag.value, probe.length, probe) if probe.matched else None
 
     def receive(self, arrival: Arrival, buffer: Any) -> UcxRequest:
-        return self._request(self._worker.tag_recv_with_handle(self._array(buffer), arrival.handle), buffer)
+        request = self._worker.tag_recv_with_handle(self._array(buffer), arrival.handle)
+        return UcxRequest(request, buffer, self._ucx.UCXError)
 
     def discard(self, arrival: Arrival) -> None:
         # Truncation to nothing ends the message on both sides, and frees the sender's buffer.
@@ -80,6 +86,7 @@ class UcxTransport:
 
     def disconnect(self, address: bytes) -> None:
         endpoint = self._endpoints.pop(address, None)
+        self._connecting.pop(address, None)
         # UCX has closed the endpoint of a dead peer itself; over TCP, closing it again crashes the process.
         if endpoint is not None and endpoint.alive:
             # UCX's other close flushes first, and a frozen peer never lets it end; this one cancels, within 0.1 ms.
@@ -98,12 +105,34 @@ class UcxTransport:
         self._worker.cancel_inflight_requests()
         self._worker.progress()
 
-    def _request(self, request: Any, buffer: Any) -> UcxRequest:
-        return UcxRequest(request, buffer, self._ucx.UCXError)
+    def _connect(self, address: bytes, attempts_left: int) -> UcxEndpoint:
+        """Begin to connect. Raises UCXError."""
+        endpoint = UcxEndpoint(self._connect_worker(address), attempts_left)
+        self._endpoints[address] = self._connecting[address] = endpoint
+        return endpoint
 
-    def _connect(self, address: bytes) -> Any:
+    def _connect_worker(self, address: bytes) -> Any:
         peer = self._ucx.UCXAddress.create_from_buffer(address)
         return self._worker.create_endpoint_from_worker_address(peer, True)
+
+    def _look_at_connections(self) -> None:
+        for address, endpoint in list(self._connecting.items()):
+            if endpoint.connected:
+                del self._connecting[address]
+            elif not endpoint.alive:
+                del self._connecting[address]
+                self._connect_again(address, endpoint)
+
+    def _connect_again(self, address: bytes, failed: UcxEndpoint) -> None:
+        if not failed.attempts_left:
+            return
+        try:
+            endpoint = self._connect(address, failed.attempts_left - 1)
+        except self._ucx.UCXError:
+            # Its messages keep the first error.
+            return
+        for request in failed.first_requests:
+            request.send_again(endpoint)
 
 
 class _Unsent:

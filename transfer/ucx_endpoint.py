@@ -28,11 +28,29 @@ class UcxRequest:
         return None
 
 
+class UcxSend(UcxRequest):
+    """A message that can be sent again, with the same tag, to the same peer over another connection."""
+
+    def __init__(
+        self, endpoint: "UcxEndpoint", tag: Any, array: Any, buffer: Any, error_class: type[Exception]
+    ) -> None:
+        super().__init__(endpoint.handle.tag_send(array, tag), buffer, error_class)
+        self._tag = tag
+        self._array = array
+        endpoint.add(self)
+
+    def send_again(self, endpoint: "UcxEndpoint") -> None:
+        self._request = endpoint.handle.tag_send(self._array, self._tag)
+        endpoint.add(self)
+
+
 class UcxEndpoint:
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, attempts_left: int) -> None:
+        """A connection that is being made; it may be tried so many times more."""
         self.handle = handle
+        self.attempts_left = attempts_left
         # Before one of these has arrived, UCX may not have chosen a transport.
-        self._first_requests: list[UcxRequest] = []
+        self.first_requests: list[UcxSend] = []
         self._transport_name: str | None = None
 
     @property
@@ -40,15 +58,22 @@ class UcxEndpoint:
         alive: bool = self.handle.alive
         return alive
 
-    def add(self, request: UcxRequest) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether anything arrived there."""
+        if self._transport_name is not None:
+            return True
+        return any(request.completed and request.error() is None for request in self.first_requests)
+
+    def add(self, request: UcxSend) -> None:
         """This request was sent there."""
         if self._transport_name is None:
-            self._first_requests.append(request)
+            self.first_requests.append(request)
 
     def transport_name(self) -> str | None:
-        if self._transport_name is None and self.alive and any(request.completed for request in self._first_requests):
+        if self._transport_name is None and self.alive and any(request.completed for request in self.first_requests):
             self._transport_name = transport_in(_describe_endpoint(self.handle.handle))
-            self._first_requests = []
+            self.first_requests = []
         return self._transport_name
 
 

@@ -25,7 +25,7 @@ from transfer.tuning import tune_for_gpu_transfers
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_064
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
 # Nine blocks a whole segment; several segments, and slots that must be used again.
-CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=60)
+CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=60, devices="lo")
 
 
 class Setup(NamedTuple):

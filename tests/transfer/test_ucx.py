@@ -1,8 +1,12 @@
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from mesh.errors import ConfigError
+from tests.support.transfer_peer import CONFIG, Peer
+from tests.support.waiting import wait_until
+from transfer.transport import Arrival
 from transfer.ucx import UcxTransport
 
 
@@ -23,3 +27,52 @@ def test_an_address_of_no_ucx_worker_costs_the_message_and_not_the_process(addre
     sent = transport.send(address, 1, b"message")
     assert sent.completed and sent.error() == "this is no address of a UCX worker"
     transport.close()
+
+
+def test_a_connection_that_failed_before_anything_arrived_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer(config=CONFIG) as gone:
+        dead_address = gone.address()
+    sender, receiver = UcxTransport("tcp", "lo"), UcxTransport("tcp", "lo")
+    connect = UcxTransport._connect_worker
+    reached = iter([dead_address, receiver.address])
+    monkeypatch.setattr(UcxTransport, "_connect_worker", lambda self, _: connect(self, next(reached)))
+    message, buffer = b"message", bytearray(7)
+    sent = sender.send(receiver.address, 5, message)
+    arrival = wait_for_arrival(sender, receiver)
+    received = receiver.receive(arrival, buffer)
+    progress_until(lambda: received.completed and sent.completed, sender, receiver)
+    assert (sent.error(), received.error(), arrival.tag, bytes(buffer)) == (None, None, 5, message)
+    sender.close()
+    receiver.close()
+
+
+def test_a_peer_that_is_gone_ends_a_message_after_the_last_try() -> None:
+    with Peer(config=CONFIG) as gone:
+        address = gone.address()
+    sender = UcxTransport("tcp", "lo")
+    sent = sender.send(address, 5, b"message")
+    progress_until(lambda: sent.completed, sender)
+    assert sent.error() is not None
+    assert not sender.is_reachable(address)
+    sender.close()
+
+
+def wait_for_arrival(*sides: UcxTransport) -> Arrival:
+    """At the last of these."""
+    arrivals: list[Arrival] = []
+
+    def arrived() -> bool:
+        arrivals.extend(arrival for arrival in [sides[-1].next_arrival()] if arrival is not None)
+        return bool(arrivals)
+
+    progress_until(arrived, *sides)
+    return arrivals[0]
+
+
+def progress_until(condition: Callable[[], bool], *sides: UcxTransport) -> None:
+    def look() -> bool:
+        for side in sides:
+            side.progress()
+        return condition()
+
+    wait_until(look)
