@@ -105,19 +105,22 @@ class Prefills:
                 continue
             known, prompt.known = prompt.known, self._calls.knows(prompt.target)
             if known and not prompt.known:
-                self.drop(key)
+                self._end_early(key, "lost")
                 self._on_lost(key, prefill_lost(prompt.target, "no scheduler has listed it for a lease"))
 
     def drop(self, key: int) -> None:
         """End the call of this prompt, if there is one: its request has ended."""
+        self._end_early(key, "cancelled")
+
+    def _end_early(self, key: int, outcome: str) -> None:
         prompt = self._prompts.pop(key, None)
-        if prompt is not None and prompt.call is not None:
-            prompt.call.cancel()
+        # A call that is over was counted then.
+        if prompt is not None and prompt.call is not None and prompt.call.cancel():
+            DECODE_PREFILLS.labels(outcome).inc()
 
     def _end(self, key: int, call: asyncio.Task[PrefillLost | None]) -> None:
         """The call is over. An error raised here would reach no caller, and the request would wait for its deadline."""
         if call.cancelled():
-            DECODE_PREFILLS.labels("cancelled").inc()
             return
         lost: MeshError | None
         if (mistake := call.exception()) is None:

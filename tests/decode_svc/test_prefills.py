@@ -364,7 +364,7 @@ async def test_the_deadline_of_a_request_ends_its_call() -> None:
 
 
 async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None:
-    before, registered = ended("cancelled"), AnyTarget()
+    before, registered = ended("lost"), AnyTarget()
     registered.forgets = True
     async with (
         decode_without_rank(prefill_link=PrefillLink(Channels(), registered)) as running,
@@ -381,7 +381,7 @@ async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None
         await gateway.ended(1)
         assert "no scheduler has listed it for a lease" in lost(gateway).message
         await eventually(lambda: call.cancelled)
-    assert ended("cancelled") == before + 1
+    assert ended("lost") == before + 1
 
 
 @pytest.mark.parametrize("landed", [False, True])
