@@ -78,6 +78,7 @@ class Engine:
         limits = Limits(config.max_step_tokens, config.max_requests)
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
         self._report = Report(self.pool, self.transfers)
+        self._computes_sparsely = config.sparse_prefill.offered is not None
         self._requests: dict[int, Request] = {}
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
@@ -96,7 +97,7 @@ class Engine:
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
         arrival = self._pipeline.steps, self._submitted
-        request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting)
+        request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting, self._computes_sparsely)
         try:
             check(submit, self._request_limits)
             self._check_constraint(submit)
@@ -194,6 +195,7 @@ class Engine:
             running=len(self._requests) - self._schedule.waiting,
             waiting=self._schedule.waiting,
             queued_prefill_tokens=self._schedule.queued_prefill_tokens,
+            queued_sparse_tokens=self._schedule.queued_sparse_tokens,
             free_blocks=self.pool.free_blocks,
         )
 

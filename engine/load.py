@@ -1,7 +1,9 @@
 """How fast the engine has been going."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from engine.prompt_pace import NO_PROMPTS, PromptPaceMeter, PromptTokens
+from engine.smoothing import SmoothedRatio
 from mesh.domain.workers import WorkerLoad
 
 # Weight of the past against one more step, and against one more finished request.
@@ -15,39 +17,6 @@ LEAST_PUSH_BYTES = 1 << 20
 STEP_MEMORY_SECONDS = 1.0
 
 
-class _SmoothedRatio:
-    """A quotient of two exponentially decayed sums, so that small observations weigh little."""
-
-    def __init__(self) -> None:
-        self._numerator = 0.0
-        self._denominator = 0.0
-
-    def observe(self, numerator: float, denominator: float, decay: float) -> None:
-        self._numerator = self._numerator * decay + numerator
-        self._denominator = self._denominator * decay + denominator
-
-    def observe_all(self, numerators: Iterable[float], denominator: float, decays: Iterable[float]) -> None:
-        """One after the other."""
-        above, below = self._numerator, self._denominator
-        for numerator, decay in zip(numerators, decays, strict=True):
-            above = above * decay + numerator
-            below = below * decay + denominator
-        self._numerator, self._denominator = above, below
-
-    def observe_equal(self, numerator: float, denominator: float, decays: Iterable[float]) -> None:
-        """The same again and again."""
-        above, below = self._numerator, self._denominator
-        for decay in decays:
-            above = above * decay + numerator
-            below = below * decay + denominator
-        self._numerator, self._denominator = above, below
-
-    @property
-    def value(self) -> float | None:
-        """None while unknown."""
-        return self._numerator / self._denominator if self._numerator and self._denominator else None
-
-
 class LoadMeter:
     """Smooths what steps, finished requests and pushes report.
 
@@ -55,17 +24,21 @@ class LoadMeter:
     """
 
     def __init__(self) -> None:
-        self._prefill_tokens_per_second = _SmoothedRatio()
-        self._decode_step_ms = _SmoothedRatio()
-        self._decode_step_requests = _SmoothedRatio()
-        self._output_tokens = _SmoothedRatio()
-        self._push_bytes_per_second = _SmoothedRatio()
+        self._prefill_tokens_per_second = SmoothedRatio()
+        self._prompt_paces = PromptPaceMeter()
+        self._decode_step_ms = SmoothedRatio()
+        self._decode_step_requests = SmoothedRatio()
+        self._output_tokens = SmoothedRatio()
+        self._push_bytes_per_second = SmoothedRatio()
 
-    def observe_step(self, seconds: float, decoding: int, prompt_tokens: int, accepted_drafts: int = 0) -> None:
+    def observe_step(
+        self, seconds: float, decoding: int, prompts: PromptTokens = NO_PROMPTS, accepted_drafts: int = 0
+    ) -> None:
         """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all."""
         decay = _step_decay(seconds)
-        if prompt_tokens:
-            self._prefill_tokens_per_second.observe(prompt_tokens, seconds, decay)
+        if prompts.all:
+            self._prefill_tokens_per_second.observe(prompts.all, seconds, decay)
+            self._prompt_paces.observe(prompts, seconds, decay)
         if decoding:
             # A step counts as many times as it brought each request a token.
             self._decode_step_ms.observe(seconds * 1000.0, 1.0 + accepted_drafts / decoding, decay)
@@ -86,7 +59,9 @@ class LoadMeter:
         if size_bytes >= LEAST_PUSH_BYTES:
             self._push_bytes_per_second.observe(size_bytes, seconds, PUSH_DECAY)
 
-    def load(self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int) -> WorkerLoad:
+    def load(
+        self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int, queued_sparse_tokens: int = 0
+    ) -> WorkerLoad:
         return WorkerLoad(
             running_requests=running,
             waiting_requests=waiting,
@@ -97,6 +72,9 @@ class LoadMeter:
             mean_output_tokens=self._output_tokens.value,
             decode_step_requests=self._decode_step_requests.value,
             push_bytes_per_second=self._push_bytes_per_second.value,
+            exact_prompts=self._prompt_paces.exact,
+            sparse_prompts=self._prompt_paces.sparse,
+            queued_sparse_tokens=queued_sparse_tokens,
         )
 
 

@@ -6,8 +6,9 @@ import msgspec
 
 from engine.batch import Backend, Batch, Launched, Row, Sample, StepShape
 from engine.load import LoadMeter
+from engine.prompt_pace import NO_PROMPTS
 from engine.request import Request
-from engine.step_work import StepWork
+from engine.step_work import StepWork, prompt_tokens_of
 from mesh.observe import span
 
 LayerWatch = Callable[[Iterable[tuple[Request, int]]], Callable[[int], None] | None]
@@ -92,7 +93,9 @@ class StepPipeline:
         # A step launched ahead began when the one before it ended.
         seconds = now - max(step.started, self._collected_at)
         accepted = sum(len(sample.token_ids) - 1 for sample in samples if sample is not None) if step.drafts else 0
-        self._meter.observe_step(seconds, len(step.work.decoding), step.work.prompt_tokens, accepted)
+        decoding = len(step.work.decoding)
+        prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:]) if step.work.chunks else NO_PROMPTS
+        self._meter.observe_step(seconds, decoding, prompts, accepted)
         self._collected_at = now
         if step.work.scores_prompts:
             for index, part in step.launched.prompt_logprobs().items():

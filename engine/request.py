@@ -42,6 +42,8 @@ class Request:
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
     sparse: SparsePrefill | None = None
+    # Tokens with at least so many before them are attended to sparsely by this engine; None if none are.
+    sparse_from: int | None = None
     share: Share = ONE_TENANT
     # It has had its last output; its blocks are given back once no step in flight writes to them.
     ended: bool = False

@@ -1,6 +1,7 @@
 """Requests that take part in steps."""
 
 from engine.request import Request
+from mesh.domain.sparse_prefill import sparse_part
 
 
 class Running:
@@ -17,6 +18,14 @@ class Running:
     def prompt_tokens(self) -> int:
         """Tokens left to compute in prompts."""
         return sum(request.progress.left for request in self.prompts)
+
+    @property
+    def sparse_tokens(self) -> int:
+        """How many of them will be attended to sparsely."""
+        return sum(
+            sparse_part(request.progress.computed_at_most, request.progress.tokens_at_most, request.sparse_from)
+            for request in self.prompts
+        )
 
     def add(self, request: Request) -> None:
         (self.decoding if request.progress.left == 1 else self.prompts).append(request)

@@ -45,6 +45,11 @@ class Schedule:
         """Prompt tokens left to compute here, as far as known."""
         return self._waiting.tokens + self._running.prompt_tokens
 
+    @property
+    def queued_sparse_tokens(self) -> int:
+        """How many of them will be attended to sparsely."""
+        return self._waiting.sparse_tokens + self._running.sparse_tokens
+
     def enqueue(self, request: Request) -> None:
         self._tenants.enter(request.key, request.share)
         cached = len(self._block_tables.match(request)) * BLOCK_TOKENS

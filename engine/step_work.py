@@ -1,12 +1,21 @@
 """The work of one step: from what was planned to the rows of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from engine.batch import Row, StepShape
 from engine.batcher import Chunk
+from engine.prompt_pace import NO_PROMPTS, PromptTokens
 from engine.request import Request
+
+
+def prompt_tokens_of(requests: Iterable[Request], rows: Iterable[Row]) -> PromptTokens:
+    """The tokens of launched chunks, each a request and its row."""
+    tokens = NO_PROMPTS
+    for request, row in zip(requests, rows, strict=True):
+        tokens = tokens.with_chunk(row.start, row.end, request.sparse_from)
+    return tokens
 
 
 class StepWork(msgspec.Struct, frozen=True):

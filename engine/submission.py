@@ -56,11 +56,16 @@ NO_DRAFTS = Drafting()
 
 
 def make_request(
-    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], drafting: Drafting = NO_DRAFTS
+    submit: Submit,
+    eos_token_ids: frozenset[int],
+    arrival: tuple[int, int],
+    drafting: Drafting = NO_DRAFTS,
+    computes_sparsely: bool = False,
 ) -> Request:
     """From a checked Submit.
 
-    eos_token_ids: the model's own; arrival: the arrival batch, and the order within it.
+    eos_token_ids: the model's own; arrival: the arrival batch, and the order within it; computes_sparsely: whether this
+    engine does, where a request says so.
     """
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
@@ -82,6 +87,7 @@ def make_request(
         history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
         sparse=request.sparse,
+        sparse_from=request.sparse.from_tokens if computes_sparsely and request.sparse is not None else None,
         arrival=arrival,
         share=request.share,
         remote_prefill=submit.remote_prefill,

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heapreplace
 
 from engine.request import Request
 from engine.standing import ALONE, Standing
+from mesh.domain.sparse_prefill import sparse_part
 
 _Entry = tuple[int, int, int, int, Request]
 
@@ -19,8 +20,9 @@ class WaitingQueue:
         # By tenant. `arrival` is unique, so the first four elements decide every comparison.
         self._entries: dict[str, list[_Entry]] = {}
         self._entry_by_key: dict[int, _Entry] = {}
-        # Sum of the estimates.
+        # Sum of the estimates, and how many of these tokens will be attended to sparsely.
         self.tokens = 0
+        self.sparse_tokens = 0
 
     def __len__(self) -> int:
         return len(self._entry_by_key)
@@ -42,6 +44,7 @@ class WaitingQueue:
         insort(self._entries.setdefault(request.share.tenant, []), entry)
         self._entry_by_key[request.key] = entry
         self.tokens += uncached_tokens
+        self.sparse_tokens += _sparse_tokens(entry)
 
     def remove(self, request: Request) -> None:
         entry = self._entry_by_key.pop(request.key)
@@ -50,6 +53,7 @@ class WaitingQueue:
         if not entries:
             del self._entries[request.share.tenant]
         self.tokens -= entry[2]
+        self.sparse_tokens -= _sparse_tokens(entry)
 
     def _interleaved(self, standing: Standing) -> Iterator[Request]:
         heads = [(*standing.of(tenant), tenant, 0) for tenant in self._entries]
@@ -62,3 +66,12 @@ class WaitingQueue:
                 heapreplace(heads, (served + (tokens + 1) / request.share.weight, held + 1, tenant, index + 1))
             else:
                 heappop(heads)
+
+
+def _sparse_tokens(entry: _Entry) -> int:
+    """The tokens to compute are a prompt's last ones."""
+    *_, tokens, _, request = entry
+    if not tokens or request.sparse_from is None:
+        return 0
+    end = len(request.progress.token_ids)
+    return sparse_part(end - tokens, end, request.sparse_from)

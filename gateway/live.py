@@ -250,6 +250,7 @@ class LiveGeneration:
             block_hashes=self._block_hashes,
             avoid=frozenset(self._avoid),
             share=request.share,
+            sparse=request.sparse,
         )
 
     def _submit(self, placement: Placement) -> None:

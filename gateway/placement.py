@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 
@@ -23,6 +24,8 @@ class PlacementQuery:
     block_hashes: Sequence[bytes]
     avoid: Collection[str]
     share: Share = ONE_TENANT
+    # How the attention of its prompt is to be computed; None if exactly.
+    sparse: SparsePrefill | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
         avoid_worker_ids=sorted(query.avoid),
         share=wire.share_message(query.share),
         generation_id=query.generation_id,
+        sparse_prefill=None if query.sparse is None else wire.sparse_prefill_message(query.sparse),
     )
 
 

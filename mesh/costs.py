@@ -18,6 +18,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Prompts without what came before them, and milliseconds of a million pairs of a prompt's token and one before it.
     prefill_tokens_per_second: float = 5000.0
     prefill_pairs_ms: float = 0.0
+    # The same of tokens whose attention is sparse; null: as if it were exact, until workers measure it.
+    sparse_pairs_ms: float | None = None
     # A push of KV to a decode worker: rate, and time of the calls, from the decode worker's landing to the prefill
     # worker's first chunk, and from the last byte of KV to the decode worker's next step.
     push_bytes_per_second: float = 2e9
@@ -55,8 +57,18 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
         """Computing `tokens` of a prompt behind `cached_tokens` of it."""
-        pairs = tokens * (cached_tokens + tokens / 2)
-        return tokens / self.prefill_tokens_per_second * 1000 + pairs / MILLION * self.prefill_pairs_ms
+        return tokens * self.prompt_token_ms(cached_tokens + tokens / 2)
+
+    def sparse_prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
+        """The same with sparse attention of all of them."""
+        return tokens * self.prompt_token_ms(cached_tokens + tokens / 2, sparse=True)
+
+    def prompt_token_ms(self, context_tokens: float, sparse: bool = False) -> float:
+        """One token of a prompt that has so many before it."""
+        pairs_ms = self.prefill_pairs_ms
+        if sparse and self.sparse_pairs_ms is not None:
+            pairs_ms = self.sparse_pairs_ms
+        return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
         """A step in which requests with so much context together decode, beside chunks of prompts."""

@@ -20,6 +20,9 @@ class PlacementRequest:
     avoid: frozenset[str] = frozenset()
     # Mean over the model's finished requests; None means that the worker's own measurement is used.
     mean_output_tokens: float | None = None
+    # Tokens of the prompt with at least so many before them are attended to sparsely, where a worker does so; None if
+    # the request is to be exact.
+    sparse_from: int | None = None
     # Which part of those who wait are served before it: tenants are served by turns.
     ahead: float = 1.0
 
@@ -50,13 +53,15 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     fetch: float = 0.0
     push: float = 0.0
     disk_fetch: float = 0.0
+    sparse: float = 0.0
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
     """How fast a worker is taken to be; nothing is 0."""
 
-    prefill_tokens_per_second: float
-    # Time of its decode steps, relative to the cost model's.
+    # Times of its exact prompts, of its sparse prompts and of its decode steps, relative to the cost model's.
+    prompt_slowness: float
+    sparse_slowness: float
     slowness: float
     push_bytes_per_second: float
     fetch_bytes_per_second: float
@@ -81,6 +86,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     connected: bool = True
     # Whether a decode worker computes prompts too.
     can_prefill: bool = True
+    # Whether it computes sparsely what a request wants so.
+    sparse: bool = False
     # Whether prefill workers can push KV to a decode worker.
     receives_kv: bool = True
     # Bytes of one block of KV, all layers.
@@ -108,12 +115,12 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
         assert self.estimate is not None, "candidates are informed before they are compared"
         return self.estimate
 
-    def prompts_ms(self, now: float) -> float:
+    def prompts_ms(self, now: float, costs: CostModel) -> float:
         """Predicted time until it will have computed the prompts that it has."""
         if self.prompts_until is not None:
             return max(0.0, self.prompts_until - now) * 1000
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
-        return queued / self.pace.prefill_tokens_per_second * 1000
+        return self.pace.prompt_slowness * costs.prefill_ms(queued)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class Coordinator:
             asked.max_tokens,
             asked.avoid,
             mean_output_tokens=self._lengths.mean(call.model),
+            sparse_from=asked.sparse_from,
             ahead=self._placed.ahead(call.share),
         )
         terms = self._terms(request, workers, cached, hints)

@@ -24,7 +24,7 @@ def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: f
     requests = worker.load.running_requests + worker.load.waiting_requests
     generating = requests * output_tokens * step_ms(worker, requests, knobs) if requests else 0.0
     tokens_again = worker.load.queued_prefill_tokens + kept_blocks * BLOCK_TOKENS
-    return generating + tokens_again / worker.pace.prefill_tokens_per_second * 1000
+    return generating + worker.pace.prompt_slowness * tokens_again * knobs.costs.prompt_token_ms(0.0)
 
 
 class DeletionCosts:

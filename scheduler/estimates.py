@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.costs import CostModel
-from mesh.domain.workers import WorkerLoad
+from mesh.domain.workers import PromptPace, WorkerLoad
 from scheduler.candidates import Candidates, Pace, PlacementKnobs
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
@@ -42,10 +42,17 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     """
     workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
     decodes = len(candidates.decode)
-    prefill = estimates(
-        [(each.worker_class, each.load.prefill_tokens_per_second, now - each.measured_at.prefill) for each in workers],
-        costs.prefill_tokens_per_second,
+    prompts = estimates(
+        [(each.worker_class, _prompt_slowness(each.load, costs), now - each.measured_at.prefill) for each in workers],
+        1.0,
     )
+    sparse = prompts
+    if any(each.sparse for each in workers):
+        gains = estimates(
+            [(each.worker_class, _sparse_gain(each.load, costs), now - each.measured_at.sparse) for each in workers],
+            1.0,
+        )
+        sparse = [*map(mul, prompts, gains)]
     slowness = estimates(
         [(each.worker_class, _slowness(each.load, costs), now - each.measured_at.step) for each in candidates.decode],
         1.0,
@@ -72,13 +79,21 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
             ],
             costs.disk_fetch_bytes_per_second,
         )
-    slownesses = chain(slowness, repeat(1.0))
+    steps = chain(slowness, repeat(1.0))
     pushes = chain(repeat(costs.push_bytes_per_second, decodes), push)
-    estimated = [
-        msgspec.structs.replace(worker, estimate=pace)
-        for worker, pace in zip(workers, map(Pace, prefill, slownesses, pushes, fetch, disk_fetch), strict=True)
-    ]
+    paces = map(Pace, prompts, sparse, steps, pushes, fetch, disk_fetch)
+    estimated = [msgspec.structs.replace(worker, estimate=pace) for worker, pace in zip(workers, paces, strict=True)]
     return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
+
+
+def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
+    """Prompt tokens a second of each worker, by its id: exact and sparse ones together, as they come."""
+    workers, now = (*candidates.decode, *candidates.prefill), candidates.now
+    rates = estimates(
+        [(each.worker_class, each.load.prefill_tokens_per_second, now - each.measured_at.prefill) for each in workers],
+        costs.prefill_tokens_per_second,
+    )
+    return {worker.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
 
 
 def estimates(measured: Sequence[Measured], constant: float) -> list[float]:
@@ -108,6 +123,31 @@ def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Seq
     return {
         name: (ASSUMED_WEIGHT * everyone + total) / (ASSUMED_WEIGHT + weight) for name, (weight, total) in sums.items()
     }
+
+
+def _prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:
+    """The measured time of an exact prompt's tokens, relative to the cost model's with as many tokens before them.
+
+    A worker that measured sparse ones alone is taken to be as fast with exact ones. None if it measured none.
+    """
+    if load.exact_prompts is None and load.sparse_prompts is not None:
+        return _relative(load.sparse_prompts, costs, sparse=True)
+    exact = load.exact_pace
+    return None if exact is None else _relative(exact, costs, sparse=False)
+
+
+def _sparse_gain(load: WorkerLoad, costs: CostModel) -> float | None:
+    """What a worker's slowness with exact prompts is to be multiplied by for sparse ones; None unless it measured both.
+
+    A worker that has not computed sparsely yet is so taken to gain by it what the others do.
+    """
+    if load.exact_prompts is None or load.sparse_prompts is None:
+        return None
+    return _relative(load.sparse_prompts, costs, sparse=True) / _relative(load.exact_prompts, costs, sparse=False)
+
+
+def _relative(pace: PromptPace, costs: CostModel, sparse: bool) -> float:
+    return 1000 / pace.tokens_per_second / costs.prompt_token_ms(pace.context_tokens, sparse)
 
 
 def _slowness(load: WorkerLoad, costs: CostModel) -> float | None:

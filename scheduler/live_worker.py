@@ -128,6 +128,7 @@ class Worker:
             unreported=unreported,
             connected=self.connected,
             can_prefill=identity.can_prefill,
+            sparse=identity.sparse_prefill is not None,
             receives_kv=identity.receives_kv,
             # What is not known counts as free.
             block_bytes=identity.block_bytes or 0,

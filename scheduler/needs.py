@@ -8,7 +8,7 @@ from mesh.domain.workers import WorkerRole
 from scheduler.admission import Objectives
 from scheduler.arrivals import Demand
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
-from scheduler.estimates import informed
+from scheduler.estimates import informed, prompt_rates
 from scheduler.placement import slots_left, step_ms
 from scheduler.scaling import Need
 
@@ -39,7 +39,9 @@ def needs(
     candidates = informed(candidates, knobs)
     prefill = [worker for worker in candidates.prefill if worker.unusable is None]
     decode = [worker for worker in candidates.decode if worker.unusable is None]
-    prompts = _prompts(prefill or decode, demand, knobs, objectives)
+    rates = prompt_rates(candidates, knobs.costs)
+    computing = prefill or decode
+    prompts = _prompts(computing, [rates[each.worker_id] for each in computing], demand, knobs, objectives)
     output = mean_output_tokens or knobs.mean_output_tokens
     generations = _generations(decode, demand, output, knobs, objectives, assumed)
     return {
@@ -48,10 +50,16 @@ def needs(
     }
 
 
-def _prompts(workers: Sequence[CandidateWorker], demand: Demand, knobs: PlacementKnobs, objectives: Objectives) -> Need:
+def _prompts(
+    workers: Sequence[CandidateWorker],
+    rates: Sequence[float],
+    demand: Demand,
+    knobs: PlacementKnobs,
+    objectives: Objectives,
+) -> Need:
+    """rates: prompt tokens a second of each worker."""
     queued = sum(worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens for worker in workers)
     seconds = (objectives.ttft_ms or DEFAULT_TTFT_MS) * WAITING_SHARE / 1000
-    rates = [worker.pace.prefill_tokens_per_second for worker in workers]
     per_second = fmean(rates) if rates else knobs.costs.prefill_tokens_per_second
     # A queue of up to this is the use that a worker is meant to have.
     excess = max(0.0, queued - per_second * seconds * len(workers))

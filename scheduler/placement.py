@@ -74,14 +74,15 @@ def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int
 def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) -> str:
     """The decision in words."""
     cached = f"{chosen.cached_blocks} blocks cached"
+    sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
     if chosen.store is not None:
         cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
     if chosen.prefill_worker_id is not None:
         cached += f", {_blocks(request.prompt_tokens) - chosen.held_blocks} blocks to move"
     return (
-        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to compute, "
-        f"{cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a token; {chosen.slots_left} "
-        f"slots left; best of {len(terms)}"
+        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
+        f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
+        f"token; {chosen.slots_left} slots left; best of {len(terms)}"
     )
 
 
@@ -109,17 +110,16 @@ def _terms(
 def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knobs: PlacementKnobs) -> Terms:
     """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
     worker = share.candidate
-    rate = worker.pace.prefill_tokens_per_second
-    queue_ms = share.ahead * worker.prompts_ms(now)
+    queue_ms = share.ahead * worker.prompts_ms(now, knobs.costs)
     ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
         # The first tokens are computed in a decode step that runs anyway.
-        riding = min(found.uncached_tokens, knobs.short_prompt_tokens)
-        ttft_ms -= riding / rate * 1000
+        riding = min(1.0, knobs.short_prompt_tokens / found.uncached_tokens)
+        ttft_ms -= riding * found.computing_ms
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(max(1, share.requests), worker.max_requests) + worker.requests_beside
-        delay_ms = others * (found.uncached_tokens - riding) / rate * 1000
+        delay_ms = others * (1 - riding) * found.computing_ms
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
 
 
@@ -182,6 +182,7 @@ def _assemble(
         rank=share.candidate.rank,
         prefill_rank=None if offer is None else offer.rank,
         prompt_ms=found.ms,
+        sparse_tokens=found.sparse_tokens,
     )
 
 

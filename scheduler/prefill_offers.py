@@ -71,7 +71,7 @@ def _offer(
 ) -> PrefillOffer:
     store = candidates.stores.get(worker.namespace) if candidates.stores else None
     found = source(request, worker, store, knobs)
-    queue_ms = request.ahead * worker.prompts_ms(candidates.now)
+    queue_ms = request.ahead * worker.prompts_ms(candidates.now, knobs.costs)
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
         worker_id=worker.worker_id,

@@ -24,6 +24,16 @@ class Measurement:
             self.value, self.changed_at = value, now
 
 
+def queued_seconds(load: WorkerLoad) -> float | None:
+    """Time of the prompts that a rank has, at the rates that it measured; None if it measured none."""
+    exact = load.exact_pace
+    if exact is None:
+        return None
+    sparse = load.sparse_prompts or exact
+    exact_tokens = load.queued_prefill_tokens - load.queued_sparse_tokens
+    return exact_tokens / exact.tokens_per_second + load.queued_sparse_tokens / sparse.tokens_per_second
+
+
 @dataclass(slots=True)
 class Rank:
     """Written by the registry alone. Most workers have one."""
@@ -42,6 +52,7 @@ class Rank:
     _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
     _prefill_rate: Measurement = field(default_factory=Measurement)
+    _sparse_rate: Measurement = field(default_factory=Measurement)
     _step_time: Measurement = field(default_factory=Measurement)
     _fetch_bandwidth: Measurement = field(default_factory=Measurement)
     _push_bandwidth: Measurement = field(default_factory=Measurement)
@@ -61,7 +72,9 @@ class Rank:
             self._correct_prompts(status.load, now)
             self._load_at = now
         self.status = status
-        self._prefill_rate.observe(status.load.prefill_tokens_per_second, now)
+        exact, sparse = status.load.exact_pace, status.load.sparse_prompts
+        self._prefill_rate.observe(None if exact is None else exact.tokens_per_second, now)
+        self._sparse_rate.observe(None if sparse is None else sparse.tokens_per_second, now)
         self._step_time.observe(status.load.decode_step_ms, now)
         self._fetch_bandwidth.observe(status.transfers.fetch_bytes_per_second, now)
         self._push_bandwidth.observe(status.load.push_bytes_per_second, now)
@@ -75,6 +88,7 @@ class Rank:
             fetch=self._fetch_bandwidth.changed_at,
             push=self._push_bandwidth.changed_at,
             disk_fetch=self._disk_fetch_bandwidth.changed_at,
+            sparse=self._sparse_rate.changed_at,
         )
 
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:
@@ -90,13 +104,12 @@ class Rank:
 
         Prompts that came while the step ran are not in its load: so many are left at least, and so many more at most.
         """
-        if not load.prefill_tokens_per_second:
+        queued = queued_seconds(load)
+        if queued is None:
             return
-        least = now + load.queued_prefill_tokens / load.prefill_tokens_per_second
         since = self._load_at - ON_ITS_WAY_SECONDS
-        unseen = sum(placed.prefill_tokens for placed_at, placed, _ in self.placed.values() if placed_at >= since)
-        most = least + unseen / load.prefill_tokens_per_second
-        self.prompts_until = min(max(self.prompts_until or least, least), most)
+        unseen = sum(seconds for placed_at, _, seconds in self.placed.values() if placed_at >= since)
+        self.prompts_until = min(max(self.prompts_until or now, now + queued), now + queued + unseen)
 
     def settle_placement(self, key: PlacementKey) -> None:
         """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it."""

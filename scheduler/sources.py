@@ -3,6 +3,7 @@
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
 
@@ -17,6 +18,10 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: int
     # Predicted time of fetch and computation.
     ms: float
+    # Of the computation alone.
+    computing_ms: float = 0.0
+    # How many of the uncached tokens are attended to sparsely.
+    sparse_tokens: int = 0
 
 
 def source(
@@ -27,9 +32,8 @@ def source(
 
     The candidate is informed (see `estimates`).
     """
-    rate = candidate.pace.prefill_tokens_per_second
     own = reusable_blocks(request, candidate.cached_blocks)
-    best = _computed(request, own, rate)
+    best = _computed(request, own, candidate, knobs)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
@@ -37,10 +41,10 @@ def source(
         blocks = reusable_blocks(request, target.blocks)
         if blocks <= own:
             continue
-        rest = _computed(request, blocks, rate)
+        rest = _computed(request, blocks, candidate, knobs)
         ms = rest.ms + _fetch_ms(candidate, own, min(blocks, in_memory), blocks, knobs)
         if ms < best.ms:
-            best = Source(target, rest.cached_blocks, rest.uncached_tokens, ms)
+            best = msgspec.structs.replace(rest, store=target, ms=ms)
     return best
 
 
@@ -49,9 +53,17 @@ def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
     return min(blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
 
 
-def _computed(request: PlacementRequest, cached_blocks: int, rate: float) -> Source:
-    uncached_tokens = request.prompt_tokens - cached_blocks * BLOCK_TOKENS
-    return Source(None, cached_blocks, uncached_tokens, uncached_tokens / rate * 1000)
+def _computed(
+    request: PlacementRequest, cached_blocks: int, candidate: CandidateWorker, knobs: PlacementKnobs
+) -> Source:
+    cached_tokens, pace, costs = cached_blocks * BLOCK_TOKENS, candidate.pace, knobs.costs
+    sparse_from = request.sparse_from if candidate.sparse else None
+    sparse = sparse_part(cached_tokens, request.prompt_tokens, sparse_from)
+    exact = request.prompt_tokens - cached_tokens - sparse
+    ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens)
+    if sparse:
+        ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)
+    return Source(None, cached_blocks, exact + sparse, ms, ms, sparse)
 
 
 def _fetch_ms(candidate: CandidateWorker, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs) -> float:

@@ -52,6 +52,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     prefill_rank: int | None = None
     # Fetch and computation of the prompt, without any wait.
     prompt_ms: float = 0.0
+    # How many of the uncached tokens are attended to sparsely.
+    sparse_tokens: int = 0
 
     @property
     def name(self) -> str:

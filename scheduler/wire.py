@@ -7,6 +7,7 @@ from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, targets_pb2
 
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
 from mesh.domain import wire, worker_wire
+from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import InvalidRequest
 from scheduler.candidates import PlacementRequest
@@ -57,7 +58,14 @@ def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
             f"{len(message.block_hashes)} block hashes for {message.prompt_tokens} prompt tokens: at most {most}",
             field="block_hashes",
         )
-    request = PlacementRequest(message.prompt_tokens, message.max_tokens, frozenset(message.avoid_worker_ids))
+    sparse_from = None
+    if message.HasField("sparse_prefill"):
+        sparse = wire.sparse_prefill(message.sparse_prefill)
+        check_sparse_prefill(sparse)
+        sparse_from = sparse.from_tokens
+    request = PlacementRequest(
+        message.prompt_tokens, message.max_tokens, frozenset(message.avoid_worker_ids), sparse_from=sparse_from
+    )
     hashes = block_hashes(message.block_hashes, "block_hashes")
     return PlacementCall(
         generation_id=generation_id(message),

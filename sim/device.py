@@ -12,6 +12,7 @@ from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
 from mesh.domain.outputs import PromptLogprobs
+from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
@@ -108,7 +109,9 @@ class SimulatedDevice:
                 decoding += 1
                 context += row.start
             else:
-                chunks_ms += self._costs.prefill_ms(tokens, row.start)
+                sparse = sparse_part(row.start, row.end, None if row.sparse is None else row.sparse.from_tokens)
+                chunks_ms += self._costs.prefill_ms(tokens - sparse, row.start)
+                chunks_ms += self._costs.sparse_prefill_ms(sparse, row.end - sparse)
         return self._costs.step_ms(decoding, context, chunks_ms) / 1000
 
     def decode_times(self, start: float, steps: int, requests: int, context: int) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from decode_svc.config import QueueConfig as DecodeQueue
+from engine.config import SparsePrefillConfig
 from gateway.config import DispatchConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import Config
@@ -107,6 +108,8 @@ class FleetConfig(Config):
     dispatch: DispatchConfig = DispatchConfig()
     prefill_queue: PrefillQueue = PrefillQueue()
     decode_queue: DecodeQueue = DecodeQueue()
+    sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
+    """How all workers attend to long prompts: `sparse_pairs_ms` of the cost file says what that takes."""
     fair: bool = True
     """Whether tenants are told apart where they wait."""
     autoscale: bool = False

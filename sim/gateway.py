@@ -8,10 +8,12 @@ from engine.protocol.messages import Output
 from gateway.config import DispatchConfig
 from gateway.live import LONGEST_PAUSE_SECONDS, attempt_outcome, exhausted
 from gateway.placement import Outcome as AttemptOutcome
+from gateway.requests import settled_sparse_prefill
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError, NoWorker
@@ -35,6 +37,7 @@ class Live:
     asked: Asked
     record: RequestRecord
     hashes: Sequence[bytes]
+    sparse: SparsePrefill | None = None
     attempts: int = 0
     tokens: int = 0
     cached_tokens: int = 0
@@ -66,9 +69,13 @@ class SimulatedGateway:
         model: str,
         call_seconds: float,
         fair: bool,
+        sparse: SparsePrefill | None,
         on_end: Callable[[Live], None],
     ) -> None:
-        """call_seconds: from the client to a worker, and of a token from there to the client."""
+        """call_seconds: from the client to a worker, and of a token from there to the client.
+
+        sparse: how workers attend to long prompts; None if exactly.
+        """
         self.live = 0
         self._timeline = timeline
         self._scheduler = scheduler
@@ -77,6 +84,7 @@ class SimulatedGateway:
         self._model = model
         self._call_seconds = call_seconds
         self._fair = fair
+        self._sparse = sparse
         self._on_end = on_end
         self.asked = 0
 
@@ -86,7 +94,8 @@ class SimulatedGateway:
         self.live += 1
         record = RequestRecord(number, self._timeline.now, asked.max_tokens, prompt_tokens=len(asked.token_ids))
         salt = asked.share.tenant.encode()
-        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt))
+        sparse = settled_sparse_prefill(None, self._sparse, len(asked.token_ids))
+        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt, sparse), sparse)
         self._timeline.after(self._call_seconds, lambda: self._place(live, None))
 
     def _place(self, live: Live, cause: MeshError | None) -> None:
@@ -110,7 +119,10 @@ class SimulatedGateway:
 
     def _call(self, live: Live) -> PlacementCall:
         request = PlacementRequest(
-            len(live.asked.token_ids) + live.tokens, live.asked.max_tokens - live.tokens, live.avoid
+            len(live.asked.token_ids) + live.tokens,
+            live.asked.max_tokens - live.tokens,
+            live.avoid,
+            sparse_from=None if live.sparse is None else live.sparse.from_tokens,
         )
         return PlacementCall(str(live.number), live.attempts, self._model, request, live.hashes, self._share(live))
 
@@ -146,6 +158,7 @@ class SimulatedGateway:
             share=self._share(live),
             attempt=live.attempts,
             prompt_tokens=len(asked.token_ids),
+            sparse=live.sparse,
         )
         prefill = None if answer.prefill is None else _target(answer.prefill)
         return Submission(live.number, request, None, prefill, answer.chosen.store)

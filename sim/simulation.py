@@ -70,6 +70,7 @@ class SimulatedMesh:
             MODEL,
             call_seconds,
             fleet.fair,
+            fleet.sparse_prefill.offered,
             self.ended.append,
         )
         self.faults = Faults(self.timeline, self.lifecycle, self.stores, seed)
@@ -122,6 +123,7 @@ class SimulatedMesh:
             block_bytes=self._fleet.block_bytes,
             layerwise_tokens=group.layerwise_tokens,
             slot_bytes=1 << 23,
+            sparse_prefill=self._fleet.sparse_prefill.offered,
         )
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue
@@ -153,6 +155,7 @@ class SimulatedMesh:
             max_step_tokens=group.max_step_tokens,
             prefix_cache=group.prefix_cache,
             transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
+            sparse_prefill=self._fleet.sparse_prefill,
         )
         clock = LocalClock(self.timeline.now)
         spec = DeviceSpec(

@@ -7,7 +7,7 @@ import msgspec
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
 from mesh.errors import CheckpointError
 
 
@@ -54,6 +54,9 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
         mean_output_tokens=_mean_of_known(rank.mean_output_tokens for rank in ranks),
         decode_step_requests=_sum_of_known(rank.decode_step_requests for rank in ranks),
         push_bytes_per_second=_mean_of_known(rank.push_bytes_per_second for rank in ranks),
+        exact_prompts=_merge_paces([rank.exact_prompts for rank in ranks]),
+        sparse_prompts=_merge_paces([rank.sparse_prompts for rank in ranks]),
+        queued_sparse_tokens=sum(rank.queued_sparse_tokens for rank in ranks),
     )
 
 
@@ -76,6 +79,15 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
         fetch_bytes_per_second=_mean_of_known(rank.fetch_bytes_per_second for rank in ranks),
         disk_fetch_bytes_per_second=_mean_of_known(rank.disk_fetch_bytes_per_second for rank in ranks),
     )
+
+
+def _merge_paces(paces: Sequence[PromptPace | None]) -> PromptPace | None:
+    """The sum of the rates of those who know theirs, behind the mean context of their tokens."""
+    known = [pace for pace in paces if pace is not None]
+    if not known:
+        return None
+    rate = sum(pace.tokens_per_second for pace in known)
+    return PromptPace(rate, sum(pace.context_tokens * pace.tokens_per_second for pace in known) / rate)
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:

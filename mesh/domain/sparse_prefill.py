@@ -21,6 +21,11 @@ class SparsePrefill(msgspec.Struct, frozen=True, array_like=True):
     recall: float
 
 
+def sparse_part(start: int, end: int, from_tokens: int | None) -> int:
+    """How many of the tokens at positions [start, end) are attended to sparsely; None: none are."""
+    return 0 if from_tokens is None else max(0, end - max(start, from_tokens))
+
+
 def check_sparse_prefill(sparse: SparsePrefill) -> None:
     """Raises InvalidRequest for numbers that are none of ours."""
     if not (0 <= sparse.from_tokens <= MAX_FROM_TOKENS and 0 < sparse.recall < 1):

@@ -1,5 +1,6 @@
 """Workers in the protos: one translation for those who report and those who listen."""
 
+import msgspec
 from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
@@ -7,6 +8,7 @@ from mesh.domain import wire
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import (
     KvNamespace,
+    PromptPace,
     RankStatus,
     TransferCounters,
     WorkerIdentity,
@@ -172,6 +174,9 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
         push_bytes_per_second=_measured(message.push_bytes_per_second),
         expert_imbalance=message.expert_imbalance if message.HasField("expert_imbalance") else None,
         experts_moved=message.experts_moved,
+        exact_prompts=_prompt_pace(message.exact_prompts),
+        sparse_prompts=_prompt_pace(message.sparse_prompts),
+        queued_sparse_tokens=message.queued_sparse_tokens,
     )
 
 
@@ -188,6 +193,9 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
         push_bytes_per_second=load.push_bytes_per_second,
         expert_imbalance=load.expert_imbalance,
         experts_moved=load.experts_moved,
+        exact_prompts=_prompt_pace_message(load.exact_prompts),
+        sparse_prompts=_prompt_pace_message(load.sparse_prompts),
+        queued_sparse_tokens=load.queued_sparse_tokens,
     )
 
 
@@ -242,6 +250,15 @@ def rank_message(rank: RankStatus) -> workers_pb2.RankStatus:
         transfers=transfers_message(rank.transfers),
         cached_blocks=rank.cached_blocks,
     )
+
+
+def _prompt_pace(message: workers_pb2.PromptPace) -> PromptPace | None:
+    rate = _measured(message.tokens_per_second)
+    return None if rate is None else PromptPace(rate, _measured(message.context_tokens) or 0.0)
+
+
+def _prompt_pace_message(pace: PromptPace | None) -> workers_pb2.PromptPace | None:
+    return None if pace is None else workers_pb2.PromptPace(**msgspec.structs.asdict(pace))
 
 
 def _measured(value: float) -> float | None:

@@ -91,6 +91,14 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     sparse_prefill: SparsePrefill | None = None
 
 
+class PromptPace(msgspec.Struct, frozen=True):
+    """How fast prompt tokens of one kind are computed: measured, smoothed."""
+
+    tokens_per_second: float
+    # Mean number of tokens before each of them: attention takes longer the more there are.
+    context_tokens: float = 0.0
+
+
 class WorkerLoad(msgspec.Struct, frozen=True):
     """How loaded a worker is, as of one engine step. Rates and means are smoothed, and None while unknown."""
 
@@ -100,6 +108,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     queued_prefill_tokens: int = 0
     # Blocks that no live request holds; cached content in them may still be reused.
     free_blocks: int = 0
+    # Of exact and sparse prompts together.
     prefill_tokens_per_second: float | None = None
     # Time of one token of a request: of a step, or with drafts of the share of a step that each token takes.
     decode_step_ms: float | None = None
@@ -112,6 +121,21 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     # layer where it is largest, and experts that were copied to another rank's slot since the start.
     expert_imbalance: float | None = None
     experts_moved: int = 0
+    # Of prompt tokens whose attention is exact, and of those whose attention is sparse.
+    exact_prompts: PromptPace | None = None
+    sparse_prompts: PromptPace | None = None
+    # How many of `queued_prefill_tokens` will be attended to sparsely.
+    queued_sparse_tokens: int = 0
+
+    @property
+    def exact_pace(self) -> PromptPace | None:
+        """Of exact prompts, as far as it is known: what was measured of others where no exact one was.
+
+        Workers of version 0.1 do not tell them apart.
+        """
+        if self.exact_prompts is not None or self.sparse_prompts is not None:
+            return self.exact_prompts or self.sparse_prompts
+        return PromptPace(self.prefill_tokens_per_second) if self.prefill_tokens_per_second else None
 
 
 class TransferCounters(msgspec.Struct, frozen=True):

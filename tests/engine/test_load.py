@@ -1,6 +1,7 @@
 import pytest
 
 from engine.load import LoadMeter
+from engine.prompt_pace import PromptTokens
 from mesh.domain.workers import WorkerLoad
 
 
@@ -16,8 +17,8 @@ def test_speeds_are_zero_while_unknown() -> None:
 def test_steady_speeds_are_reported_as_they_are() -> None:
     meter = LoadMeter()
     for _ in range(10):
-        meter.observe_step(0.5, decoding=0, prompt_tokens=1000)
-        meter.observe_step(0.02, decoding=8, prompt_tokens=0)
+        meter.observe_step(0.5, decoding=0, prompts=PromptTokens(1000))
+        meter.observe_step(0.02, decoding=8)
         meter.observe_finished(30)
     load = load_of(meter)
     assert load.prefill_tokens_per_second == pytest.approx(2000)
@@ -28,8 +29,8 @@ def test_steady_speeds_are_reported_as_they_are() -> None:
 def test_a_tiny_prompt_hardly_moves_the_prefill_speed() -> None:
     meter = LoadMeter()
     for _ in range(10):
-        meter.observe_step(1.0, decoding=0, prompt_tokens=2000)
-    meter.observe_step(0.02, decoding=0, prompt_tokens=1)
+        meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
+    meter.observe_step(0.02, decoding=0, prompts=PromptTokens(1))
     assert load_of(meter).prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
 
 
@@ -37,24 +38,24 @@ def test_the_decode_step_follows_a_change_within_some_hundred_steps() -> None:
     meter = LoadMeter()
     for milliseconds in (10.0, 50.0):
         for _ in range(300):
-            meter.observe_step(milliseconds / 1000, decoding=1, prompt_tokens=0)
+            meter.observe_step(milliseconds / 1000, decoding=1)
     assert load_of(meter).decode_step_ms == pytest.approx(50, rel=0.02)
 
 
 def test_the_decode_step_is_reported_with_its_batch_size() -> None:
     meter = LoadMeter()
     for decoding in (4, 8) * 500:
-        meter.observe_step(0.01, decoding=decoding, prompt_tokens=0)
+        meter.observe_step(0.01, decoding=decoding)
     assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
-    meter.observe_step(0.5, decoding=0, prompt_tokens=1000)
+    meter.observe_step(0.5, decoding=0, prompts=PromptTokens(1000))
     assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
 
 
 def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
     meter = LoadMeter()
     for _ in range(3000):
-        meter.observe_step(0.0003, decoding=1, prompt_tokens=0)
-    meter.observe_step(0.02, decoding=1, prompt_tokens=0)
+        meter.observe_step(0.0003, decoding=1)
+    meter.observe_step(0.02, decoding=1)
     assert load_of(meter).decode_step_ms == pytest.approx(0.3, rel=0.1)
 
 

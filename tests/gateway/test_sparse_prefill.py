@@ -24,13 +24,15 @@ def offering() -> FakeDecodeWorker:
 
 
 async def submitted(mesh: Mesh, prompt: list[int], **fields: Any) -> sparse_prefill_pb2.SparsePrefill | None:
-    """What the worker is told; the scheduler is asked about the blocks of the same chain."""
+    """What the worker is told; the scheduler is told the same, and asked about the blocks of the same chain."""
     await collect(mesh, ids_request(prompt, max_tokens=1, **fields))
     message = mesh.worker.submissions[-1]
     told = message.sparse_prefill if message.HasField("sparse_prefill") else None
     sparse = None if told is None else OFFERED
     salt = message.cache_salt
     assert list(mesh.scheduler.queries[-1].block_hashes) == chain_hashes(prompt, salt, sparse)
+    query = mesh.scheduler.queries[-1]
+    assert (query.sparse_prefill if query.HasField("sparse_prefill") else None) == told
     return told
 
 

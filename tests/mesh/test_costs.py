@@ -46,6 +46,14 @@ def test_tokens_late_in_a_prompt_take_longer() -> None:
     assert costs.prefill_ms(1000, 1000) == pytest.approx(1001.5)
 
 
+def test_sparse_attention_has_pairs_of_its_own_or_those_of_exact_attention() -> None:
+    costs = CostModel(prefill_tokens_per_second=1000.0, prefill_pairs_ms=1.0)
+    assert costs.sparse_prefill_ms(1000, 1000) == costs.prefill_ms(1000, 1000)
+    sparse = msgspec.structs.replace(costs, sparse_pairs_ms=0.1)
+    assert sparse.sparse_prefill_ms(1000, 1000) == pytest.approx(1000.15)
+    assert sparse.prefill_ms(1000, 1000) == pytest.approx(1001.5)
+
+
 def test_a_cost_file_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     file = CostFile(STEPS, device="a card", layout="ep8", error=0.02)
     save_costs(file, tmp_path / "costs.json")

@@ -110,8 +110,9 @@ def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
     decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
     estimated = informed(Candidates([decode], [prefill]), KNOBS)
-    assert estimated.prefill[0].pace.prefill_tokens_per_second == 800.0
-    assert estimated.decode[0].pace.prefill_tokens_per_second == pytest.approx(800.0, rel=1e-3)
+    slowness = KNOBS.costs.prefill_tokens_per_second / 800.0
+    assert estimated.prefill[0].pace.prompt_slowness == pytest.approx(slowness)
+    assert estimated.decode[0].pace.prompt_slowness == pytest.approx(slowness, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:

@@ -1,10 +1,12 @@
 """When a rank will have computed its prompts, from what was placed on it and what it reports."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import RankStatus, TransferCounters
+from mesh.costs import CostModel
+from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
 from scheduler.candidates import Unreported
 from scheduler.ranks import Rank
 from tests.support.scheduling import make_candidate, make_load
@@ -87,6 +89,22 @@ def test_a_placement_that_is_made_again_counts_once() -> None:
     assert rank.prompts_until == pytest.approx(1.5)
 
 
+def test_prompts_that_wait_are_counted_at_the_pace_of_their_kind() -> None:
+    load = make_load(
+        queued_prefill_tokens=10_000,
+        queued_sparse_tokens=8000,
+        exact_prompts=PromptPace(1000.0),
+        sparse_prompts=PromptPace(4000.0),
+    )
+    rank = Rank(0)
+    rank.observe(RankStatus(load, TransferCounters(), 0), 0.0)
+    assert rank.prompts_until == 4.0
+    # A sparse prompt that the load does not show yet counts as long as it is predicted to take.
+    rank.add_placement(("r", 0), 1.0, Unreported(1, 8000, 1), 2.0)
+    rank.observe(RankStatus(msgspec.structs.replace(load, queued_prefill_tokens=8000), TransferCounters(), 0), 1.01)
+    assert rank.prompts_until == pytest.approx(1.01 + 2.0 + 2.0)
+
+
 def test_placement_counts_what_is_left_of_the_prompts_by_then() -> None:
     worker = make_candidate(prompts_until=3.0, load=make_load(queued_prefill_tokens=100_000))
-    assert [worker.prompts_ms(now) for now in (1.0, 2.75, 4.0)] == [2000.0, 250.0, 0.0]
+    assert [worker.prompts_ms(now, CostModel()) for now in (1.0, 2.75, 4.0)] == [2000.0, 250.0, 0.0]

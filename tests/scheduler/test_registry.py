@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from scheduler.candidates import MeasurementTimes, Unreported
 from scheduler.registry import Registry, RegistryLimits
@@ -201,16 +201,30 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
     lease = registry.attach(make_identity("a"))
 
     def changed_at(
-        seconds: float, rate: float, step_ms: float, bandwidth: float, push: float = 1e9, disk: float = 1e8
+        seconds: float,
+        rate: float,
+        step_ms: float,
+        bandwidth: float,
+        push: float = 1e9,
+        disk: float = 1e8,
+        sparse: float = 1e3,
     ) -> MeasurementTimes:
         clock.now += seconds
-        load = make_load(prefill_tokens_per_second=rate, decode_step_ms=step_ms, push_bytes_per_second=push)
+        load = make_load(
+            prefill_tokens_per_second=500.0,
+            exact_prompts=PromptPace(rate),
+            sparse_prompts=PromptPace(sparse),
+            decode_step_ms=step_ms,
+            push_bytes_per_second=push,
+        )
         rates = TransferCounters(fetch_bytes_per_second=bandwidth, disk_fetch_bytes_per_second=disk)
         registry.update(lease, WorkerState.SERVING, load, rates)
         return registry.workers()[0].candidates[0].measured_at
 
-    def times(prefill: float, step: float, fetch: float, push: float, disk_fetch: float) -> MeasurementTimes:
-        return MeasurementTimes(*(start + each for each in (prefill, step, fetch, push, disk_fetch)))
+    def times(
+        prefill: float, step: float, fetch: float, push: float, disk_fetch: float, sparse: float = 1
+    ) -> MeasurementTimes:
+        return MeasurementTimes(*(start + each for each in (prefill, step, fetch, push, disk_fetch, sparse)))
 
     start = clock.now
     assert changed_at(1, 1000.0, 10.0, 1e6) == times(1, 1, 1, 1, 1)
@@ -220,6 +234,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
     assert changed_at(9, 1001.0, 11.0, 2e6) == times(19, 28, 37, 1, 1)
     assert changed_at(9, 1001.0, 11.0, 2e6, push=2e9) == times(19, 28, 37, 46, 1)
     assert changed_at(9, 1001.0, 11.0, 2e6, push=2e9, disk=2e8) == times(19, 28, 37, 46, 55)
+    assert changed_at(9, 1001.0, 11.0, 2e6, push=2e9, disk=2e8, sparse=2e3) == times(19, 28, 37, 46, 55, 64)
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:

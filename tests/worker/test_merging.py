@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
 from mesh.errors import CheckpointError
 from tests.support.decoding import READY
 from worker.merging import merge_loads, merge_ready, merge_transfers
@@ -32,6 +32,14 @@ def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
     two = WorkerLoad(3, 0, 10, 60, 500.0, 20.0, 60.0, 6.0, 8.0)
     idle = WorkerLoad(free_blocks=70)
     assert merge_loads([one, two, idle]) == WorkerLoad(4, 2, 110, 180, 1500.0, 15.0, 50.0, 10.0, 8.0)
+
+
+def test_paces_of_prompts_add_up_behind_the_mean_context_of_their_tokens() -> None:
+    one = WorkerLoad(exact_prompts=PromptPace(1000.0, 400.0), queued_sparse_tokens=5)
+    two = WorkerLoad(exact_prompts=PromptPace(3000.0, 800.0), sparse_prompts=PromptPace(9000.0, 30.0))
+    merged = merge_loads([one, two, WorkerLoad(queued_sparse_tokens=7)])
+    assert (merged.exact_prompts, merged.sparse_prompts) == (PromptPace(4000.0, 700.0), PromptPace(9000.0, 30.0))
+    assert merged.queued_sparse_tokens == 12
 
 
 def test_transfers_add_up_by_name() -> None:

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from mesh.domain import worker_wire
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import (
+    KvNamespace,
+    PromptPace,
+    TransferCounters,
+    WorkerIdentity,
+    WorkerLoad,
+    WorkerRole,
+    WorkerState,
+)
 from mesh.errors import InvalidRequest
 from worker import wire
 from worker.status_report import StatusReport
@@ -39,7 +47,18 @@ identities = st.builds(
     block_bytes=st.none() | positive,
     sparse_prefill=st.none() | st.builds(SparsePrefill, st.integers(0, 2**31 - 1), st.sampled_from([0.5, 0.95])),
 )
-loads = st.builds(WorkerLoad, counts, counts, sizes, counts, *[rates] * 5)
+paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32))
+loads = st.builds(
+    WorkerLoad,
+    counts,
+    counts,
+    sizes,
+    counts,
+    *[rates] * 5,
+    exact_prompts=st.none() | paces,
+    sparse_prompts=st.none() | paces,
+    queued_sparse_tokens=sizes,
+)
 counters = st.builds(
     TransferCounters,
     counts,
@@ -108,7 +127,13 @@ def test_a_worker_that_does_not_say_who_it_is_is_refused_with_the_field(changes:
 def test_rates_that_are_none_read_as_unknown() -> None:
     message = workers_pb2.WorkerLoad(prefill_tokens_per_second=float("nan"), decode_step_ms=-1)
     message.mean_output_tokens = float("inf")
+    message.exact_prompts.tokens_per_second = float("nan")
     assert worker_wire.load(message) == WorkerLoad()
+
+
+def test_a_worker_of_the_version_before_has_one_rate_of_all_prompts() -> None:
+    load = worker_wire.load(workers_pb2.WorkerLoad(prefill_tokens_per_second=2000))
+    assert (load.exact_pace, load.sparse_prompts) == (PromptPace(2000.0), None)
 
 
 def test_a_process_with_too_many_names_to_count_is_refused() -> None:

@@ -2,6 +2,7 @@ import datetime
 
 from deepmesh.internal.v1 import kvstore_pb2 as _kvstore_pb2
 from deepmesh.internal.v1 import share_pb2 as _share_pb2
+from deepmesh.internal.v1 import sparse_prefill_pb2 as _sparse_prefill_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -31,7 +32,7 @@ PLACEMENT_OUTCOME_LOST: PlacementOutcome
 PLACEMENT_OUTCOME_FAILED: PlacementOutcome
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "model", "prompt_tokens", "max_tokens", "block_hashes", "avoid_worker_ids", "share", "generation_id")
+    __slots__ = ("request_id", "attempt", "model", "prompt_tokens", "max_tokens", "block_hashes", "avoid_worker_ids", "share", "generation_id", "sparse_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +42,7 @@ class PlaceRequest(_message.Message):
     AVOID_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     model: str
@@ -50,7 +52,8 @@ class PlaceRequest(_message.Message):
     avoid_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     share: _share_pb2.Share
     generation_id: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., generation_id: _Optional[str] = ...) -> None: ...
+    sparse_prefill: _sparse_prefill_pb2.SparsePrefill
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., generation_id: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ...) -> None: ...
 
 class PlaceResponse(_message.Message):
     __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason", "store")

@@ -87,7 +87,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., worker_class: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved")
+    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,9 @@ class WorkerLoad(_message.Message):
     PUSH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     EXPERT_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_MOVED_FIELD_NUMBER: _ClassVar[int]
+    EXACT_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SPARSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     queued_prefill_tokens: int
@@ -110,7 +113,18 @@ class WorkerLoad(_message.Message):
     push_bytes_per_second: float
     expert_imbalance: float
     experts_moved: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ...) -> None: ...
+    exact_prompts: PromptPace
+    sparse_prompts: PromptPace
+    queued_sparse_tokens: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ...) -> None: ...
+
+class PromptPace(_message.Message):
+    __slots__ = ("tokens_per_second", "context_tokens")
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens_per_second: float
+    context_tokens: float
+    def __init__(self, tokens_per_second: _Optional[float] = ..., context_tokens: _Optional[float] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("load", "transfers", "cached_blocks")

@@ -1,0 +1,81 @@
+"""How fast prompts are computed whose attention is exact, and those whose attention is sparse."""
+
+import msgspec
+
+from engine.smoothing import SmoothedRatio
+from mesh.domain.sparse_prefill import sparse_part
+from mesh.domain.workers import PromptPace
+
+
+class PromptTokens(msgspec.Struct, frozen=True):
+    """The prompt tokens of one step: how many are attended to exactly and how many sparsely, and for each of the two
+    the sum of the tokens before each.
+    """
+
+    exact: int = 0
+    sparse: int = 0
+    exact_context: float = 0.0
+    sparse_context: float = 0.0
+
+    @property
+    def all(self) -> int:
+        return self.exact + self.sparse
+
+    def with_chunk(self, start: int, end: int, sparse_from: int | None) -> "PromptTokens":
+        """These, and the tokens at positions [start, end) of a prompt."""
+        middle = end - sparse_part(start, end, sparse_from)
+        return PromptTokens(
+            self.exact + middle - start,
+            self.sparse + end - middle,
+            self.exact_context + (middle - start) * (start + middle) / 2,
+            self.sparse_context + (end - middle) * (middle + end) / 2,
+        )
+
+
+NO_PROMPTS = PromptTokens()
+
+
+class PromptPaceMeter:
+    """Tells the two kinds apart by steps that have one of them, and divides the time of others as it knows them."""
+
+    def __init__(self) -> None:
+        self._exact = _Kind()
+        self._sparse = _Kind()
+
+    def observe(self, prompts: PromptTokens, seconds: float, decay: float) -> None:
+        sparse_seconds = seconds * self._sparse_share(prompts)
+        if prompts.exact:
+            self._exact.observe(prompts.exact, prompts.exact_context, seconds - sparse_seconds, decay)
+        if prompts.sparse:
+            self._sparse.observe(prompts.sparse, prompts.sparse_context, sparse_seconds, decay)
+
+    @property
+    def exact(self) -> PromptPace | None:
+        """None while unknown."""
+        return self._exact.pace
+
+    @property
+    def sparse(self) -> PromptPace | None:
+        """None while unknown."""
+        return self._sparse.pace
+
+    def _sparse_share(self, prompts: PromptTokens) -> float:
+        """Of a step's time. Tokens of both kinds take equally long until both are known."""
+        exact, sparse = self._exact.pace, self._sparse.pace
+        weight = 1.0 if exact is None or sparse is None else exact.tokens_per_second / sparse.tokens_per_second
+        return prompts.sparse * weight / (prompts.exact + prompts.sparse * weight)
+
+
+class _Kind:
+    def __init__(self) -> None:
+        self._rate = SmoothedRatio()
+        self._context = SmoothedRatio()
+
+    def observe(self, tokens: int, context: float, seconds: float, decay: float) -> None:
+        self._rate.observe(tokens, seconds, decay)
+        self._context.observe(context, tokens, decay)
+
+    @property
+    def pace(self) -> PromptPace | None:
+        rate = self._rate.value
+        return None if rate is None else PromptPace(rate, self._context.value or 0.0)
