@@ -127,7 +127,7 @@ class Sample(msgspec.Struct, frozen=True):
     relaxed: int = 0
 
 
-class StepShape(msgspec.Struct, frozen=True):
+class StepShape(msgspec.Struct, frozen=True, array_like=True):
     """What the ranks of a worker agree on before they launch a step together."""
 
     # The most that any rank computes; kernels and graphs are chosen by it. 0 if no rank has anything to compute.

@@ -22,6 +22,9 @@ class Semaphores:
         first = ctypes.addressof(self._base)
         self._addresses = [ctypes.c_void_p(first + index * SEMAPHORE_BYTES) for index in range(count)]
         self._libc = ctypes.CDLL(None, use_errno=True)
+        # These return at once. Were the interpreter released for them, another thread could keep it for milliseconds.
+        at_once = ctypes.PyDLL(None, use_errno=True)
+        self._post, self._try_take, self._value = at_once.sem_post, at_once.sem_trywait, at_once.sem_getvalue
 
     def create(self) -> None:
         """Called once, by the process that makes the memory."""
@@ -30,17 +33,17 @@ class Semaphores:
 
     def post(self, index: int) -> None:
         """Also makes what this process has written before visible to the process that takes the post."""
-        if self._libc.sem_post(self._addresses[index]):
+        if self._post(self._addresses[index]):
             self._check(-1)
 
     def is_posted(self, index: int) -> bool:
         value = ctypes.c_int()
-        self._check(self._libc.sem_getvalue(self._addresses[index], ctypes.byref(value)))
+        self._check(self._value(self._addresses[index], ctypes.byref(value)))
         return value.value > 0
 
     def try_take(self, index: int) -> bool:
         """Take one post if there is one."""
-        return not self._libc.sem_trywait(self._addresses[index])
+        return not self._try_take(self._addresses[index])
 
     def take(self, index: int, seconds: float) -> bool:
         """Take one post; sleep until there is one, and return False after about so many seconds without."""
