@@ -1,9 +1,15 @@
 """Exact and sparse prompts are timed apart."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from engine.config import SparsePrefillConfig
+from engine.engine import Engine
 from engine.prompt_pace import NO_PROMPTS, PromptPaceMeter, PromptTokens
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import PromptPace
+from tests.support.engines import Transcript, oracle_engine, prompt_of, submit_of
 
 
 def chunk(start: int, end: int, sparse_from: int | None = None) -> PromptTokens:
@@ -71,3 +77,35 @@ def test_a_change_of_both_is_found_in_steps_of_both() -> None:
         meter.observe(chunk(0, 1000).with_chunk(4000, 6000, 0), 1.5, 0.9)
     assert meter.exact is not None and meter.exact.tokens_per_second == pytest.approx(1000, rel=0.01)
     assert meter.sparse is not None and meter.sparse.tokens_per_second == pytest.approx(4000, rel=0.01)
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_an_engine_reports_what_it_will_compute_sparsely_of_the_prompts_that_it_has(offers: bool) -> None:
+    """One of 256 tokens that is sparse from 128 on, where the engine is set to that, and an exact one behind it."""
+    sparse = SparsePrefillConfig(recall=0.9 if offers else None, from_tokens=128)
+    engine = oracle_engine(max_requests=1, max_step_tokens=64, sparse_prefill=sparse)
+    engine.submit(submit_of(0, prompt_of(256, seed=1), 1, sparse=SparsePrefill(128, 0.9)))
+    engine.submit(submit_of(1, prompt_of(320, seed=2), 1))
+    queued = [engine.load().queued_sparse_tokens]
+    for _ in range(5):
+        engine.step()
+        queued.append(engine.load().queued_sparse_tokens)
+    load = engine.load()
+    assert load.exact_prompts is not None
+    if offers:
+        assert queued == [128, 128, 128, 64, 0, 0]
+        assert load.sparse_prompts is not None and load.sparse_prompts.context_tokens == pytest.approx(192, abs=1)
+    else:
+        assert queued == [0] * 6 and load.sparse_prompts is None
+
+
+def test_of_a_prompt_that_waits_what_the_pool_has_is_not_counted() -> None:
+    engine = oracle_engine(sparse_prefill=SparsePrefillConfig(recall=0.9, from_tokens=128))
+    prompt, sparse = prompt_of(320), SparsePrefill(128, 0.9)
+    Transcript().run(_given(engine, 0, prompt[:257], sparse))
+    assert _given(engine, 1, prompt, sparse).load().queued_sparse_tokens == 320 - 256
+
+
+def _given(engine: Engine, key: int, prompt: Sequence[int], sparse: SparsePrefill) -> Engine:
+    engine.submit(submit_of(key, prompt, 1, sparse=sparse))
+    return engine
