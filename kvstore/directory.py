@@ -78,13 +78,14 @@ class Directory:
 
     def match(self, keys: Sequence[Key]) -> list[int]:
         """Blocks of the longest stored prefix of a chain, each leased until `release`."""
-        blocks = []
+        blocks, leases = [], self._leases
         with self._lock:
+            find = self._find if self._stored_whole else self._stored.get
             for key in keys:
-                block = self._find(key)
+                block = find(key)
                 if block is None:
                     break
-                self._leases[block] += 1
+                leases[block] += 1
                 blocks.append(block)
         return blocks
 
@@ -100,14 +101,17 @@ class Directory:
 
     def release(self, blocks: Sequence[int], used: bool = True) -> None:
         """End one lease of each block; `used`: they were used now."""
+        leases = self._leases
         with self._lock:
             self._uses += used
             for block in blocks:
-                assert self._leases[block] > 0
-                self._leases[block] -= 1
+                assert leases[block] > 0
+                leases[block] -= 1
                 if used:
                     self._last_used[block] = self._uses
-                self._add_evictable(block)
+                # Of a chain that is the last one alone.
+                if not leases[block]:
+                    self._add_evictable(block)
 
     def lease(self, key: Key) -> int | None:
         """The block of that key, leased until `release`; None if it is not stored."""
@@ -234,9 +238,9 @@ class Directory:
         key = self._keys[block]
         if key is None or self._leases[block] or key not in self._stored:
             return False
-        if base_key(key) not in self._children:
-            return True
-        return self._stored_whole > 0 and twin_key(key) in self._stored
+        if not self._stored_whole:
+            return key not in self._children
+        return base_key(key) not in self._children or twin_key(key) in self._stored
 
     def _add_twin(self, key: Key) -> None:
         """The block is stored the other way too: that one may give way now, though others follow it."""

@@ -67,12 +67,14 @@ class Lookups:
         """The blocks were sent, or will not be."""
         promotion = self._promotions.pop((session_id, sequence), None)
         in_memory = blocks if promotion is None else blocks[: len(blocks) - len(promotion.blocks)]
+        if self._disk is None:
+            self._directory.release(in_memory)
+            return
         used = self._directory.keys_of(in_memory)
         self._directory.release(in_memory)
-        if self._disk is not None:
-            if promotion is not None:
-                used += self._disk.release(promotion)
-            self._disk.used(used)
+        if promotion is not None:
+            used += self._disk.release(promotion)
+        self._disk.used(used)
 
     def _blocks_read(self, session_id: int, sequence: int, in_memory: int, read: int, over: bool) -> None:
         self._read(session_id, sequence, in_memory + read, over)

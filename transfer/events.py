@@ -41,6 +41,8 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     error: str | None = None
     # How many leading blocks of them came with their draft layers too.
     drafted: int = 0
+    # Until the store had said how many it has; None if it never did.
+    answered_seconds: float | None = None
 
 
 Event = Landed | LandingFailed | PushEnded | Fetched

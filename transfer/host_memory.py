@@ -67,7 +67,7 @@ class HostMemory:
         self, first_layer: int, layer_count: int, blocks: Sequence[int]
     ) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
         """Layer-major."""
-        layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp)
-        rows = layers[:, None] * self._layer_step + np.asarray(blocks, np.intp) * self._block_step
-        assert rows.size == 0 or 0 <= rows.min() <= rows.max() < len(self._rows), "a block outside the memory"
-        return rows.reshape(-1)
+        assert first_layer >= 0 and first_layer + layer_count <= self.layers, "a layer outside the memory"
+        assert not blocks or 0 <= min(blocks) <= max(blocks) < self.blocks, "a block outside the memory"
+        layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp) * self._layer_step
+        return (layers[:, None] + np.array(blocks, np.intp) * self._block_step).reshape(-1)

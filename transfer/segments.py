@@ -39,7 +39,8 @@ class Parts(NamedTuple):
 
 def plan_parts(parts: Parts, blocks: int, drafted: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
     """As `plan_whole`, with all layers of the first `drafted` blocks, and the base layers of the others."""
-    drafted = drafted if parts.draft_layers else 0
+    if not parts.draft_layers or not drafted:
+        return plan_whole(parts.base_layers, blocks, piece_bytes, segment_bytes)
     whole = plan_whole(sum(parts), drafted, piece_bytes, segment_bytes)
     others = plan_whole(parts.base_layers, blocks - drafted, piece_bytes, segment_bytes)
     return whole + [tile._replace(first_block=tile.first_block + drafted) for tile in others]

@@ -64,7 +64,8 @@ class Fetches:
         """The request that waited for this fetch, unless it has ended."""
         fetch = self._open.pop(event.fetch_id)
         self._pool.release(fetch.blocks)
-        fetch.move.end(fetched_blocks=event.blocks)
+        answered_ms = None if event.answered_seconds is None else round(event.answered_seconds * 1e3, 3)
+        fetch.move.end(fetched_blocks=event.blocks, answered_ms=answered_ms)
         request = fetch.request
         if self._awaited.get(request.key) != event.fetch_id:
             return None

@@ -246,7 +246,9 @@ class DiskTier:
             promotion.over = not read
             ready, over = promotion.ready, promotion.over
         promotion.told(ready, over)
-        self._changed()
+        # What comes from the disk is published already; what gave way for it can wait until the last is there.
+        if over or ready == len(promotion.done):
+            self._changed()
 
     def _write_later(self, keys: Iterable[Key]) -> None:
         for key in keys:

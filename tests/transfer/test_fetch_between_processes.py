@@ -92,6 +92,7 @@ def test_a_fetch_lands_the_longest_prefix_that_the_store_knows(transports: str |
         for number in range(3):
             event = fetch(here, CHAIN, number)
             assert (event.fetch_id, event.blocks, event.error) == (number, STORED, None)
+            assert event.answered_seconds is not None and 0 < event.answered_seconds < event.seconds
         assert (here.blocks(range(STORED)) == store.blocks(SOURCE)).all()
         assert (here.blocks(range(STORED, BLOCKS)) == untouched).all()
         counters = assert_all_free(here)
@@ -135,7 +136,7 @@ def test_a_session_that_is_renewed_goes_on_and_one_that_is_closed_is_refused() -
         assert fetch(here, CHAIN).blocks == STORED
         store.agent("close_session", SESSION_ID)
         event = fetch_in_vain(here, CHAIN)
-        assert event.blocks == 0 and event.error is not None
+        assert event.blocks == 0 and event.error is not None and event.answered_seconds is None
         wait_until(lambda: store.agent("counters").refused == {"unknown_session": 1})
         assert_all_free(here)
 

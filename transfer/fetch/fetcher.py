@@ -47,7 +47,8 @@ class _Fetch:
     blocks: Sequence[int]
     began: float
     deadline: float
-    # Set when the answer is there: how many leading blocks the store had in memory, and the landing.
+    # Set when the answer is there: when that was, how many leading blocks the store had in memory, and the landing.
+    answered: float | None = None
     in_memory: int = 0
     # How many leading blocks come with their draft layers.
     drafted: int = 0
@@ -198,6 +199,7 @@ class Fetcher:
             self._begin_landing(fetch, answer)
 
     def _begin_landing(self, fetch: _Fetch, answer: Answer) -> None:
+        fetch.answered = self._clock()
         if answer.matched == 0:
             self._end(fetch, 0, 0, None)
         elif (
@@ -245,4 +247,5 @@ class Fetcher:
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks
-        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, min(fetch.drafted, blocks)))
+        answered = None if fetch.answered is None else fetch.answered - fetch.began
+        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, min(fetch.drafted, blocks), answered))
