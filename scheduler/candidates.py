@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
@@ -25,6 +26,19 @@ class PlacementRequest:
     sparse_from: int | None = None
     # Which part of those who wait are served before it: tenants are served by turns.
     ahead: float = 1.0
+    # Blocks that the prompt takes, and how many of them can be reused: the last token is always computed, since its
+    # logits give the first new one.
+    prompt_blocks: int = field(init=False)
+    reusable_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_blocks", blocks(self.prompt_tokens))
+        object.__setattr__(self, "reusable_blocks", max(0, self.prompt_tokens - 1) // BLOCK_TOKENS)
+
+
+def blocks(tokens: float) -> int:
+    """Blocks that so many tokens take, at least one."""
+    return max(1, -int(-tokens // BLOCK_TOKENS))
 
 
 class Unreported(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +128,11 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     def pace(self) -> Pace:
         assert self.estimate is not None, "candidates are informed before they are compared"
         return self.estimate
+
+    @property
+    def requests(self) -> int:
+        """Those that it has, and those placed on it that it has not reported yet."""
+        return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
 
     def prompts_ms(self, now: float, costs: CostModel) -> float:
         """Predicted time until it will have computed the prompts that it has."""

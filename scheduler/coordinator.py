@@ -19,7 +19,6 @@ from scheduler.live_worker import Worker
 from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry
-from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
 from scheduler.tenants import Placed, PlacedRequests
 from scheduler.terms import Rejection, Terms
@@ -210,7 +209,7 @@ class Coordinator:
         self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, Sequence[int]]
     ) -> dict[KvNamespace, StoreTarget]:
         """What stores hold of the prompt, by KV namespace; they are asked only if it could matter."""
-        chain = call.block_hashes[: reusable_blocks(call.request, len(call.block_hashes))]
+        chain = call.block_hashes[: call.request.reusable_blocks]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:

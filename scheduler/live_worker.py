@@ -35,8 +35,13 @@ class Worker:
     connected: bool = True
     # By block: the ranks that hold it, as bits.
     cached: dict[bytes, int] = field(default_factory=dict)
+    # Its ranks' numbers, as bits.
+    bits: int = field(init=False)
     # Made when they are asked for: a placement looks at dozens of workers, of which few have changed since the last.
     _candidates: Sequence[CandidateWorker] | None = None
+
+    def __post_init__(self) -> None:
+        self.bits = sum(1 << rank.number for rank in self.ranks)
 
     @property
     def unreported(self) -> Unreported:
@@ -118,26 +123,28 @@ class Worker:
     ) -> CandidateWorker:
         identity = self.identity
         return CandidateWorker(
-            worker_id=identity.worker_id,
-            unusable=_UNUSABLE.get(self.state),
-            context_tokens=identity.context_tokens,
-            total_blocks=total_blocks,
-            max_requests=max_requests,
-            load=load,
-            namespace=identity.kv_namespace,
-            unreported=unreported,
-            connected=self.connected,
-            can_prefill=identity.can_prefill,
-            sparse=identity.sparse_prefill is not None,
-            receives_kv=identity.receives_kv,
+            identity.worker_id,
+            _UNUSABLE.get(self.state),
+            identity.context_tokens,
+            total_blocks,
+            max_requests,
+            load,
+            identity.kv_namespace,
+            unreported,
+            # Of no prompt.
+            0,
+            self.connected,
+            identity.can_prefill,
+            identity.sparse_prefill is not None,
+            identity.receives_kv,
             # What is not known counts as free.
-            block_bytes=identity.block_bytes or 0,
-            layerwise_tokens=identity.layerwise_tokens or 0,
-            fetch_bytes_per_second=transfers.fetch_bytes_per_second,
-            disk_fetch_bytes_per_second=transfers.disk_fetch_bytes_per_second,
-            measured_at=measured_at,
-            rank=rank,
-            requests_beside=requests_beside,
-            worker_class=identity.worker_class,
-            prompts_until=prompts_until,
+            identity.block_bytes or 0,
+            identity.layerwise_tokens or 0,
+            transfers.fetch_bytes_per_second,
+            transfers.disk_fetch_bytes_per_second,
+            measured_at,
+            rank,
+            requests_beside,
+            identity.worker_class,
+            prompts_until,
         )

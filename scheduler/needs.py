@@ -84,17 +84,13 @@ def _generations(
     if not workers and demand.refused_requests > FORGOTTEN:
         # Somebody waits for a first worker, however short the answer.
         refused = max(1.0, refused)
-    return Need(sum(map(_requests, workers)) + refused, per_replica, "requests at mean output length")
+    return Need(sum(worker.requests for worker in workers) + refused, per_replica, "requests at mean output length")
 
 
 def _capacity(worker: CandidateWorker, tokens_each: float, knobs: PlacementKnobs, objectives: Objectives) -> float:
     """Requests that the worker serves at once within its memory and the objective for a token's time, at least one."""
-    requests = _requests(worker)
+    requests = worker.requests
     slots = requests + slots_left(tokens_each, worker, requests)
     if objectives.tpot_ms is not None:
         slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / worker.pace.slowness, max(1, slots)))
     return float(max(1, slots))
-
-
-def _requests(worker: CandidateWorker) -> int:
-    return worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests

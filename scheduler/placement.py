@@ -18,10 +18,10 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported, blocks
 from scheduler.estimates import informed
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
-from scheduler.sources import Source, reusable_blocks, source
+from scheduler.sources import Source, source
 from scheduler.terms import Rejection, Terms
 
 Verdict: TypeAlias = tuple[Rejection | None, str]
@@ -62,12 +62,12 @@ def choose(terms: Collection[Terms]) -> Terms | None:
 
 def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int], Unreported]:
     """The load that the request adds to each chosen worker's rank, to be counted until the worker reports it itself."""
-    blocks, decode = _blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
+    taken, decode = blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
     if chosen.prefill_worker_id is None:
-        return {decode: Unreported(1, chosen.uncached_tokens, blocks - chosen.held_blocks)}
+        return {decode: Unreported(1, chosen.uncached_tokens, taken - chosen.held_blocks)}
     return {
-        decode: Unreported(1, 0, blocks - chosen.held_blocks),
-        (chosen.prefill_worker_id, chosen.prefill_rank or 0): Unreported(1, chosen.uncached_tokens, blocks),
+        decode: Unreported(1, 0, taken - chosen.held_blocks),
+        (chosen.prefill_worker_id, chosen.prefill_rank or 0): Unreported(1, chosen.uncached_tokens, taken),
     }
 
 
@@ -78,7 +78,7 @@ def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) 
     if chosen.store is not None:
         cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
     if chosen.prefill_worker_id is not None:
-        cached += f", {_blocks(request.prompt_tokens) - chosen.held_blocks} blocks to move"
+        cached += f", {request.prompt_blocks - chosen.held_blocks} blocks to move"
     return (
         f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
         f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
@@ -124,7 +124,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knob
 
 
 def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
-    size_bytes = (_blocks(request.prompt_tokens) - share.held_blocks) * share.candidate.block_bytes
+    size_bytes = (request.prompt_blocks - share.held_blocks) * share.candidate.block_bytes
     push_ms = size_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= max(share.candidate.layerwise_tokens, offer.layerwise_tokens):
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
@@ -161,28 +161,34 @@ def _assemble(
     delay_ms: float,
     verdict: Verdict,
 ) -> Terms:
-    rejection, rejected = verdict
-    return Terms(
-        worker_id=share.candidate.worker_id,
-        prefill_worker_id=None if offer is None else offer.worker_id,
-        store=found.store,
-        cached_blocks=found.cached_blocks,
-        held_blocks=share.held_blocks,
-        uncached_tokens=found.uncached_tokens,
-        ttft_ms=ttft_ms,
-        tpot_ms=share.tpot_ms,
-        slots_left=share.slots_left,
+    worker, (rejection, rejected) = share.candidate, verdict
+    prefill_worker_id = prefill_rank = None
+    drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1
+    if offer is not None:
+        prefill_worker_id, prefill_rank = offer.worker_id, offer.rank
+        disconnected += not offer.connected
         # A pair takes the request once both workers have room.
-        drain_ms=share.drain_ms if offer is None else max(share.drain_ms, offer.queue_ms),
-        total_ms=ttft_ms + share.output_ms + delay_ms,
-        requests=share.requests,
-        disconnected=(not share.candidate.connected) + (offer is not None and not offer.connected),
-        rejection=rejection,
-        rejected=rejected,
-        rank=share.candidate.rank,
-        prefill_rank=None if offer is None else offer.rank,
-        prompt_ms=found.ms,
-        sparse_tokens=found.sparse_tokens,
+        drain_ms = max(drain_ms, offer.queue_ms)
+    return Terms(
+        worker.worker_id,
+        prefill_worker_id,
+        found.store,
+        found.cached_blocks,
+        share.held_blocks,
+        found.uncached_tokens,
+        ttft_ms,
+        share.tpot_ms,
+        share.slots_left,
+        drain_ms,
+        ttft_ms + share.output_ms + delay_ms,
+        share.requests,
+        disconnected,
+        rejection,
+        rejected,
+        worker.rank,
+        prefill_rank,
+        found.ms,
+        found.sparse_tokens,
     )
 
 
@@ -190,23 +196,23 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     load = candidate.load
     mean_output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
     output_tokens = min(float(request.max_tokens), mean_output_tokens)
-    requests = load.running_requests + load.waiting_requests + candidate.unreported.requests
+    requests = candidate.requests
     room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
     tpot_ms = step_ms(candidate, requests + 1, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / min(max(requests, 1), candidate.max_requests)
     before = request.ahead * max(0, 1 - room)
     return _DecodeShare(
-        candidate=candidate,
-        ahead=request.ahead,
-        held_blocks=reusable_blocks(request, candidate.cached_blocks),
-        wait_ms=before * drain_ms,
-        tpot_ms=tpot_ms,
-        output_ms=output_ms,
-        drain_ms=drain_ms,
-        slots_left=max(0, room),
-        requests=requests,
-        verdict=_reject(request, candidate, before, knobs),
+        candidate,
+        min(candidate.cached_blocks, request.reusable_blocks),
+        request.ahead,
+        before * drain_ms,
+        tpot_ms,
+        output_ms,
+        drain_ms,
+        max(0, room),
+        requests,
+        _reject(request, candidate, before, knobs),
     )
 
 
@@ -215,7 +221,7 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
     load, unreported = candidate.load, candidate.unreported
     by_batch = candidate.max_requests - requests
     # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
-    by_blocks = (load.free_blocks - unreported.blocks) // _blocks(tokens_each) - load.waiting_requests
+    by_blocks = (load.free_blocks - unreported.blocks) // blocks(tokens_each) - load.waiting_requests
     return min(by_batch, by_blocks)
 
 
@@ -236,7 +242,3 @@ def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float
     if before > knobs.queue_requests:
         return Rejection.FULL, f"no slot, and its queue is full ({knobs.queue_requests} requests)"
     return None, ""
-
-
-def _blocks(tokens: float) -> int:
-    return max(1, -int(-tokens // BLOCK_TOKENS))

@@ -74,16 +74,16 @@ def _offer(
     queue_ms = request.ahead * worker.prompts_ms(candidates.now, knobs.costs)
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
-        worker_id=worker.worker_id,
-        source=found,
-        ready_ms=queue_ms + found.ms,
-        queue_ms=queue_ms,
-        push_bytes_per_second=worker.pace.push_bytes_per_second,
-        layerwise_tokens=worker.layerwise_tokens,
-        connected=worker.connected,
-        rejection=rejection,
-        rejected=rejected,
-        rank=worker.rank,
+        worker.worker_id,
+        found,
+        queue_ms + found.ms,
+        queue_ms,
+        worker.pace.push_bytes_per_second,
+        worker.layerwise_tokens,
+        worker.connected,
+        rejection,
+        rejected,
+        worker.rank,
     )
 
 
@@ -95,7 +95,6 @@ def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: Placement
         return Rejection.UNUSABLE, f"{name}: {worker.unusable}"
     if name in request.avoid:
         return Rejection.AVOIDED, f"the gateway asked to avoid {name}"
-    requests = worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests
-    if request.ahead * (requests - worker.max_requests) >= knobs.queue_requests:
+    if request.ahead * (worker.requests - worker.max_requests) >= knobs.queue_requests:
         return Rejection.FULL, f"the queue of {name} is full ({knobs.queue_requests} requests)"
     return None, ""

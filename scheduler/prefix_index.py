@@ -47,12 +47,15 @@ class Holders:
     def __init__(self, narrowing: Sequence[tuple[int, int]]) -> None:
         """narrowing: ascending numbers of blocks, and the workers that hold at least as many, as bits."""
         self._widening = narrowing[::-1]
+        # Those that hold anything, as bits.
+        self.anything = narrowing[0][1] if narrowing else 0
 
     def prefix(self, worker: int) -> int:
         """How many leading blocks this worker holds."""
-        if not self._widening or not self._widening[-1][1] >> worker & 1:
-            return 0
-        return next(blocks for blocks, holding in self._widening if holding >> worker & 1)
+        for blocks, holding in self._widening:
+            if holding >> worker & 1:
+                return blocks
+        return 0
 
     def groups(self, workers: int) -> Iterator[int]:
         """Those of `workers` (bits) that hold anything, by how much they hold, those that hold most first."""

@@ -83,12 +83,12 @@ class Rank:
     @property
     def measured_at(self) -> MeasurementTimes:
         return MeasurementTimes(
-            prefill=self._prefill_rate.changed_at,
-            step=self._step_time.changed_at,
-            fetch=self._fetch_bandwidth.changed_at,
-            push=self._push_bandwidth.changed_at,
-            disk_fetch=self._disk_fetch_bandwidth.changed_at,
-            sparse=self._sparse_rate.changed_at,
+            self._prefill_rate.changed_at,
+            self._step_time.changed_at,
+            self._fetch_bandwidth.changed_at,
+            self._push_bandwidth.changed_at,
+            self._disk_fetch_bandwidth.changed_at,
+            self._sparse_rate.changed_at,
         )
 
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:

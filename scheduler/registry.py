@@ -152,12 +152,11 @@ class Registry:
 
     def cached_prefixes(self, holders: Holders, workers: Collection[Worker]) -> dict[str, list[int]]:
         """How many leading blocks of the chain each rank holds, by worker id; workers that hold none are left out."""
-        found = {}
-        for worker in workers:
-            blocks = [holders.prefix(rank.number) for rank in worker.ranks]
-            if any(blocks):
-                found[worker.identity.worker_id] = blocks
-        return found
+        return {
+            worker.identity.worker_id: [holders.prefix(rank.number) for rank in worker.ranks]
+            for worker in workers
+            if worker.bits & holders.anything
+        }
 
     def leave(self, lease: Lease) -> None:
         """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
@@ -197,13 +196,11 @@ class Registry:
         holders: of the prompt; avoided: how many of them the request may have to leave out.
         """
         self.expire()
-        found: dict[str, Worker] = {}
+        found: set[int] = set()
         for standing in self._standings.of(model):
-            holding = standing.holding_most(holders.groups(standing.members), LOOKS)
-            for number in {*standing.looks(avoided), *holding}:
-                worker = self._by_number[number]
-                found[worker.lease.worker_id] = worker
-        return [found[worker_id] for worker_id in sorted(found)]
+            found.update(standing.looks(avoided))
+            found.update(standing.holding_most(holders.groups(standing.members), LOOKS))
+        return sorted([self._by_number[number] for number in found], key=lambda worker: worker.lease.worker_id)
 
     def living(self, workers: Collection[Worker]) -> list[Worker]:
         """Those of them that are still there."""
@@ -309,7 +306,7 @@ class Registry:
     def _place(self, worker: Worker) -> None:
         """After every change of what placement reads of the worker."""
         worker.changed()
-        self._standings.place(worker.identity, [rank.number for rank in worker.ranks], worker.use)
+        self._standings.place(worker.identity, worker.number, worker.bits, worker.use)
 
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds

@@ -32,13 +32,13 @@ def source(
 
     The candidate is informed (see `estimates`).
     """
-    own = reusable_blocks(request, candidate.cached_blocks)
+    own = min(candidate.cached_blocks, request.reusable_blocks)
     best = _computed(request, own, candidate, knobs)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
     for target in (StoreTarget(store.store_id, in_memory), store) if store.disk_blocks else (store,):
-        blocks = reusable_blocks(request, target.blocks)
+        blocks = min(target.blocks, request.reusable_blocks)
         if blocks <= own:
             continue
         rest = _computed(request, blocks, candidate, knobs)
@@ -46,11 +46,6 @@ def source(
         if ms < best.ms:
             best = msgspec.structs.replace(rest, store=target, ms=ms)
     return best
-
-
-def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
-    """How many of `blocks` can be used: the last token is always computed, since its logits give the first new one."""
-    return min(blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
 
 
 def _computed(

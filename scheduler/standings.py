@@ -7,7 +7,7 @@ slow looks little used: without them a handful of slow workers would hide all ot
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from scheduler.prefix_index import numbers
@@ -41,16 +41,14 @@ class Standing:
     def __len__(self) -> int:
         return len(self._ordered)
 
-    def place(self, ranks: Sequence[int], use: float) -> None:
-        """A worker with these ranks comes, or its use has changed."""
-        worker = ranks[0]
+    def place(self, worker: int, bits: int, use: float) -> None:
+        """A worker with these ranks (bits) comes, or its use has changed."""
         known = self._known.get(worker)
         if known is None:
-            bits = sum(1 << rank for rank in ranks)
             self.members |= bits
-            self._worker_of.update(dict.fromkeys(ranks, worker))
+            self._worker_of.update(dict.fromkeys(numbers(bits), worker))
         else:
-            before, bits = known
+            before, _ = known
             if before == use:
                 return
             del self._ordered[bisect_left(self._ordered, (before, worker, 0))]
@@ -90,7 +88,7 @@ class Standing:
             return [worker for _, worker, _ in ordered]
         turns = [(self._turn + turn) % len(ordered) for turn in range(1, LOOKS + 1)]
         self._turn = turns[-1]
-        return [*(worker for _, worker, _ in ordered[: LOOKS + more]), *(ordered[turn][1] for turn in turns)]
+        return [*[worker for _, worker, _ in ordered[: LOOKS + more]], *[ordered[turn][1] for turn in turns]]
 
 
 class Standings:
@@ -101,13 +99,13 @@ class Standings:
         # Each worker's field.
         self._field_of: dict[int, Standing] = {}
 
-    def place(self, identity: WorkerIdentity, ranks: Sequence[int], use: float) -> None:
-        field = self._field_of.get(ranks[0])
+    def place(self, identity: WorkerIdentity, worker: int, bits: int, use: float) -> None:
+        field = self._field_of.get(worker)
         if field is None:
             fields = self._fields.setdefault(identity.model, {})
             field = fields.setdefault((identity.role, identity.kv_namespace), Standing())
-            self._field_of[ranks[0]] = field
-        field.place(ranks, use)
+            self._field_of[worker] = field
+        field.place(worker, bits, use)
 
     def remove(self, identity: WorkerIdentity, worker: int) -> None:
         self._field_of.pop(worker, None)

@@ -76,7 +76,7 @@ def test_a_standing_keeps_every_member_once_in_order(changes: list[tuple[int, fl
             standing.remove(worker)
             model.pop(worker, None)
         else:
-            standing.place([worker], use)
+            standing.place(worker, 1 << worker, use)
             model[worker] = use
     ordered = sorted(model, key=lambda worker: (model[worker], worker))
     assert len(standing) == len(model)
