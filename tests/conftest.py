@@ -78,6 +78,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--check", metavar="NAME", help="run the tests marked check(NAME), and no others")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A check imports only modules that have its mark: to import them all takes longer than most checks."""
+    wanted = config.getoption("--check")
+    if wanted is None or collection_path.suffix != ".py":
+        return None
+    return f'check("{wanted}")' not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _select_tier(config, items)
