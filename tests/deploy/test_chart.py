@@ -10,6 +10,7 @@ import yaml
 
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
+from gateway.openai.openapi import OPERATIONS
 from kvstore.config import KvStoreConfig
 from mesh.config import Config, load
 from mesh.identity import Identity, Role
@@ -68,6 +69,26 @@ def test_custom_resources_are_what_their_controllers_take() -> None:
     assert refused_custom_resources(custom) == ""
     wrong = {**named(custom, "GRPCRoute", "gateway"), "spec": {"hostnames": 7}}
     assert refused_custom_resources([wrong]).startswith("GRPCRoute mesh-gateway: ")
+
+
+def test_routes_attach_to_a_gateway_of_the_charts_own_class() -> None:
+    values = ("routes.gateway.className=istio", "routes.gateway.tlsSecret=public", "routes.http.enabled=true")
+    resources = rendered(*(part for value in (*values, "routes.grpc.enabled=true") for part in ("--set", value)))
+    custom = [each for each in resources if is_custom(each)]
+    assert refused_custom_resources(custom) == ""
+    gateway = named(custom, "Gateway", "gateway")
+    assert gateway["spec"]["gatewayClassName"] == "istio"
+    [listener] = gateway["spec"]["listeners"]
+    assert (listener["protocol"], listener["tls"]["certificateRefs"]) == ("HTTPS", [{"name": "public"}])
+    for kind in ("HTTPRoute", "GRPCRoute"):
+        assert named(custom, kind, "gateway")["spec"]["parentRefs"] == [{"name": gateway["metadata"]["name"]}]
+
+
+def test_every_path_of_the_gateways_api_is_routed() -> None:
+    [rule] = named(of_size("values-4p8d.yaml"), "HTTPRoute", "gateway")["spec"]["rules"]
+    [match] = rule["matches"]
+    assert match["path"]["type"] == "PathPrefix"
+    assert all(each.path.startswith(match["path"]["value"]) for each in OPERATIONS)
 
 
 @pytest.mark.parametrize(
