@@ -102,9 +102,9 @@ site: .venv/installed-site
 release-check: check-release check-dist check-lowest deploy-check check-rules check-protos site
 
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
-check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)
 check-protos: .venv/installed-dev
-	cd protos && ../$(BIN)/buf breaking --against "$$(git rev-parse --path-format=absolute --git-common-dir)#ref=$$(git rev-parse '$(AGAINST)^{commit}'),subdir=protos"
+	cd protos && against=$${AGAINST:-$$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)} && \
+	../$(BIN)/buf breaking --against "$$(git rev-parse --path-format=absolute --git-common-dir)#ref=$$(git rev-parse "$$against^{commit}"),subdir=protos"
 
 # On a machine with a GPU and the CUDA toolkit. Kernels: each tensor in an allocation of its own, so that a byte beyond it is
 # noticed. Graphs need torch's allocator, and so the engine. Large cases would take hours and reach no other instruction.
