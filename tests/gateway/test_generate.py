@@ -19,6 +19,7 @@ from tests.support.gateways import (
     Mesh,
     chat_request,
     collect,
+    direct,
     dispatch,
     ids_request,
     model_texts,
@@ -296,6 +297,7 @@ async def test_the_gateways_own_deadline_holds_where_the_client_sets_none() -> N
         assert (error.code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
+@direct
 async def test_a_client_that_does_not_read_is_cut_off_and_others_are_not() -> None:
     worker = FakeDecodeWorker(context_tokens=200_000, tokens_per_step=50)
     async with running_mesh(worker, limits=LimitsConfig(unread_tokens=500)) as mesh:
@@ -331,6 +333,7 @@ async def test_a_full_gateway_refuses_with_a_delay() -> None:
         first.cancel()
 
 
+@direct
 async def test_what_the_scheduler_refuses_with_reaches_the_client() -> None:
     async with running_mesh(dispatch=dispatch(worker_seconds=0)) as mesh:
         for refusal in (Overloaded("full", retry_after_ms=2500), NoWorker("none")):

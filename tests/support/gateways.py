@@ -1,16 +1,24 @@
-"""A whole gateway in the test's process: fake scheduler, fake decode workers, real loopback gRPC and HTTP."""
+"""A whole gateway in the test's process: fake scheduler, fake decode workers, real loopback gRPC and HTTP.
 
+With DEEPMESH_BEHIND_ENVOY in the environment its clients reach it through a real Envoy, as `make check-envoy` has them.
+"""
+
+import os
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import pytest
 from deepmesh.internal.v1 import workers_pb2
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
+from deploy.envoy.bootstrap import Gateway as Peer
 from gateway.catalog import ModelText, load_texts
 from gateway.config import DispatchConfig, GatewayConfig, LimitsConfig, ModelConfig
 from gateway.gateway import Gateway
@@ -20,12 +28,16 @@ from gateway.service import GatewayService
 from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
+from tests.support.envoy import HOST, running_envoy
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.tokenizers import tokenizer_directory
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 MODEL = "oracle"
+BEHIND_ENVOY = bool(os.environ.get("DEEPMESH_BEHIND_ENVOY"))
+# What a gateway does with its connections, or answers that Envoy asks for again.
+direct = pytest.mark.skipif(BEHIND_ENVOY, reason="the gateway's clients are Envoy's here")
 
 
 @cache
@@ -86,15 +98,21 @@ async def running_mesh(
             config.http, application(gateway), drain_seconds=0.2, stalled_seconds=config.limits.stalled_seconds
         )
         http_server = await stack.enter_async_context(listening)
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{server.port}"))
-        base = f"http://127.0.0.1:{http_server.port}"
+        await eventually(lambda: gateway.available)
+        await server.ready()
+        grpc_port, http_port = server.port, http_server.port
+        if BEHIND_ENVOY:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            envoy = await stack.enter_async_context(running_envoy([Peer(HOST, grpc_port, http_port)], directory))
+            grpc_port, http_port = envoy.listeners.grpc_port, envoy.listeners.http_port
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{grpc_port}"))
+        base = f"http://{HOST}:{http_port}"
         http = await stack.enter_async_context(
             # It would read the system's certificates.
             httpx.AsyncClient(base_url=base, timeout=PATIENCE_SECONDS, trust_env=False, verify=False)
         )
-        await eventually(lambda: gateway.available)
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, server.port, http_server.port)
+        mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, grpc_port, http_port)
         yield mesh
         await mesh.drained()
 

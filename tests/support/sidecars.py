@@ -1,7 +1,9 @@
-"""Every service of a mesh behind a listener of one Envoy, as behind the proxies of a service mesh."""
+"""Every service of a mesh behind a listener of one Envoy, as behind the proxies of a service mesh.
+
+A call passes it once, as plaintext; or twice with mutual TLS between, as from a caller's sidecar to the service's.
+"""
 
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,11 +14,15 @@ import httpx
 import yaml
 
 from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from mesh.config import TlsConfig
+from mesh.identity import Role
 from mesh.ports import free_port
+from mesh.tls import server_name
+from tests.support.certificates import certified
+from tests.support.envoy import ENVOY as ENVOY
 from tests.support.network import Network
 from tests.support.separated_mesh import separated
 
-ENVOY = Path(sys.executable).with_name("envoy")
 # Its site in a network.
 SITE = "proxy"
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
@@ -28,7 +34,11 @@ class Sidecars:
 
     directory: Path
     network: Network | None = None
+    # Mutual TLS between the caller's side and the service's.
+    mutual: bool = False
     admin_port: int = field(default_factory=free_port)
+    # Of the service's sides, by the role of the service; empty without TLS.
+    tls_ports: dict[Role, int] = field(default_factory=dict)
     _envoy: subprocess.Popen[bytes] | None = None
 
     def deployed(self, specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
@@ -38,10 +48,11 @@ class Sidecars:
         if self.network is not None:
             specs = separated(self.network, specs)
         listeners = [
-            _Listener(spec.host, spec.port, self._host, free_port())
+            _Listener(spec.host, spec.port, self._host, free_port(), self._encrypted(spec))
             for spec in specs
             if spec.port and spec.module != MODULES["gateway"]
         ]
+        self.tls_ports = {each.tls.role: each.tls.port for each in listeners if each.tls is not None}
         path = self.directory / "sidecars.yaml"
         path.write_text(yaml.safe_dump(_bootstrap(listeners, self._host, self.admin_port)))
         with (self.directory / "envoy.log").open("wb") as log:
@@ -50,6 +61,13 @@ class Sidecars:
             inside = [] if self.network is None else self.network.inside(SITE)
             self._envoy = subprocess.Popen([*inside, *command], stdout=log, stderr=log)
         return [_behind(spec, listeners) for spec in specs]
+
+    def _encrypted(self, spec: ServiceSpec) -> "_Encrypted | None":
+        if not self.mutual:
+            return None
+        (role,) = [Role(name) for name, module in MODULES.items() if module == spec.module]
+        server = certified(self.directory, role, spec.name)
+        return _Encrypted(role, free_port(), server, certified(self.directory, Role.GATEWAY, "a caller"))
 
     async def calls(self) -> dict[str, int]:
         """How many went through Envoy, by the port of the service."""
@@ -76,6 +94,7 @@ class _Listener:
     service_port: int
     host: str
     port: int
+    tls: "_Encrypted | None"
 
     @property
     def cluster(self) -> str:
@@ -86,9 +105,19 @@ class _Listener:
         return f"{self.service_host}:{self.service_port}"
 
 
+@dataclass(frozen=True)
+class _Encrypted:
+    """Where the service's side listens, and what both sides show each other."""
+
+    role: Role
+    port: int
+    server: TlsConfig
+    client: TlsConfig
+
+
 @contextmanager
-def sidecars(directory: Path, network: Network | None = None) -> Iterator[Sidecars]:
-    running = Sidecars(directory, network)
+def sidecars(directory: Path, network: Network | None = None, *, mutual: bool = False) -> Iterator[Sidecars]:
+    running = Sidecars(directory, network, mutual)
     try:
         yield running
     finally:
@@ -105,28 +134,43 @@ def _behind(spec: ServiceSpec, listeners: Sequence[_Listener]) -> ServiceSpec:
 
 
 def _bootstrap(listeners: Sequence[_Listener], admin_host: str, admin_port: int) -> dict[str, Any]:
-    return {
-        "admin": {"address": _address(admin_host, admin_port)},
-        "static_resources": {
-            "listeners": [_listener(each) for each in listeners],
-            "clusters": [_cluster(each) for each in listeners],
-        },
-    }
+    resources: dict[str, list[dict[str, Any]]] = {"listeners": [], "clusters": []}
+    for each in listeners:
+        outside = (each.host, each.port)
+        if each.tls is None:
+            hops = [_hop(each.cluster, outside, (each.service_host, each.service_port))]
+        else:
+            between = (each.host, each.tls.port)
+            hops = [
+                _hop(each.cluster, outside, between, calls_with=each.tls),
+                _hop(f"{each.cluster}-inside", between, (each.service_host, each.service_port), serves_with=each.tls),
+            ]
+        for listener, cluster in hops:
+            resources["listeners"].append(listener)
+            resources["clusters"].append(cluster)
+    return {"admin": {"address": _address(admin_host, admin_port)}, "static_resources": resources}
 
 
-def _listener(listener: _Listener) -> dict[str, Any]:
-    cluster = listener.cluster
+def _hop(
+    name: str,
+    listens: tuple[str, int],
+    calls: tuple[str, int],
+    *,
+    calls_with: _Encrypted | None = None,
+    serves_with: _Encrypted | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A listener and the cluster behind it."""
     manager = {
         "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": cluster,
+        "stat_prefix": name,
         "codec_type": "HTTP2",
         "stream_idle_timeout": "0s",
         "route_config": {
             "virtual_hosts": [
                 {
-                    "name": cluster,
+                    "name": name,
                     "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": name, "timeout": "0s"}}],
                 }
             ]
         },
@@ -137,26 +181,53 @@ def _listener(listener: _Listener) -> dict[str, Any]:
             }
         ],
     }
-    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    return {"name": cluster, "address": _address(listener.host, listener.port), "filter_chains": [{"filters": filters}]}
-
-
-def _cluster(listener: _Listener) -> dict[str, Any]:
     options = {
         "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
     }
-    return {
-        "name": listener.cluster,
+    chain: dict[str, Any] = {
+        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+    }
+    listener = {"name": name, "address": _address(*listens), "filter_chains": [chain]}
+    cluster: dict[str, Any] = {
+        "name": name,
         "connect_timeout": "1s",
         "load_assignment": {
-            "cluster_name": listener.cluster,
-            "endpoints": [
-                {"lb_endpoints": [{"endpoint": {"address": _address(listener.service_host, listener.service_port)}}]}
-            ],
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(*calls)}}]}],
         },
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
     }
+    if serves_with is not None:
+        context = {**_context("Downstream", serves_with.server, Role.GATEWAY), "require_client_certificate": True}
+        chain["transport_socket"] = _transport_socket(context)
+    if calls_with is not None:
+        name_of_role = {"sni": server_name(calls_with.role)}
+        cluster["transport_socket"] = _transport_socket(
+            {**_context("Upstream", calls_with.client, calls_with.role), **name_of_role}
+        )
+    return listener, cluster
+
+
+def _context(side: str, own: TlsConfig, peer: Role) -> dict[str, Any]:
+    """What one side shows, and whom it takes for the other."""
+    return {
+        "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.{side}TlsContext",
+        "common_tls_context": {
+            "alpn_protocols": ["h2"],
+            "tls_certificates": [
+                {"certificate_chain": {"filename": str(own.certificate)}, "private_key": {"filename": str(own.key)}}
+            ],
+            "validation_context": {
+                "trusted_ca": {"filename": str(own.ca)},
+                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": server_name(peer)}}],
+            },
+        },
+    }
+
+
+def _transport_socket(context: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
 def _address(host: str, port: int) -> dict[str, Any]:

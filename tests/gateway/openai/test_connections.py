@@ -5,10 +5,11 @@ from typing import Any
 
 from gateway.config import HttpConfig
 from tests.support.fake_decode import FakeDecodeWorker
-from tests.support.gateways import Mesh, running_mesh
+from tests.support.gateways import Mesh, direct, running_mesh
 from tests.support.waiting import PATIENCE_SECONDS
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+pytestmark = direct
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 

@@ -16,7 +16,7 @@ from gateway.config import ApiKeyConfig, HttpConfig, LimitsConfig
 from gateway.openai.errors import error_headers, http_status
 from mesh.errors import EngineFailed, NoWorker, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
-from tests.support.gateways import Mesh, collect, dispatch, ids_request, running_mesh
+from tests.support.gateways import Mesh, collect, direct, dispatch, ids_request, running_mesh
 from tests.support.oracle_texts import answering, spelled
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
@@ -446,6 +446,7 @@ async def test_a_client_that_disconnects_while_sending_its_body_leaves_nothing()
         assert mesh.scheduler.queries == []
 
 
+@direct
 async def test_a_client_that_never_reads_is_cut_off_and_its_connection_closed() -> None:
     worker = FakeDecodeWorker(context_tokens=500_000, tokens_per_step=50)
     limits = LimitsConfig(unread_tokens=2000, stalled_seconds=1.0)
