@@ -48,6 +48,8 @@ class RenderedChat:
     reasoning: ReasoningStart
     # Neither the client nor the prompt says that there is none; the model may open a block even so.
     wants_reasoning: bool = True
+    # The prompt ends with the tag that ends reasoning.
+    closed: bool = False
     # None if the answer calls no tools.
     tools: ToolReading | None = None
 
@@ -86,17 +88,18 @@ class ChatTemplate:
         _validate(messages)
         turns = Turns(messages, toolbox, self._skills, self._tokenizer.control_starts)
         text = self._run({**turns.variables(), **options.variables()})
-        opened = text.rstrip().endswith(THINK_OPEN)
+        opened, closed = (text.rstrip().endswith(tag) for tag in (THINK_OPEN, THINK_CLOSE))
         reasoning = ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE
         begun = ""
         if toolbox is not None and (toolbox.required or toolbox.named is not None):
             begun = opening(self._skills.form, toolbox.forced_name)
             text += f"\n{THINK_CLOSE}\n\n{begun}" if opened else begun
-            reasoning = ReasoningStart.NONE
+            reasoning, closed = ReasoningStart.NONE, False
         return RenderedChat(
             token_ids=turns.shield.encode(text, self._tokenizer),
             reasoning=reasoning,
             wants_reasoning=opened or not (options.thinking is False or text.rstrip().endswith(THINK_CLOSE)),
+            closed=closed,
             tools=None if toolbox is None else ToolReading(self._skills.form, toolbox.parallel, begun),
         )
 

@@ -33,6 +33,8 @@ class AnswerShape:
     toolbox: Toolbox | None = None
     # None if the answer calls no tools.
     calls: ToolReading | None = None
+    # The control token that ends reasoning, if the prompt ends with it.
+    closed_by: int | None = None
 
 
 UNSHAPED = AnswerShape()

@@ -26,6 +26,7 @@ from gateway.constraints import (
 from gateway.grammar_checks import GrammarChecks
 from gateway.memory import release_freed_memory
 from gateway.prepared import Prepared, TextReading
+from gateway.reasoning import THINK_CLOSE
 from gateway.requests import (
     ModelLimits,
     completion_room,
@@ -123,10 +124,12 @@ class Intake:
             encoded.shape.reasoning,
             include_stop_string=ask.include_stop_string,
             tools=encoded.shape.calls,
+            closed_by=encoded.shape.closed_by,
         )
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
-        reading = TextReading(ask.stop_strings, ask.include_stop_string, encoded.shape.reasoning.value)
-        plain = encoded.shape.calls is None
+        shape = encoded.shape
+        reading = TextReading(ask.stop_strings, ask.include_stop_string, shape.reasoning.value, shape.closed_by)
+        plain = shape.calls is None
         return Prepared(
             model,
             request,
@@ -207,7 +210,8 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
     rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
-    shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools)
+    closed_by = text.tokenizer.control_id(THINK_CLOSE) if rendered.closed else None
+    shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools, closed_by)
     return _Encoded(array("I", rendered.token_ids), shape)
 
 

@@ -20,6 +20,8 @@ class TextReading(Struct, frozen=True):
     include_stop_string: bool = False
     # A ReasoningStart.
     reasoning: str = ReasoningStart.NONE.value
+    # As of AnswerShape.
+    closed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class ReasoningSplitter:
         return not (self._awaiting_open or self._thinking or self._at_line_start)
 
     @property
+    def begun(self) -> bool:
+        """Whether there has been more than white space."""
+        return not self._awaiting_open
+
+    @property
     def thinking(self) -> bool:
         return self._thinking
 

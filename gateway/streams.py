@@ -131,5 +131,10 @@ class Streams:
         token_bytes = no_text if tokenizer is None else tokenizer.token_bytes
         reasoning = ReasoningStart(text.reasoning)
         return partial(
-            Transcript, token_bytes, text.stop_strings, reasoning, include_stop_string=text.include_stop_string
+            Transcript,
+            token_bytes,
+            text.stop_strings,
+            reasoning,
+            include_stop_string=text.include_stop_string,
+            closed_by=text.closed_by,
         )

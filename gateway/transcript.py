@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.detokenizer import Detokenizer
-from gateway.reasoning import ReasoningSplitter, ReasoningStart
+from gateway.reasoning import THINK_CLOSE, ReasoningSplitter, ReasoningStart
 from gateway.stop_strings import StopMatch, StopStrings
 from gateway.tool_parser import ToolReading
 from gateway.tools import ToolCallDelta
+
+PARAGRAPH_END = "\n\n"
 
 
 @dataclass(slots=True)
@@ -39,15 +41,19 @@ class Transcript:
         *,
         include_stop_string: bool = False,
         tools: ToolReading | None = None,
+        closed_by: int | None = None,
     ) -> None:
         """include_stop_string: the text ends with the stop string that ended it, instead of before it.
         tools: how calls of tools are read; None if the text is all content.
+        closed_by: the token that ends reasoning, where the prompt has done so. If the model ends it once more, that
+        reads as the end of a paragraph, unless a stop string looks for the tag.
         """
         self.reasoning_tokens = 0
         self._detokenizer = Detokenizer(token_bytes)
         self._stops = StopStrings(stop_strings) if stop_strings else None
         self._include_stop_string = include_stop_string
         self._splitter = ReasoningSplitter(reasoning)
+        self._closed_by = None if any(THINK_CLOSE in string for string in stop_strings) else closed_by
         self._tools = tools.parser() if tools is not None else None
         # Calls that began in the prompt, until they are reported.
         self._begun = self._tools.push(tools.opening).calls if self._tools is not None and tools is not None else []
@@ -59,7 +65,8 @@ class Transcript:
 
     def push(self, token_ids: Sequence[int]) -> Passage:
         """The text that these tokens add. Nothing may be pushed after a match."""
-        if self._stops is None and self._tools is None and self._splitter.settled:
+        ends_again = self._closed_by is not None and self._closed_by in token_ids
+        if self._stops is None and self._tools is None and self._splitter.settled and not ends_again:
             return Passage(self._detokenizer.push(token_ids), "", len(token_ids))
         passage = Passage("", "", 0, calls=self._begun)
         self._begun = []
@@ -86,7 +93,10 @@ class Transcript:
 
     def _push_one(self, token_id: int, passage: Passage) -> None:
         thinking = self._splitter.thinking
-        self._extend(passage, self._detokenizer.push((token_id,)))
+        text = self._detokenizer.push((token_id,))
+        if token_id == self._closed_by and not thinking:
+            text = text.removesuffix(THINK_CLOSE) + (PARAGRAPH_END if self._splitter.begun else "")
+        self._extend(passage, text)
         passage.tokens += 1
         # The tokens of both tags count as reasoning.
         self.reasoning_tokens += thinking or self._splitter.thinking

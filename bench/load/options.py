@@ -8,6 +8,11 @@ from pydantic import Field, model_validator
 from mesh.config import Config
 
 DEFAULT_REQUESTS = 100
+# What a request can say.
+MOST_TOKENS = 2**32 - 1
+# All are drawn before the first is sent: more would take hours and the machine's memory.
+MOST_REQUESTS = 10_000_000
+LONGEST_PROMPT = 10_000_000
 
 
 class LoadOptions(Config):
@@ -26,19 +31,19 @@ class LoadOptions(Config):
     # Mean arrivals a second; inf sends all requests at once.
     rate: float = Field(gt=0)
     # How many requests, or for how long they arrive; by default the whole dataset, or 100.
-    requests: int | None = Field(default=None, ge=1)
+    requests: int | None = Field(default=None, ge=1, le=MOST_REQUESTS)
     duration_s: float | None = Field(default=None, gt=0)
     # Sent one after another before the clock starts, and not counted.
     warmup: int = Field(default=2, ge=0)
     # Requests in flight at once; further ones wait, and their wait counts in their time to first token.
     max_concurrency: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=600.0, gt=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     # Tokens of a synthetic prompt, and of an answer.
-    isl: int = Field(default=512, ge=1)
-    osl: int = Field(default=128, ge=1)
-    # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)].
+    isl: int = Field(default=512, ge=1, le=LONGEST_PROMPT)
+    osl: int = Field(default=128, ge=1, le=MOST_TOKENS // 2)
+    # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)]: below twice as long.
     range_ratio: float = Field(default=0.0, ge=0, lt=1)
     # Synthetic prompts begin with one of `prefixes` texts of `prefix_length` tokens (part of isl).
     prefixes: int = Field(default=0, ge=0)
@@ -65,6 +70,8 @@ class LoadOptions(Config):
             raise ValueError("give requests or duration_s, not both")
         if self.duration_s is not None and self.rate == float("inf"):
             raise ValueError("duration_s needs a finite rate")
+        if self.duration_s is not None and self.rate * self.duration_s > MOST_REQUESTS:
+            raise ValueError(f"rate and duration_s make more than {MOST_REQUESTS:,} requests")
         if bool(self.prefixes) != bool(self.prefix_length):
             raise ValueError("shared prefixes need both prefixes and prefix_length")
         if self.prefix_length >= self.isl * (1 - self.range_ratio) and self.prefixes:

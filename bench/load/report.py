@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 from rich.table import Table
+from rich.text import Text
 
 from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
@@ -40,7 +41,7 @@ def table(report: Report) -> Table:
     options, summary = report.options, report.summary
     shape = str(options.dataset) if options.dataset else f"{options.isl} in, {options.osl} out"
     title = f"{report.model} at {options.url or options.grpc}: {options.rate:g} requests/s, {shape}"
-    rows = Table(title=title, title_justify="left", caption=_caution(summary), caption_justify="left")
+    rows = Table(title=title, title_justify="left", caption=_caption(report), caption_justify="left")
     rows.add_column("")
     for heading in ("mean", "p50", "p90", "p99", "max"):
         rows.add_column(heading, justify="right")
@@ -87,6 +88,17 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         good = summary.goodput
         totals.append(("goodput, requests/s", f"{good.requests_per_second:.2f} ({good.share:.1%})"))
     return totals
+
+
+def _caption(report: Report) -> Text | None:
+    """What the first failed request of each kind was told, and whether the generator may be to blame."""
+    told: dict[str, str] = {}
+    for record in report.records:
+        if record.error is not None:
+            told.setdefault(record.error, record.error_message or "")
+    lines = [f"{kind}: {message}" for kind, message in sorted(told.items()) if message]
+    caution = _caution(report.summary)
+    return Text("\n".join(filter(None, (*lines, caution)))) if lines or caution else None
 
 
 def _caution(summary: Summary) -> str | None:

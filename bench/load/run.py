@@ -28,6 +28,8 @@ from mesh.channel import Channels
 from mesh.errors import ConfigError
 
 DEFAULT_VOCABULARY = 1000
+# The plot lies beside the report.
+PLOT = ".png"
 # Called with how many requests were sent, how many of them have ended, and how many there will be.
 Shown = Callable[[int, int, int], None]
 
@@ -55,19 +57,27 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     path = options.output or Path("out") / f"load-{datetime.now():%Y%m%d-%H%M%S}.json"
     _make_writable(path)
     result = run_load(options, console)
-    report.save(result, path)
-    plot.save(result, path.with_suffix(".png"))
-    console.print(report.table(result))
-    console.print(f"saved {path} and {path.with_suffix('.png')}")
+    try:
+        report.save(result, path)
+        plot.save(result, path.with_suffix(PLOT))
+    finally:
+        # Whatever has become of the disk since.
+        console.print(report.table(result))
+    console.print(f"saved {path} and {path.with_suffix(PLOT)}")
     return result
 
 
 def _make_writable(path: Path) -> None:
     """Raises ConfigError before the load rather than lose what it measures."""
+    if path.suffix == PLOT:
+        raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Leaves no file behind if the load fails.
         TemporaryFile(dir=path.parent).close()
+        for each in (path, path.with_suffix(PLOT)):
+            if each.exists():
+                each.open("ab").close()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

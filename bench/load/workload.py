@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from bench.load.options import LoadOptions
+from bench.load.options import MOST_TOKENS, LoadOptions
 from eval.workload import task_chats
 from mesh.errors import ConfigError
 
@@ -35,13 +36,14 @@ class Job:
 class _Row(msgspec.Struct):
     messages: tuple[Message, ...] | None = None
     prompt: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None = None
 
 
 def read_dataset(path: Path, default_max_tokens: int) -> list[Job]:
     """Rows of a JSON-lines file, or lines of a text file. Raises ConfigError naming the line that is wrong."""
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        # A text may hold what other systems take for the end of a line, such as U+2028.
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the dataset {path}: {error}") from error
     if not lines:

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import io
 import json
 import signal
@@ -201,6 +202,9 @@ async def test_refusals_over_http_are_counted_by_status() -> None:
     report = await run_http(TinyOpenAI(), osl=13)
     assert report.summary.errors == {"http_429": 20}
     assert "unlucky" in (report.records[0].error_message or "")
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(table(report))
+    assert "unlucky" in printed.getvalue()
 
 
 async def test_a_stream_that_breaks_off_is_an_error() -> None:
@@ -249,6 +253,30 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_sent(tmp_
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot write .*/file/report.json: "):
         load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / "file" / "report.json"))
+
+
+@pytest.mark.parametrize(("name", "taken"), [("one.json", "one.json"), ("one.json", "one.png"), ("one.png", "other")])
+def test_a_report_whose_place_is_taken_is_refused_before_anything_is_sent(
+    tmp_path: Path, name: str, taken: str
+) -> None:
+    (tmp_path / taken).mkdir()
+    with pytest.raises(ConfigError, match=f"cannot write .*{name}"):
+        load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / name))
+
+
+async def test_a_report_that_cannot_be_saved_is_printed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bench.load.report.save", fill_the_disk)
+    printed = io.StringIO()
+    async with serving_http(TinyOpenAI()) as url:
+        chosen = options(url=url, output=tmp_path / "one.json")
+        with pytest.raises(OSError, match="No space"):
+            await asyncio.to_thread(load.main, chosen, Console(file=printed, width=120))
+    assert "20 of 20" in printed.getvalue()
 
 
 async def test_a_stopped_run_keeps_what_was_measured() -> None:

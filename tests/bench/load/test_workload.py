@@ -80,13 +80,26 @@ def test_a_text_dataset_has_one_prompt_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("", "is empty"), ('{"prompt": "a"}\n{"text": "b"}', "row 2"), ('{"prompt": 3}', "row 1"), ("{broken", "row 1")],
+    [
+        ("", "is empty"),
+        ('{"prompt": "a"}\n{"text": "b"}', "row 2"),
+        ('{"prompt": 3}', "row 1"),
+        ("{broken", "row 1"),
+        ('{"prompt": "a", "max_tokens": -3}', "row 1: .*>= 1"),
+        ('{"prompt": "a", "max_tokens": 99999999999}', "row 1: .*<= "),
+    ],
 )
 def test_a_bad_dataset_is_refused_with_its_row(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     with pytest.raises(ConfigError, match=complaint):
         read_dataset(path, 5)
+
+
+def test_a_dataset_from_another_system_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n', encoding="utf-8-sig")
+    assert [job.prompt for job in read_dataset(path, 5)] == ["a\u2028b", "c"]
 
 
 def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
@@ -124,6 +137,11 @@ def test_token_ids_become_as_many_words_for_an_endpoint_that_only_chats() -> Non
         (["rate=1", "grpc=a:1", "requests=5", "duration_s=3"], "not both"),
         (["rate=.inf", "grpc=a:1", "duration_s=3"], "finite rate"),
         (["rate=0", "grpc=a:1"], "rate"),
+        (["rate=1", "grpc=a:1", "seed=-1"], "seed"),
+        (["rate=1", "grpc=a:1", "osl=99999999999"], "osl"),
+        (["rate=1", "grpc=a:1", "isl=100000000"], "isl"),
+        (["rate=1", "grpc=a:1", "requests=99999999999999"], "requests"),
+        (["rate=1e9", "grpc=a:1", "duration_s=1e9"], "more than 10,000,000 requests"),
         (["rate=1", "grpc=a:1", "prefixes=2"], "both prefixes and prefix_length"),
         (["rate=1", "grpc=a:1", "isl=10", "prefixes=2", "prefix_length=10"], "shorter than"),
     ],
