@@ -8,6 +8,9 @@ from rich.console import Console
 
 from cli.endpoints import GATEWAY, CertificatesOption, operator_channels
 
+# Far beyond the requests that a worker computes at once.
+WIDEST = 65_536
+
 
 def calibrate(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The cost file.")] = Path("out/costs.json"),
@@ -43,6 +46,7 @@ def calibrate(
     """
     from bench.calibration.mesh import MeshUnderTest, measure
     from bench.calibration.rank import costs_of_rank
+    from bench.writable import make_writable
     from mesh.cost_file import save_costs
 
     console = Console(width=140)
@@ -50,8 +54,7 @@ def calibrate(
         file = costs_of_rank(rank)
     else:
         transfers = None if scheduler is None else (scheduler, operator_channels(certificates))
-        # Refused before the measurement rather than behind it.
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_writable(out)
         mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key, scheduler=transfers)
         file = measure(mesh, console.print)
     save_costs(file, out)
@@ -61,6 +64,6 @@ def calibrate(
 
 def _numbers(text: str) -> tuple[int, ...]:
     numbers = text.split(",")
-    if not all(number.strip().isdecimal() and int(number) for number in numbers):
-        raise typer.BadParameter("expected numbers such as 1,4,16", param_hint="--widths")
+    if not all(number.strip().isdecimal() and 0 < int(number) <= WIDEST for number in numbers):
+        raise typer.BadParameter(f"expected numbers such as 1,4,16, each at most {WIDEST}", param_hint="--widths")
     return tuple(sorted({int(number) for number in numbers}))

@@ -101,6 +101,8 @@ async def _read(channel: grpc.aio.Channel, endpoint: str) -> Snapshot:
     try:
         snapshot: Snapshot = await call.read()
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise EndpointUnavailable(f"what answers at {endpoint} is no scheduler") from error
         raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
     finally:
         call.cancel()

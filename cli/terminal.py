@@ -7,6 +7,13 @@ from rich.console import Console
 
 from cli.answers import Show
 
+# A model must not steer the terminal: control characters, those of eight bits too, are shown by signs.
+VISIBLE: dict[int, int | str] = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "␡",
+    **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
+}
+
 
 def make_console() -> Console:
     """A console that adds nothing of its own to what it prints: no emoji for ":smile:", no colours for numbers."""
@@ -24,9 +31,7 @@ def show_on(console: Console) -> Show:
         if thought and not reasoning:
             console.print()
         thought = reasoning
-        # A model must not steer the terminal.
-        visible = text.replace("\x1b", "␛")
-        console.print(visible, end="", style="dim" if reasoning else None, markup=False)
+        console.print(text.translate(VISIBLE), end="", style="dim" if reasoning else None, markup=False)
 
     return show
 

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 from eval.suite import LONG_PROBLEMS, SHORT_PROBLEMS, SuiteName
 from mesh.config import Config
 
+# All are drawn, each unlike the others, before the first is asked.
+MOST_PROBLEMS = 10_000
+
 
 class EvalOptions(Config):
     """Options of `deepmesh eval`. Exactly one of `url` and `model_dir` names what is evaluated."""
@@ -24,8 +27,8 @@ class EvalOptions(Config):
 
     suite: SuiteName = "short"
     # Problems of each short task, and of each long task at each length.
-    problems: int = Field(default=SHORT_PROBLEMS, ge=1)
-    long_problems: int = Field(default=LONG_PROBLEMS, ge=1)
+    problems: int = Field(default=SHORT_PROBLEMS, ge=1, le=MOST_PROBLEMS)
+    long_problems: int = Field(default=LONG_PROBLEMS, ge=1, le=MOST_PROBLEMS)
     seed: int = Field(default=0, ge=0)
     # Tokens of an answer with its reasoning; by default the most that the suite's solutions take.
     max_tokens: int | None = Field(default=None, ge=1)

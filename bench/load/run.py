@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 import uvloop
@@ -24,6 +23,7 @@ from bench.load.records import RequestRecord
 from bench.load.report import Report
 from bench.load.summary import Objectives, summarize
 from bench.load.workload import Job
+from bench.writable import make_writable
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 
@@ -55,7 +55,9 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     """
     console = console or Console()
     path = options.output or Path("out") / f"load-{datetime.now():%Y%m%d-%H%M%S}.json"
-    _make_writable(path)
+    if path.suffix == PLOT:
+        raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
+    make_writable(path, path.with_suffix(PLOT))
     result = run_load(options, console)
     try:
         report.save(result, path)
@@ -65,21 +67,6 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
         console.print(report.table(result))
     console.print(f"saved {path} and {path.with_suffix(PLOT)}")
     return result
-
-
-def _make_writable(path: Path) -> None:
-    """Raises ConfigError before the load rather than lose what it measures."""
-    if path.suffix == PLOT:
-        raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Leaves no file behind if the load fails.
-        TemporaryFile(dir=path.parent).close()
-        for each in (path, path.with_suffix(PLOT)):
-            if each.exists():
-                each.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def run_load(options: LoadOptions, console: Console | None = None) -> Report:

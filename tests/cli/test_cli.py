@@ -23,6 +23,7 @@ from cli.main import INTERRUPTED
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.server import MeshServer, Registration
+from tests.support.addresses import NOWHERE
 from tests.support.programs import ROOT, run_program
 from tests.support.scripted_gateway import Delta, ScriptedGateway
 
@@ -129,6 +130,12 @@ async def test_status_finds_the_scheduler_that_the_environment_names() -> None:
     assert status == 0
     [worker] = json.loads(out)["workers"]
     assert (worker["identity"]["worker_id"], worker["load"]["running_requests"]) == ("decode-7", 3)
+
+
+async def test_status_says_so_where_it_is_told_the_gateway() -> None:
+    async with ScriptedGateway([]).served() as server:
+        status, out, err = await deepmesh("status", "--scheduler", server.endpoint)
+    assert (status, out, err) == (1, "", f"deepmesh: what answers at {server.endpoint} is no scheduler\n")
 
 
 async def test_status_without_a_scheduler_is_one_line() -> None:
@@ -287,10 +294,20 @@ async def test_bench_names_the_option_that_is_wrong() -> None:
     assert (status, err.startswith("deepmesh: deepmesh bench: rate:")) == (2, True)
 
 
-@pytest.mark.parametrize("widths", ["0", "a,b", "1,,2", "-1"])
+@pytest.mark.parametrize("widths", ["0", "a,b", "1,,2", "-1", "99999999999"])
 def test_calibrate_refuses_widths_that_are_no_numbers(widths: str) -> None:
     ended = CliRunner().invoke(build(), ["calibrate", "--widths", widths])
     assert (ended.exit_code, "expected numbers such as 1,4,16" in ended.output) == (2, True)
+
+
+async def test_calibrate_measures_nothing_that_it_cannot_write(tmp_path: Path) -> None:
+    status, out, err = await deepmesh("calibrate", "--out", str(tmp_path), "--endpoint", NOWHERE)
+    assert (status, out, err) == (2, "", f"deepmesh: cannot write {tmp_path}: Is a directory\n")
+
+
+async def test_eval_refuses_more_problems_than_can_be_drawn() -> None:
+    status, _, err = await deepmesh("eval", "--url", f"http://{NOWHERE}/v1", "--problems", "99999999999999")
+    assert (status, err) == (2, "deepmesh: deepmesh eval: problems: expected integer >= 1 and <= 10000\n")
 
 
 async def test_the_version_is_that_of_the_distribution() -> None:

@@ -63,14 +63,14 @@ async def test_the_next_turn_carries_the_conversation_without_its_reasoning() ->
 
 
 async def test_an_answer_cannot_steer_the_terminal() -> None:
-    text = "[red]not markup[/red] [/] :smile: \x1b[2J"
+    text = "[red]not markup[/red] [/] :smile: \x1b[2J \x9b2J\x07\r"
     gateway, output = ScriptedGateway([Delta(text=text)]), io.StringIO()
     async with gateway.served() as server:
         talk = conversation(server.endpoint, output)
         await talk.connect()
         await talk.ask("Hi")
         await talk.close()
-    assert output.getvalue() == "[red]not markup[/red] [/] :smile: ␛[2J\n"
+    assert output.getvalue() == "[red]not markup[/red] [/] :smile: ␛[2J �2J␇␍\n"
 
 
 async def test_a_failed_turn_is_taken_back() -> None:

@@ -260,7 +260,7 @@ def test_a_report_whose_place_is_taken_is_refused_before_anything_is_sent(
     tmp_path: Path, name: str, taken: str
 ) -> None:
     (tmp_path / taken).mkdir()
-    with pytest.raises(ConfigError, match=f"cannot write .*{name}"):
+    with pytest.raises(ConfigError, match=r"cannot write .*one"):
         load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / name))
 
 
