@@ -28,6 +28,8 @@ ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 # Calls of which no handler knows yet: as long as it takes to refuse them.
 MAX_PENDING_CALLS = 1_000_000
+# How long they may wait: a day, since their own deadlines end them.
+MAX_PENDING_SECONDS = 86_400
 
 # How long a stopping server takes to send what calls have written, once they have ended.
 FLUSH_SECONDS = 1.0
@@ -196,6 +198,8 @@ def _options(config: ServerConfig, share_ports: bool) -> list[tuple[str, int]]:
         # edge refuses those that are too many.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        # And those that have waited for 30 s, as where thousands come at once to a busy machine.
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
         # Two services that shared a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", int(share_ports)),
         ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_INTERVAL_MS),

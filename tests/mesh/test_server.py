@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -131,6 +132,21 @@ async def test_every_call_of_a_burst_is_answered_or_told_when_to_come_again() ->
     assert (answers.count(b"done"), len(shed)) == (100, 1100)
     assert {error.retry_after_ms for error in shed} == {1000}
     assert RPC_SHED.labels(f"/{SERVICE}/unary_unary")._value.get() == before + 1100
+
+
+@pytest.mark.check("late")
+async def test_calls_that_a_busy_server_takes_after_more_than_half_a_minute_are_answered() -> None:
+    async def slow(request: bytes, context: Any) -> bytes:
+        if request == b"first":
+            # The others wait within gRPC, of which one thread goes on.
+            time.sleep(32)  # noqa: ASYNC251 - the whole loop is to stand still
+        return request
+
+    server = MeshServer(ServerConfig(), "test", [raw_registration(unary_unary=slow)])
+    async with server, Channels().open(server.endpoint) as channel:
+        method = raw_method(channel, "unary_unary")
+        answers = await asyncio.gather(method(b"first"), *(method(b"other") for _ in range(20)))
+    assert answers == [b"first", *[b"other"] * 20]
 
 
 async def test_a_stopping_server_lets_calls_end() -> None:
