@@ -52,7 +52,7 @@ def _table(asked: "Asked", found: "Plan") -> Table:
     weights = f"{found.weights_bytes / GB:.1f} GB a GPU, {found.experts_bytes / GB:.1f} of them experts"
     table.add_row("weights", weights)
     if not found.fits:
-        table.add_row("fits", f"no: {found.free_bytes / GB:.1f} GB are left for KV on a GPU: take more GPUs")
+        table.add_row("fits", f"no: {_why_not(asked, found)}")
         return table
     table.add_row("fits", f"yes: {found.free_bytes / GB:.1f} GB are left for KV on a GPU")
     table.add_row("KV", f"{found.kv_tokens:,} tokens a GPU, {found.kv_token_bytes:,} bytes each")
@@ -64,3 +64,11 @@ def _table(asked: "Asked", found: "Plan") -> Table:
     table.add_row("requests a minute, prompts alone", f"{found.prefill_per_minute:,.0f}")
     table.add_row("requests a minute, both", f"{found.both_per_minute:,.0f}")
     return table
+
+
+def _why_not(asked: "Asked", found: "Plan") -> str:
+    if found.free_bytes <= 0:
+        return f"a GPU lacks {-found.free_bytes / GB:.1f} GB for weights and work: take more GPUs"
+    if asked.tpot_ms is not None and found.kv_tokens >= asked.prompt_tokens + asked.output_tokens:
+        return f"not even one request keeps {asked.tpot_ms:g} ms a token"
+    return f"{found.kv_tokens:,} tokens of KV on a GPU are less than one request: take more GPUs"

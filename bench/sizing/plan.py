@@ -59,6 +59,7 @@ class Plan:
 
     weights_bytes: float
     experts_bytes: float
+    # For KV; negative is what a GPU lacks.
     free_bytes: float
     kv_token_bytes: int
     kv_tokens: int
@@ -87,7 +88,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
     weights = weights_of(config, asked.gpus)
-    free_bytes = (gpu.memory_bytes - weights.total - WORK_BYTES) * POOL_SHARE
+    free_bytes = gpu.memory_bytes - weights.total - WORK_BYTES
+    free_bytes *= POOL_SHARE if free_bytes > 0 else 1
     token_bytes = kv_bytes_a_token(config, asked.kv_item_bytes)
     blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
     file = predicted_costs(config, asked, gpu)

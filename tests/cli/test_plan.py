@@ -1,0 +1,25 @@
+"""What `deepmesh plan` says of a model that does not fit, and why."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.rank.model import DEEPSEEK_R1
+from cli.commands import build
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--gpus", "4"), "no: a GPU lacks 41.4 GB for weights and work: take more GPUs"),
+        (("--gpus", "8", "--tpot-ms", "1"), "no: not even one request keeps 1 ms a token"),
+        (("--gpus", "8", "--isl", "600000"), "tokens of KV on a GPU are less than one request"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_what_it_lacks(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_R1, default=dict))
+    done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), *options])
+    assert done.exit_code == 1
+    assert told in done.stdout
