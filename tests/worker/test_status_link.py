@@ -193,6 +193,8 @@ async def test_a_worker_that_ends_before_its_first_report_is_answered_waits_for_
         LinkedWorker(f"127.0.0.1:{port}", "a").running() as worker,
     ):
         await told.wait()
+        # The scheduler may have read the report before the worker knows that it was written.
+        await eventually(lambda: worker.link._connected)
         leaving = asyncio.create_task(worker.link.leave(60))
         await asyncio.sleep(0.05)
         assert not leaving.done()
