@@ -1,7 +1,7 @@
 """Clients and their gateway: each request from its arrival to its one end, placed again where its worker is lost."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.load.records import RequestRecord
 from engine.protocol.messages import Output
@@ -27,6 +27,8 @@ from sim.timeline import Timeline
 from sim.worker import SimulatedWorker
 
 GREEDY = Sampling()
+# What is left of what was asked.
+FORGOTTEN = Asked(0.0, (), 0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +56,7 @@ class Live:
 
     def forget_texts(self) -> None:
         """It has ended: of a million requests the results stay, and not their prompts."""
-        self.asked, self.hashes = replace(self.asked, token_ids=(), ended=None), ()
+        self.asked, self.hashes = FORGOTTEN, ()
 
 
 class SimulatedGateway:
