@@ -39,7 +39,7 @@ class BlockPool:
         self._fresh = 0
         # Others without content; the one given back last is taken first.
         self._blank: list[int] = []
-        # Of millions of blocks in a simulated fleet, a dict of the same would take 80 bytes each.
+        # A simulated fleet has millions of blocks: a dict of them would take 80 bytes each.
         self._cached = ReleaseOrder(total_blocks)
         # Stored content in order, with its parent.
         self._stored: dict[bytes, bytes] = {}

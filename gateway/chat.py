@@ -98,7 +98,7 @@ class ChatTemplate:
         return RenderedChat(
             token_ids=turns.shield.encode(text, self._tokenizer),
             reasoning=reasoning,
-            wants_reasoning=opened or not (options.thinking is False or text.rstrip().endswith(THINK_CLOSE)),
+            wants_reasoning=opened or not (options.thinking is False or closed),
             closed=closed,
             tools=None if toolbox is None else ToolReading(self._skills.form, toolbox.parallel, begun),
         )

@@ -109,7 +109,7 @@ class Directory:
                 leases[block] -= 1
                 if used:
                     self._last_used[block] = self._uses
-                # Of a chain that is the last one alone.
+                # Only the last block of a chain may be given up.
                 if not leases[block]:
                     self._add_evictable(block)
 

@@ -131,7 +131,7 @@ class Worker:
             load,
             identity.kv_namespace,
             unreported,
-            # Of no prompt.
+            # No block of a prompt is cached: there is none yet.
             0,
             self.connected,
             identity.can_prefill,

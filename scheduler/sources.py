@@ -18,7 +18,7 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: int
     # Predicted time of fetch and computation.
     ms: float
-    # Of the computation alone.
+    # The computation's part of it.
     computing_ms: float = 0.0
     # How many of the uncached tokens are attended to sparsely.
     sparse_tokens: int = 0

@@ -108,7 +108,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     queued_prefill_tokens: int = 0
     # Blocks that no live request holds; cached content in them may still be reused.
     free_blocks: int = 0
-    # Of exact and sparse prompts together.
+    # Exact and sparse prompts count together.
     prefill_tokens_per_second: float | None = None
     # Time of one token of a request: of a step, or with drafts of the share of a step that each token takes.
     decode_step_ms: float | None = None
@@ -121,7 +121,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     # layer where it is largest, and experts that were copied to another rank's slot since the start.
     expert_imbalance: float | None = None
     experts_moved: int = 0
-    # Of prompt tokens whose attention is exact, and of those whose attention is sparse.
+    # The paces of prompt tokens whose attention is exact, and of those whose attention is sparse.
     exact_prompts: PromptPace | None = None
     sparse_prompts: PromptPace | None = None
     # How many of `queued_prefill_tokens` will be attended to sparsely.

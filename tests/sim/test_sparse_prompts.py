@@ -52,7 +52,7 @@ def test_workers_measure_both_kinds_and_placement_predicts_each(tmp_path: Path) 
         assert 1000 / exact.tokens_per_second == pytest.approx(exact_ms, rel=0.1)
         sparse_ms = SLOW * COSTS.prompt_token_ms(sparse.context_tokens, sparse=True)
         assert 1000 / sparse.tokens_per_second == pytest.approx(sparse_ms, rel=0.1)
-    # Of shorter ones the push counts, which their first tokens overtake.
+    # The time of shorter ones is mostly the push, which their first tokens overtake.
     ratios = [
         live.predicted_ttft_ms / 1000 / live.record.ttft_s
         for live in mesh.ended[20:]
