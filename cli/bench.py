@@ -7,6 +7,7 @@ import typer
 
 from cli.endpoints import GATEWAY
 from mesh.config import validate
+from mesh.launch import EXIT_FAILED
 
 
 def bench(
@@ -44,7 +45,10 @@ def bench(
         Path | None, typer.Option(help="JSON report; the plot lies beside it. By default out/load-<time>.json.")
     ] = None,
 ) -> None:
-    """Send requests at their own pace, whatever becomes of those before them, and report latency and goodput."""
+    """Send requests at their own pace, whatever becomes of those before them, and report latency and goodput.
+
+    The status is 1 if no request was answered to its end.
+    """
     from bench.load.options import LoadOptions
     from bench.load.run import main
 
@@ -69,4 +73,6 @@ def bench(
         "tpot_slo_ms": tpot_slo_ms,
         "output": output,
     }
-    main(validate(LoadOptions, values, "deepmesh bench"))
+    report = main(validate(LoadOptions, values, "deepmesh bench"))
+    if not report.summary.completed:
+        raise typer.Exit(EXIT_FAILED)

@@ -10,6 +10,8 @@ from cli.endpoints import GATEWAY, CertificatesOption, operator_channels
 
 # Far beyond the requests that a worker computes at once.
 WIDEST = 65_536
+# Tokens of the prompt whose time is shown.
+PROMPT = 1000
 
 
 def calibrate(
@@ -59,7 +61,7 @@ def calibrate(
         file = measure(mesh, console.print)
     save_costs(file, out)
     error = "unknown" if file.error is None else f"{file.error:.1%} of a step at the most"
-    console.print(f"{out}: error {error}, {file.costs.prefill_tokens_per_second:,.0f} prompt tokens/s")
+    console.print(f"{out}: error {error}, a prompt of {PROMPT:,} tokens in {file.costs.prefill_ms(PROMPT):,.0f} ms")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def quantize(
 
 def _table(reports: "list[UnitReport]") -> Table:
     columns = ("layer", "MB", "INT4 weights", "FP8 weights", "experts' outputs")
-    table = Table(*columns, title="relative errors by rounding")
+    table = Table(*columns, title="relative errors of what was quantized")
     for report in reports:
         errors = (report.int4_error, report.fp8_error, report.output_error)
         table.add_row(report.name, f"{report.size_bytes / 1e6:,.1f}", *map(_percent, errors))

@@ -1,17 +1,18 @@
 """A cost file of a mesh that runs: closed loops of several widths through its gateway, prompts of several lengths."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from bench.calibration.fit import left_out_error, straight_line
+from bench.calibration.fit import left_out_error, prompt_times
 from bench.calibration.transfers import transfer_rates
 from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.run import load
 from mesh.channel import Channels
-from mesh.costs import CostFile, CostModel
+from mesh.costs import MILLION, CostFile, CostModel
 from mesh.errors import ConfigError
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -20,6 +21,7 @@ OUTPUT_TOKENS = 48
 # Prompts of the closed loops: short, so that they hardly lengthen the steps of others.
 SHORT_PROMPT = 16
 PROMPTS_A_LENGTH = 5
+SEEDS = 2**40
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class MeshUnderTest:
     api_key: str | None = None
     # host:port of its scheduler, and channels to it; None leaves rates of transfers as they are by default.
     scheduler: tuple[str, Channels] | None = None
+    # Prompts are drawn from it. No two calibrations may send the same ones: the mesh keeps the KV of what it computed.
+    seed: int = field(default_factory=lambda: secrets.randbelow(SEEDS))
 
 
 async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> CostFile:
@@ -49,11 +53,16 @@ async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> Cos
         firsts.append((float(tokens), ms))
     rates = {} if mesh.scheduler is None else await transfer_rates(*mesh.scheduler, show)
     rising = _rising(steps)
-    start, slope = straight_line(firsts)
+    start_ms, token_ms, pair_ms = prompt_times(firsts)
     costs = CostModel(
-        decode_steps=rising, prefill_tokens_per_second=1000 / max(slope, 1e-6), request_ms=max(0.0, start), **rates
+        decode_steps=rising,
+        prefill_tokens_per_second=1000 / token_ms,
+        prefill_pairs_ms=pair_ms * MILLION,
+        request_ms=start_ms,
+        **rates,
     )
-    source = f"a mesh of {mesh.decode_workers} decode workers, through its gateway"
+    workers = "1 decode worker" if mesh.decode_workers == 1 else f"{mesh.decode_workers} decode workers"
+    source = f"a mesh of {workers}, through its gateway"
     return CostFile(costs, source=source, error=left_out_error(rising))
 
 
@@ -91,7 +100,7 @@ async def _records(
         max_concurrency=streams,
         isl=prompt_tokens,
         osl=output_tokens,
-        seed=prompt_tokens * 1000 + streams,
+        seed=mesh.seed + prompt_tokens * 1000 + streams,
     )
     records = (await load(options)).records
     failed = next((record for record in records if not record.completed), None)

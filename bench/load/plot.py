@@ -69,7 +69,7 @@ def _throughput(axes: Axes, report: Report) -> None:
     in_flight.set_ylabel("requests in flight", color=ORANGE)
     # There are no half requests.
     in_flight.yaxis.set_major_locator(MaxNLocator(integer=True))
-    in_flight.set_ylim(0, max(counts) * 1.25)
+    in_flight.set_ylim(0, max(max(counts), 1) * 1.25)
     in_flight.tick_params(axis="y", colors=ORANGE)
     in_flight.spines[["top", "left"]].set_visible(False)
 

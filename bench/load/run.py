@@ -18,7 +18,7 @@ from bench.load import arrivals, plot, report, workload
 from bench.load.client import Clock, LoadClient, Target
 from bench.load.grpc_client import GrpcClient
 from bench.load.openai_client import OpenAILoadClient
-from bench.load.options import DEFAULT_REQUESTS, LoadOptions
+from bench.load.options import DEFAULT_REQUESTS, LONGEST_RUN_S, LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.report import Report
 from bench.load.summary import Objectives, summarize
@@ -122,7 +122,10 @@ def _shown_on(console: Console | None) -> Iterator[Shown]:
 
 
 def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
-    """Arrivals and jobs, drawn before the clock starts; equal options give equal plans."""
+    """Arrivals and jobs, drawn before the clock starts; equal options give equal plans.
+
+    Raises ConfigError for a bad dataset, and where the last request would arrive after more than a month.
+    """
     arrival_random, job_random = np.random.default_rng(options.seed + seed_offset).spawn(2)
     from_file = options.dataset if options.dataset != workload.TASKS else None
     rows = workload.read_dataset(from_file, options.osl) if from_file else []
@@ -131,6 +134,8 @@ def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
     else:
         count = options.requests or len(rows) or DEFAULT_REQUESTS
         times = arrivals.arrival_times(options.rate, arrival_random, count=count)
+    if times[-1] > LONGEST_RUN_S:
+        raise ConfigError(f"at {options.rate:g} requests a second the last of {len(times):,} arrives after a month")
     if rows:
         jobs = workload.dataset_jobs(rows)
     elif options.dataset is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from deepmesh.internal.v1 import workers_pb2
 
-from bench.calibration.fit import left_out_error, straight_line
+from bench.calibration.fit import left_out_error, prompt_times
 from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
 from bench.calibration.rank import costs_of_rank
 from bench.calibration.transfers import transfer_rates
@@ -63,8 +63,22 @@ def test_the_error_is_the_worst_of_points_that_are_left_out() -> None:
     assert left_out_error([(1, 10), (2, 40), (3, 30)]) == pytest.approx(0.5)
 
 
-def test_a_straight_line_goes_through_its_points() -> None:
-    assert straight_line([(100, 25), (200, 45), (400, 85)]) == pytest.approx((5.0, 0.2))
+def test_prompts_that_take_longer_by_the_token_and_by_the_pair_are_told_apart() -> None:
+    points = [(tokens, 5 + 0.2 * tokens + 1e-4 * tokens**2 / 2) for tokens in (64, 512, 1024, 3072)]
+    assert prompt_times(points) == pytest.approx((5.0, 0.2, 1e-4))
+
+
+def test_no_part_of_a_prompts_time_is_negative() -> None:
+    # Less than in proportion: a line has no pairs, and a start that explains the rest.
+    assert prompt_times([(100, 25), (200, 45), (400, 85)]) == pytest.approx((5.0, 0.2, 0.0), abs=1e-9)
+    # More than the pairs alone explain.
+    start, token, pair = prompt_times([(100, 1), (200, 8), (400, 64)])
+    assert (start, token > 0, pair > 0) == (0.0, True, True)
+
+
+def test_no_two_calibrations_send_the_same_prompts() -> None:
+    # The mesh would answer the second one's from its caches.
+    assert MeshUnderTest("here", 1).seed != MeshUnderTest("here", 1).seed
 
 
 async def test_rates_of_transfers_are_those_that_workers_measured() -> None:

@@ -20,10 +20,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from typer.testing import CliRunner
 
 from bench.load import run as load
 from bench.load.options import LoadOptions
 from bench.load.report import Report, table
+from cli.commands import build
 from mesh.errors import ConfigError, EndpointUnavailable, UnknownModel
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
@@ -326,3 +328,21 @@ async def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "stopped early" in out.decode()
     assert json.loads(path.read_text())["interrupted"] is True
+
+
+@pytest.mark.parametrize(("tokens", "status"), [(1, 1), (8, 0)])
+async def test_the_status_tells_whether_any_request_was_answered(tmp_path: Path, tokens: int, status: int) -> None:
+    async with serving_grpc(TinyGateway()) as endpoint:
+        output = tmp_path / "report.json"
+        options = ["--rate", "inf", "--requests", "3", "--osl", "2"]
+        words = ["bench", *options, "--isl", str(tokens), "--endpoint", endpoint, "--output", str(output)]
+        ended = await asyncio.to_thread(CliRunner().invoke, build(), words)
+    completed = 0 if status else 3
+    assert (ended.exit_code, f"{completed} of 3" in ended.output, output.exists()) == (status, True, True)
+
+
+async def test_a_rate_so_low_that_a_run_takes_months_is_refused() -> None:
+    gateway = TinyGateway()
+    with pytest.raises(ConfigError, match="arrives after a month"):
+        await run_grpc(gateway, rate=1e-300)
+    assert not gateway.requests
