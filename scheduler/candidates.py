@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
@@ -70,6 +71,21 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     sparse: float = 0.0
 
 
+# A measured value (None if there is none), the logarithm of its ratio to what stands in for it, and when it changed.
+Measured: TypeAlias = tuple[float | None, float, float]
+
+
+class Measures(msgspec.Struct, frozen=True, gc=False):
+    """What a worker measured, as `estimates` compares it. Times are relative to the cost model's."""
+
+    prompts: Measured
+    sparse_gain: Measured
+    step: Measured
+    push: Measured
+    fetch: Measured
+    disk_fetch: Measured
+
+
 class Pace(msgspec.Struct, frozen=True, gc=False):
     """How fast a worker is taken to be; nothing is 0."""
 
@@ -121,13 +137,16 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     worker_class: str = ""
     # When it will have computed the prompts that it has, by the clock of `Candidates.now`; None if that is not known.
     prompts_until: float | None = None
+    # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.informed`.
+    measures: Measures | None = None
     # Filled by `estimates.informed`, from what this worker and the others measured.
     estimate: Pace | None = None
 
     @property
     def pace(self) -> Pace:
-        assert self.estimate is not None, "candidates are informed before they are compared"
-        return self.estimate
+        pace = self.estimate
+        assert pace is not None, "candidates are informed before they are compared"
+        return pace
 
     @property
     def requests(self) -> int:
@@ -137,7 +156,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     def prompts_ms(self, now: float, costs: CostModel) -> float:
         """Predicted time until it will have computed the prompts that it has."""
         if self.prompts_until is not None:
-            return max(0.0, self.prompts_until - now) * 1000
+            left = self.prompts_until - now
+            return left * 1000 if left > 0 else 0.0
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
         return self.pace.prompt_slowness * costs.prefill_ms(queued)
 

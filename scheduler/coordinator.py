@@ -16,7 +16,7 @@ from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Pl
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placement import choose, explain, placed_work, predict
+from scheduler.placement import best_first, explain, placed_work, predict, taken
 from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry
 from scheduler.stores import Stores
@@ -139,27 +139,29 @@ class Coordinator:
             ahead=self._placed.ahead(call.share),
         )
         terms = self._terms(request, workers, cached, hints)
-        chosen = choose(terms)
+        ordered = best_first(terms)
+        chosen = taken(ordered)
         if chosen is None and any(term.rejection in _OTHERS_MAY_FIT for term in terms):
             workers = self._registry.serving_model(call.model)
             cached = self._registry.cached_prefixes(self._registry.holders(call.block_hashes), workers)
             terms = self._terms(request, workers, cached, hints)
-            chosen = choose(terms)
+            ordered = best_first(terms)
+            chosen = taken(ordered)
         if chosen is None:
             error = refusal(call.model, terms, self._objectives)
-            self._remember(call, None, error.message, terms)
+            self._remember(call, None, error.message, ordered)
             raise error
         reason = explain(request, chosen, terms)
-        self._remember(call, chosen, reason, terms)
+        self._remember(call, chosen, reason, ordered)
         self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids))
         for (worker_id, rank), work in placed_work(request, chosen).items():
             seconds = chosen.prompt_ms / 1000 if work.prefill_tokens else 0.0
             self._registry.add_placement(worker_id, rank, call.key, work, seconds)
-        identities = {worker.lease.worker_id: worker.identity for worker in workers}
-        prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
-        by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
-        everywhere = {**by_worker, **{hint.store_id: hint.blocks for hint in hints.values()}}
-        return PlacementAnswer(identities[chosen.worker_id], prefill, chosen, reason, everywhere)
+        everywhere = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
+        everywhere |= {hint.store_id: hint.blocks for hint in hints.values()}
+        decode = self._registry.identity(chosen.worker_id)
+        prefill = None if chosen.prefill_worker_id is None else self._registry.identity(chosen.prefill_worker_id)
+        return PlacementAnswer(decode, prefill, chosen, reason, everywhere)
 
     def _terms(
         self,
@@ -170,10 +172,12 @@ class Coordinator:
     ) -> tuple[Terms, ...]:
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
+        costs = self._knobs.costs
         for worker in workers:
-            ranks = decode if worker.identity.role is WorkerRole.DECODE else prefill
-            held = cached.get(worker.identity.worker_id)
-            ranks += worker.candidates if held is None else _with_prefixes(worker.candidates, held)
+            held, ranks = cached.get(worker.lease.worker_id), worker.candidates(costs)
+            if held is not None:
+                ranks = _with_prefixes(ranks, held)
+            (decode if worker.identity.role is WorkerRole.DECODE else prefill).extend(ranks)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
         return admit(predict(request, candidates, self._knobs), self._objectives)
 
@@ -194,10 +198,10 @@ class Coordinator:
 
     def candidates(self, model: str) -> Candidates:
         """The live workers of a model, each as a whole, with what they hold of no prompt."""
-        workers = self._registry.serving_model(model)
+        workers, costs = self._registry.serving_model(model), self._knobs.costs
         return Candidates(
-            [worker.whole for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [worker.whole for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            [worker.whole(costs) for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [worker.whole(costs) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
             now=self._registry.now,
         )
 
@@ -224,7 +228,7 @@ class Coordinator:
 
     def _known(self, model: str, workers: list[Worker]) -> list[Worker]:
         """The workers. Raises NoWorker or UnknownModel if none of them generates."""
-        if any(worker.identity.role is WorkerRole.DECODE for worker in workers):
+        if WorkerRole.DECODE in [worker.identity.role for worker in workers]:
             return workers
         error: MeshError
         if self._registry.knows_model(model):
@@ -233,8 +237,7 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:
-        best_first = sorted(terms, key=Terms.preference)
+    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, ordered: Sequence[Terms]) -> None:
         self._decisions.add(
             Decision(
                 time=self._wall_clock(),
@@ -244,7 +247,7 @@ class Coordinator:
                 model=call.model,
                 chosen=chosen,
                 reason=reason,
-                terms=tuple(best_first[:KEPT_CANDIDATES]),
+                terms=tuple(ordered[:KEPT_CANDIDATES]),
             )
         )
 

@@ -13,13 +13,12 @@ from dataclasses import replace
 from itertools import chain, compress, repeat
 from math import exp, exp2, fsum, log
 from operator import mul
-from typing import TypeAlias
 
 import msgspec
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, WorkerLoad
-from scheduler.candidates import Candidates, Pace, PlacementKnobs
+from scheduler.candidates import Candidates, CandidateWorker, Measured, MeasurementTimes, Measures, Pace, PlacementKnobs
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
 # Short enough that a worker which seems ten times slower than it is, next to one with twenty requests (whose step takes
@@ -29,9 +28,7 @@ HALF_LIFE_SECONDS = 3.0
 # The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it
 # outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
-ASSUMED_WEIGHT = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
-# What one worker measured of a quantity: its class, the value (None if it has none), and the value's age in seconds.
-Measured: TypeAlias = tuple[str, float | None, float]
+ASSUMED_WEIGHT: float = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
 
 
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
@@ -41,88 +38,107 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     the constants.
     """
     workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
-    decodes = len(candidates.decode)
-    prompts = estimates(
-        [(each.worker_class, _prompt_slowness(each.load, costs), now - each.measured_at.prefill) for each in workers],
-        1.0,
-    )
+    decodes, classes = len(candidates.decode), [each.worker_class for each in workers]
+    known = [each.measures or _measures(each, costs) for each in workers]
+    prompts = estimates(classes, [each.prompts for each in known], 1.0, now)
     sparse = prompts
     if any(each.sparse for each in workers):
-        gains = estimates(
-            [(each.worker_class, _sparse_gain(each.load, costs), now - each.measured_at.sparse) for each in workers],
-            1.0,
-        )
-        sparse = [*map(mul, prompts, gains)]
-    slowness = estimates(
-        [(each.worker_class, _slowness(each.load, costs), now - each.measured_at.step) for each in candidates.decode],
-        1.0,
-    )
-    push = estimates(
-        [
-            (each.worker_class, each.load.push_bytes_per_second, now - each.measured_at.push)
-            for each in candidates.prefill
-        ],
-        costs.push_bytes_per_second,
-    )
+        sparse = [*map(mul, prompts, estimates(classes, [each.sparse_gain for each in known], 1.0, now))]
+    steps = estimates(classes[:decodes], [each.step for each in known[:decodes]], 1.0, now)
+    rate = costs.push_bytes_per_second
+    pushes = estimates(classes[decodes:], [each.push for each in known[decodes:]], rate, now)
     fetch: Iterable[float] = repeat(costs.fetch_bytes_per_second)
     if candidates.stores:
-        fetch = estimates(
-            [(each.worker_class, each.fetch_bytes_per_second, now - each.measured_at.fetch) for each in workers],
-            costs.fetch_bytes_per_second,
-        )
+        fetch = estimates(classes, [each.fetch for each in known], costs.fetch_bytes_per_second, now)
     disk_fetch: Iterable[float] = repeat(costs.disk_fetch_bytes_per_second)
     if any(store.disk_blocks for store in candidates.stores.values()):
-        disk_fetch = estimates(
-            [
-                (each.worker_class, each.disk_fetch_bytes_per_second, now - each.measured_at.disk_fetch)
-                for each in workers
-            ],
-            costs.disk_fetch_bytes_per_second,
-        )
-    steps = chain(slowness, repeat(1.0))
-    pushes = chain(repeat(costs.push_bytes_per_second, decodes), push)
-    paces = map(Pace, prompts, sparse, steps, pushes, fetch, disk_fetch)
+        disk_fetch = estimates(classes, [each.disk_fetch for each in known], costs.disk_fetch_bytes_per_second, now)
+    both = chain(steps, repeat(1.0)), chain(repeat(rate, decodes), pushes)
+    paces = map(Pace, prompts, sparse, *both, fetch, disk_fetch)
     estimated = [msgspec.structs.replace(worker, estimate=pace) for worker, pace in zip(workers, paces, strict=True)]
     return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
 
 
+def measures(
+    load: WorkerLoad,
+    fetch_bytes_per_second: float | None,
+    disk_fetch_bytes_per_second: float | None,
+    measured_at: MeasurementTimes,
+    costs: CostModel,
+) -> Measures:
+    """What a worker measured, as `informed` compares it."""
+    return Measures(
+        measured(_prompt_slowness(load, costs), measured_at.prefill),
+        measured(_sparse_gain(load, costs), measured_at.sparse),
+        measured(_slowness(load, costs), measured_at.step),
+        measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
+        measured(fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
+        measured(disk_fetch_bytes_per_second, measured_at.disk_fetch, costs.disk_fetch_bytes_per_second),
+    )
+
+
+def measured(value: float | None, changed_at: float, constant: float = 1.0) -> Measured:
+    """constant: what stands in for the value where there is none."""
+    return (value, log(value / constant), changed_at) if value else (None, 0.0, changed_at)
+
+
 def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
     """Prompt tokens a second of each worker, by its id: exact and sparse ones together, as they come."""
-    workers, now = (*candidates.decode, *candidates.prefill), candidates.now
+    workers, constant = (*candidates.decode, *candidates.prefill), costs.prefill_tokens_per_second
     rates = estimates(
-        [(each.worker_class, each.load.prefill_tokens_per_second, now - each.measured_at.prefill) for each in workers],
-        costs.prefill_tokens_per_second,
+        [each.worker_class for each in workers],
+        [measured(each.load.prefill_tokens_per_second, each.measured_at.prefill, constant) for each in workers],
+        constant,
+        candidates.now,
     )
     return {worker.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
 
 
-def estimates(measured: Sequence[Measured], constant: float) -> list[float]:
-    """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way."""
-    if not any(value for _, value, _ in measured):
+def estimates(classes: Sequence[str], measured: Sequence[Measured], constant: float, now: float) -> list[float]:
+    """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way.
+
+    classes: each worker's; constant: what stands in for the quantity, as for `measured`.
+    """
+    weights, weighted, known = list[float](), list[float](), False
+    for value, logarithm, changed_at in measured:
+        # 1 for a fresh measurement, 0 for an infinitely old one.
+        weight = 0.0
+        if value is not None:
+            known, weight = True, exp2((now - changed_at) / -HALF_LIFE_SECONDS)
+        weights.append(weight)
+        weighted.append(weight * logarithm)
+    if not known:
         return [constant] * len(measured)
-    # 1 for a fresh measurement, 0 for an infinitely old one.
-    weights = [exp2(age / -HALF_LIFE_SECONDS) if value else 0.0 for _, value, age in measured]
-    logarithms = [log(value / constant) if value else 0.0 for _, value, _ in measured]
-    means = _class_means([name for name, _, _ in measured], weights, [*map(mul, weights, logarithms)])
+    means = _class_means(classes, weights, weighted)
     return [
-        value * exp((1.0 - weight) * (means[name] - logarithm)) if value else constant * exp(means[name])
-        for (name, value, _), weight, logarithm in zip(measured, weights, logarithms, strict=True)
+        constant * exp(means[name]) if value is None else value * exp((1.0 - weight) * (means[name] - logarithm))
+        for name, (value, logarithm, _), weight in zip(classes, measured, weights, strict=True)
     ]
+
+
+def _measures(worker: CandidateWorker, costs: CostModel) -> Measures:
+    rates = worker.fetch_bytes_per_second, worker.disk_fetch_bytes_per_second
+    return measures(worker.load, *rates, worker.measured_at, costs)
 
 
 def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:
     """The weighted mean of what each class measured, and of an assumption that counts little: what all measured."""
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    sums = {name: (fsum(weights), fsum(weighted)) for name in classes[:1]}
-    if classes.count(classes[0]) < len(classes):
-        for name in set(classes):
-            mine = [each == name for each in classes]
-            sums[name] = fsum(compress(weights, mine)), fsum(compress(weighted, mine))
-    weight, total = (fsum(each) for each in zip(*sums.values(), strict=True))
+    weight, total = fsum(weights), fsum(weighted)
+    if classes.count(classes[0]) == len(classes):
+        return {classes[0]: _mean(weight, total, total / (ASSUMED_WEIGHT + weight))}
+    sums: dict[str, tuple[float, float]] = {}
+    for name in set(classes):
+        mine = [each == name for each in classes]
+        sums[name] = fsum(compress(weights, mine)), fsum(compress(weighted, mine))
+    weight, total = fsum(of_class for of_class, _ in sums.values()), fsum(of_class for _, of_class in sums.values())
     everyone = total / (ASSUMED_WEIGHT + weight)
-    return {
-        name: (ASSUMED_WEIGHT * everyone + total) / (ASSUMED_WEIGHT + weight) for name, (weight, total) in sums.items()
-    }
+    return {name: _mean(*of_class, everyone) for name, of_class in sums.items()}
+
+
+def _mean(weight: float, total: float, assumed: float) -> float:
+    """Of logarithms that weigh so much together and whose weighted sum is `total`, and of one that is assumed."""
+    return (ASSUMED_WEIGHT * assumed + total) / (ASSUMED_WEIGHT + weight)
 
 
 def _prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:

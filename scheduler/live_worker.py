@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mesh.costs import CostModel
 from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.candidates import CandidateWorker, MeasurementTimes, Unreported
+from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
 from scheduler.ranks import Rank
 
 # Why a worker in this state takes no request.
@@ -38,7 +39,7 @@ class Worker:
     # Its ranks' numbers, as bits.
     bits: int = field(init=False)
     # Made when they are asked for: a placement looks at dozens of workers, of which few have changed since the last.
-    _candidates: Sequence[CandidateWorker] | None = None
+    _candidates: tuple[CostModel, Sequence[CandidateWorker]] | None = None
 
     def __post_init__(self) -> None:
         self.bits = sum(1 << rank.number for rank in self.ranks)
@@ -71,18 +72,20 @@ class Worker:
     def changed(self) -> None:
         self._candidates = None
 
-    @property
-    def candidates(self) -> Sequence[CandidateWorker]:
-        """Each rank as a candidate of its own, with its part of the worker's room, and nothing of any prompt."""
-        if self._candidates is None:
-            self._candidates = [self._candidate(index, rank) for index, rank in enumerate(self.ranks)]
-        return self._candidates
+    def candidates(self, costs: CostModel) -> Sequence[CandidateWorker]:
+        """Each rank as a candidate of its own, with its part of the worker's room, and nothing of any prompt.
 
-    @property
-    def whole(self) -> CandidateWorker:
+        costs: those that its measurements will be compared with.
+        """
+        if self._candidates is None or self._candidates[0] is not costs:
+            ranks = [self._candidate(index, rank, costs) for index, rank in enumerate(self.ranks)]
+            self._candidates = costs, ranks
+        return self._candidates[1]
+
+    def whole(self, costs: CostModel) -> CandidateWorker:
         """The worker with all its ranks, and nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
-            return self.candidates[0]
+            return self.candidates(costs)[0]
         return self._made(
             None,
             self.identity.total_blocks,
@@ -93,9 +96,10 @@ class Worker:
             self.transfers,
             self.ranks[0].measured_at,
             None,
+            None,
         )
 
-    def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
+    def _candidate(self, index: int, rank: Rank, costs: CostModel) -> CandidateWorker:
         ranks = len(self.ranks)
         return self._made(
             index if ranks > 1 else None,
@@ -103,10 +107,11 @@ class Worker:
             self.identity.max_requests // ranks,
             rank.load,
             rank.unreported,
-            sum(other.requests for other in self.ranks if other is not rank),
+            sum([other.requests for other in self.ranks if other is not rank]),
             rank.status.transfers,
             rank.measured_at,
             rank.prompts_until,
+            rank.measures(costs),
         )
 
     def _made(
@@ -120,6 +125,7 @@ class Worker:
         transfers: TransferCounters,
         measured_at: MeasurementTimes,
         prompts_until: float | None,
+        measures: Measures | None,
     ) -> CandidateWorker:
         identity = self.identity
         return CandidateWorker(
@@ -147,4 +153,5 @@ class Worker:
             requests_beside,
             identity.worker_class,
             prompts_until,
+            measures,
         )

@@ -12,7 +12,7 @@ request. The candidate with the least total time wins; connected workers go befo
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -55,9 +55,18 @@ def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementK
     return tuple(terms)
 
 
-def choose(terms: Collection[Terms]) -> Terms | None:
+def choose(terms: Iterable[Terms]) -> Terms | None:
     """The best terms that were not rejected; None if all were."""
-    return min((term for term in terms if term.rejection is None), key=Terms.preference, default=None)
+    return taken(best_first(terms))
+
+
+def best_first(terms: Iterable[Terms]) -> list[Terms]:
+    return sorted(terms, key=Terms.preference)
+
+
+def taken(ordered: Sequence[Terms]) -> Terms | None:
+    """Of terms that are ordered, best first, those that `choose` would find."""
+    return ordered[0] if ordered and ordered[0].rejection is None else None
 
 
 def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int], Unreported]:
@@ -115,18 +124,19 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knob
     delay_ms = 0.0
     if contested:
         # The first tokens are computed in a decode step that runs anyway.
-        riding = min(1.0, knobs.short_prompt_tokens / found.uncached_tokens)
+        short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
+        riding = short / tokens if tokens > short else 1.0
         ttft_ms -= riding * found.computing_ms
         # An idle worker counts as having one request: others arrive while the prompt is computed.
-        others = min(max(1, share.requests), worker.max_requests) + worker.requests_beside
+        others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
         delay_ms = others * (1 - riding) * found.computing_ms
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
 
 
 def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
-    size_bytes = (request.prompt_blocks - share.held_blocks) * share.candidate.block_bytes
-    push_ms = size_bytes / offer.push_bytes_per_second * 1000
-    if request.prompt_tokens >= max(share.candidate.layerwise_tokens, offer.layerwise_tokens):
+    worker = share.candidate
+    push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
+    if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     calls_ms = knobs.costs.request_ms + knobs.costs.handover_ms
     ttft_ms = share.wait_ms + offer.ready_ms + calls_ms + push_ms + share.tpot_ms
@@ -168,7 +178,8 @@ def _assemble(
         prefill_worker_id, prefill_rank = offer.worker_id, offer.rank
         disconnected += not offer.connected
         # A pair takes the request once both workers have room.
-        drain_ms = max(drain_ms, offer.queue_ms)
+        if offer.queue_ms > drain_ms:
+            drain_ms = offer.queue_ms
     return Terms(
         worker.worker_id,
         prefill_worker_id,
@@ -193,24 +204,25 @@ def _assemble(
 
 
 def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: PlacementKnobs) -> _DecodeShare:
-    load = candidate.load
-    mean_output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
-    output_tokens = min(float(request.max_tokens), mean_output_tokens)
-    requests = candidate.requests
+    load, requests, most = candidate.load, candidate.requests, candidate.max_requests
+    output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
+    if output_tokens > request.max_tokens:
+        output_tokens = float(request.max_tokens)
     room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
     tpot_ms = step_ms(candidate, requests + 1, knobs)
     output_ms = output_tokens * tpot_ms
-    drain_ms = output_ms / min(max(requests, 1), candidate.max_requests)
-    before = request.ahead * max(0, 1 - room)
+    drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
+    before = 0.0 if room > 0 else request.ahead * (1 - room)
+    held, reusable = candidate.cached_blocks, request.reusable_blocks
     return _DecodeShare(
         candidate,
-        min(candidate.cached_blocks, request.reusable_blocks),
+        held if held < reusable else reusable,
         request.ahead,
         before * drain_ms,
         tpot_ms,
         output_ms,
         drain_ms,
-        max(0, room),
+        room if room > 0 else 0,
         requests,
         _reject(request, candidate, before, knobs),
     )

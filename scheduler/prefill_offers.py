@@ -47,13 +47,10 @@ def best_offers(
     request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
 ) -> dict[KvNamespace, PrefillOffer]:
     """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up."""
-    best: dict[KvNamespace, PrefillOffer] = {}
+    offers: dict[KvNamespace, list[PrefillOffer]] = {}
     for worker in candidates.prefill:
-        offered = _offer(request, worker, candidates, knobs)
-        known = best.get(worker.namespace)
-        if known is None or offered.preference() < known.preference():
-            best[worker.namespace] = offered
-    return best
+        offers.setdefault(worker.namespace, []).append(_offer(request, worker, candidates, knobs))
+    return {namespace: min(each, key=PrefillOffer.preference) for namespace, each in offers.items()}
 
 
 def offer_to(namespace: KvNamespace, offers: Mapping[KvNamespace, PrefillOffer]) -> PrefillOffer | None:

@@ -28,17 +28,19 @@ class PrefixIndex:
     def holders(self, chain: Sequence[bytes]) -> "Holders":
         """Who holds which part of the chain: the walk goes on with those that held every block so far."""
         narrowing: list[tuple[int, int]] = []
-        known, remaining = self._holders.get, -1
-        for blocks, block_hash in enumerate(chain, start=1):
+        known, remaining, blocks = self._holders.get, -1, 0
+        for block_hash in chain:
             holding = remaining & known(block_hash, 0)
-            if not holding:
-                break
-            if holding == remaining:
-                narrowing[-1] = blocks, holding
-            else:
-                narrowing.append((blocks, holding))
+            if holding != remaining:
+                narrowing.append((blocks, remaining))
                 remaining = holding
-        return Holders(narrowing)
+                if not holding:
+                    break
+            blocks += 1
+        if remaining:
+            narrowing.append((blocks, remaining))
+        # The first are all workers, who hold no block at least.
+        return Holders(narrowing[1:])
 
 
 class Holders:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from scheduler.candidates import MeasurementTimes, Unreported
+from scheduler.candidates import MeasurementTimes, Measures, Unreported
+from scheduler.estimates import measures
 
 # A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
@@ -57,6 +59,8 @@ class Rank:
     _fetch_bandwidth: Measurement = field(default_factory=Measurement)
     _push_bandwidth: Measurement = field(default_factory=Measurement)
     _disk_fetch_bandwidth: Measurement = field(default_factory=Measurement)
+    # What `measures` found since the last status, for one cost model.
+    _measures: tuple[CostModel, Measures] | None = None
 
     @property
     def requests(self) -> int:
@@ -71,7 +75,7 @@ class Rank:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now)
             self._load_at = now
-        self.status = status
+        self.status, self._measures = status, None
         exact, sparse = status.load.exact_pace, status.load.sparse_prompts
         self._prefill_rate.observe(None if exact is None else exact.tokens_per_second, now)
         self._sparse_rate.observe(None if sparse is None else sparse.tokens_per_second, now)
@@ -90,6 +94,14 @@ class Rank:
             self._disk_fetch_bandwidth.changed_at,
             self._sparse_rate.changed_at,
         )
+
+    def measures(self, costs: CostModel) -> Measures:
+        """Its measurements beside these costs."""
+        if self._measures is None or self._measures[0] is not costs:
+            load, transfers = self.status.load, self.status.transfers
+            rates = transfers.fetch_bytes_per_second, transfers.disk_fetch_bytes_per_second
+            self._measures = costs, measures(load, *rates, self.measured_at, costs)
+        return self._measures[1]
 
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:
         """prompt_seconds: how long the rank is predicted to compute for it."""

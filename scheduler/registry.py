@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
+from operator import attrgetter
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
@@ -23,6 +24,8 @@ from scheduler.ranks import PlacementKey, Rank
 from scheduler.standings import LOOKS, Standings
 
 log = logging.getLogger(__name__)
+# Sort key of workers.
+_BY_ID = attrgetter("lease.worker_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +155,11 @@ class Registry:
 
     def cached_prefixes(self, holders: Holders, workers: Collection[Worker]) -> dict[str, list[int]]:
         """How many leading blocks of the chain each rank holds, by worker id; workers that hold none are left out."""
+        anything, prefix = holders.anything, holders.prefix
         return {
-            worker.identity.worker_id: [holders.prefix(rank.number) for rank in worker.ranks]
+            worker.lease.worker_id: [prefix(rank.number) for rank in worker.ranks]
             for worker in workers
-            if worker.bits & holders.anything
+            if worker.bits & anything
         }
 
     def leave(self, lease: Lease) -> None:
@@ -200,7 +204,11 @@ class Registry:
         for standing in self._standings.of(model):
             found.update(standing.looks(avoided))
             found.update(standing.holding_most(holders.groups(standing.members), LOOKS))
-        return sorted([self._by_number[number] for number in found], key=lambda worker: worker.lease.worker_id)
+        return sorted([self._by_number[number] for number in found], key=_BY_ID)
+
+    def identity(self, worker_id: str) -> WorkerIdentity:
+        """Of a live worker."""
+        return self._workers[worker_id].identity
 
     def living(self, workers: Collection[Worker]) -> list[Worker]:
         """Those of them that are still there."""

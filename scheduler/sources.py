@@ -32,7 +32,9 @@ def source(
 
     The candidate is informed (see `estimates`).
     """
-    own = min(candidate.cached_blocks, request.reusable_blocks)
+    own, reusable = candidate.cached_blocks, request.reusable_blocks
+    if own > reusable:
+        own = reusable
     best = _computed(request, own, candidate, knobs)
     if store is None:
         return best
@@ -52,13 +54,15 @@ def _computed(
     request: PlacementRequest, cached_blocks: int, candidate: CandidateWorker, knobs: PlacementKnobs
 ) -> Source:
     cached_tokens, pace, costs = cached_blocks * BLOCK_TOKENS, candidate.pace, knobs.costs
-    sparse_from = request.sparse_from if candidate.sparse else None
-    sparse = sparse_part(cached_tokens, request.prompt_tokens, sparse_from)
-    exact = request.prompt_tokens - cached_tokens - sparse
+    uncached_tokens = request.prompt_tokens - cached_tokens
+    if request.sparse_from is None or not candidate.sparse:
+        ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens)
+        return Source(None, cached_blocks, uncached_tokens, ms, ms)
+    sparse = sparse_part(cached_tokens, request.prompt_tokens, request.sparse_from)
+    exact = uncached_tokens - sparse
     ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens)
-    if sparse:
-        ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)
-    return Source(None, cached_blocks, exact + sparse, ms, ms, sparse)
+    ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)
+    return Source(None, cached_blocks, uncached_tokens, ms, ms, sparse)
 
 
 def _fetch_ms(candidate: CandidateWorker, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs) -> float:

@@ -24,7 +24,7 @@ class WorkerRole(Enum):
     DECODE = "decode"
 
 
-class KvNamespace(msgspec.Struct, frozen=True):
+class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
     """What cached KV bytes mean: of a block's base layers, and of the draft layers behind them, if there are any.
 
     Base layers may move between workers of one `base`; draft layers only if there are equally many of them too.

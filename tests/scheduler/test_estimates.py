@@ -1,6 +1,8 @@
 """What workers measured, long ago or just now, and what placement makes of it."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
-from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Measured, estimates, informed
+from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, informed
+from scheduler.estimates import measured as measured_of
 from scheduler.placement import choose, placed_work
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
@@ -24,8 +27,17 @@ def measured(worker_id: str, step_ms: float, age_seconds: float = 0.0) -> Candid
     return make_candidate(worker_id, max_requests=64, load=load, measured_at=MeasurementTimes(step=-age_seconds))
 
 
-def of(value: float | None, age_seconds: float = 0.0, worker_class: str = "a") -> Measured:
+# Of one worker: its class, what it measured, and how long ago.
+Told: TypeAlias = tuple[str, float | None, float]
+
+
+def of(value: float | None, age_seconds: float = 0.0, worker_class: str = "a") -> Told:
     return worker_class, value, age_seconds
+
+
+def estimated(told: Sequence[Told], constant: float) -> list[float]:
+    known = [measured_of(value, -age_seconds, constant) for _, value, age_seconds in told]
+    return estimates([name for name, _, _ in told], known, constant, 0.0)
 
 
 def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
@@ -74,23 +86,23 @@ def test_a_truly_slow_worker_is_tried_now_and_then_and_gets_far_fewer() -> None:
 
 
 def test_a_fresh_measurement_is_believed_whatever_the_others_found() -> None:
-    assert estimates([of(10.0), of(1000.0)], 20.0)[1] == 1000.0
+    assert estimated([of(10.0), of(1000.0)], 20.0)[1] == 1000.0
 
 
 def test_an_old_measurement_gives_way_to_what_the_others_find() -> None:
-    _, half_old = estimates([of(10.0), of(1000.0, HALF_LIFE_SECONDS)], 20.0)
+    _, half_old = estimated([of(10.0), of(1000.0, HALF_LIFE_SECONDS)], 20.0)
     # The others are 10 and, half as much, 1000; half-way from there to 1000, in logarithms.
     common = (10.0 * 10.0 * 1000.0) ** (1 / 3)
     assert half_old == pytest.approx((1000.0 * common) ** 0.5, rel=1e-3)
-    assert estimates([of(10.0), of(1000.0, LONG_AGO)], 20.0)[1] == pytest.approx(10.0, rel=1e-3)
+    assert estimated([of(10.0), of(1000.0, LONG_AGO)], 20.0)[1] == pytest.approx(10.0, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_that_did() -> None:
-    assert estimates([of(10.0), of(40.0), of(None)], 1.0)[2] == pytest.approx(20.0, rel=1e-3)
+    assert estimated([of(10.0), of(40.0), of(None)], 1.0)[2] == pytest.approx(20.0, rel=1e-3)
 
 
 def test_while_nobody_has_measured_the_constant_holds() -> None:
-    assert estimates([of(None)], 20.0) == [20.0]
+    assert estimated([of(None)], 20.0) == [20.0]
 
 
 def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_minutes() -> None:
@@ -109,21 +121,21 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
     decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
-    estimated = informed(Candidates([decode], [prefill]), KNOBS)
+    found = informed(Candidates([decode], [prefill]), KNOBS)
     slowness = KNOBS.costs.prefill_tokens_per_second / 800.0
-    assert estimated.prefill[0].pace.prompt_slowness == pytest.approx(slowness)
-    assert estimated.decode[0].pace.prompt_slowness == pytest.approx(slowness, rel=1e-3)
+    assert found.prefill[0].pace.prompt_slowness == pytest.approx(slowness)
+    assert found.decode[0].pace.prompt_slowness == pytest.approx(slowness, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:
     unknown = [of(None, worker_class=name) for name in ("fast", "slow", "new")]
-    found = estimates([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow"), *unknown], 1.0)
+    found = estimated([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow"), *unknown], 1.0)
     # One of a class of which nothing is known is like all.
     assert found[2:] == pytest.approx([10.0, 30.0, 300.0**0.5], rel=1e-3)
 
 
 def test_an_old_measurement_of_a_slower_class_stays() -> None:
-    _, slow = estimates([of(10.0, 0.0, "fast"), of(30.0, 10 * HALF_LIFE_SECONDS, "slow")], 20.0)
+    _, slow = estimated([of(10.0, 0.0, "fast"), of(30.0, 10 * HALF_LIFE_SECONDS, "slow")], 20.0)
     assert slow == pytest.approx(30.0, rel=0.01)
 
 
@@ -132,9 +144,7 @@ measurements = st.tuples(st.sampled_from("abc"), values, st.floats(0, 1e6))
 
 
 @given(st.lists(measurements, min_size=1, max_size=6), values)
-def test_an_estimate_lies_between_what_was_measured_and_the_constant(
-    measurements: list[Measured], constant: float
-) -> None:
+def test_an_estimate_lies_between_what_was_measured_and_the_constant(measurements: list[Told], constant: float) -> None:
     known = [constant, *(value for _, value, _ in measurements if value)]
-    for estimate in estimates([*measurements, of(None)], constant):
+    for estimate in estimated([*measurements, of(None)], constant):
         assert min(known) * (1 - 1e-9) <= estimate <= max(known) * (1 + 1e-9)
