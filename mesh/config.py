@@ -173,14 +173,17 @@ def load(
     """Read `path` (YAML; absent means all defaults), lay the files `overlays` over it, apply `overrides`
     ("engine.max_requests=8"), validate.
 
-    Raises ConfigError naming every offending key, and the path, or `origin` without one.
+    Raises ConfigError naming every offending key, and where the values are from: the files, and --set beside them, or
+    `origin` without a file.
     """
     values = _read(path) if path is not None else {}
     for overlay in overlays:
         _lay_over(values, _read(overlay))
     for override in overrides:
         _apply(values, override)
-    return validate(model, values, str(path or origin))
+    if path is not None:
+        origin = " with ".join([str(path), *map(str, overlays), *(["--set"] if overrides else [])])
+    return validate(model, values, origin)
 
 
 def overridden(overrides: Sequence[str]) -> dict[str, Any]:

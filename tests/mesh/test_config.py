@@ -119,6 +119,14 @@ def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words:
     assert raised.value.message == f"configuration: {words}"
 
 
+def test_a_wrong_key_is_blamed_on_all_that_may_have_set_it(tmp_path: Path) -> None:
+    path, overlay = written(tmp_path, "words: [a]\n"), tmp_path / "secret.yaml"
+    overlay.write_text("words: [b]\n")
+    with pytest.raises(ConfigError) as raised:
+        load(Outer, path, ["colour=red"], overlays=[overlay])
+    assert raised.value.message.startswith(f"{path} with {overlay} with --set: unknown key colour")
+
+
 class Room(Config):
     number: int = Field(ge=1)
     key: Path
