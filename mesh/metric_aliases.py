@@ -18,6 +18,7 @@ ALIASES: Mapping[str, str] = {
     "deepmesh_gateway_output_tokens": "vllm:generation_tokens",
     "deepmesh_engine_running_requests": "vllm:num_requests_running",
     "deepmesh_engine_waiting_requests": "vllm:num_requests_waiting",
+    "deepmesh_engine_kv_usage": "vllm:kv_cache_usage_perc",
 }
 _LABELS = {"model": "model_name"}
 

@@ -92,6 +92,7 @@ DECODE_CACHED_TOKENS = Counter("deepmesh_decode_cached_tokens_total", "Prompt to
 ENGINE_STEPS = Counter("deepmesh_engine_steps_total", "Steps of the engine")
 ENGINE_BLOCKS_FREE = Gauge("deepmesh_engine_blocks_free", "Blocks that no live request holds")
 ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks", "Blocks in the KV pool")
+ENGINE_KV_USAGE = Gauge("deepmesh_engine_kv_usage", "Share of the KV pool that live requests hold, from 0 to 1")
 ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
 ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
@@ -188,5 +189,6 @@ Aliases(
         GATEWAY_OUTPUT_TOKENS,
         ENGINE_RUNNING,
         ENGINE_WAITING,
+        ENGINE_KV_USAGE,
     )
 )

@@ -225,6 +225,7 @@ class RankHost:
     def _set_gauges(self) -> None:
         load, transfers = self.report.load, self.report.transfers
         metrics.ENGINE_BLOCKS_FREE.set(load.free_blocks)
+        metrics.ENGINE_KV_USAGE.set(1 - load.free_blocks / max(self.ready.total_blocks, 1))
         metrics.ENGINE_RUNNING.set(load.running_requests)
         metrics.ENGINE_WAITING.set(load.waiting_requests)
         metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)

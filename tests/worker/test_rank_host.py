@@ -113,6 +113,15 @@ async def test_a_step_reaches_the_service_and_the_report() -> None:
         assert (report.load.free_blocks, report.transfers.fetches, report.stored) == (7, 3, hashes(1, 2))
 
 
+async def test_metrics_tell_how_full_the_pool_is() -> None:
+    async with hosted() as it:
+        total = it.host.ready.total_blocks
+        for free in (total, total // 4):
+            load = WorkerLoad(free_blocks=free)
+            it.rank.emit(msgspec.structs.replace(step([], []), load=load))
+            await eventually(lambda free=free: metrics.ENGINE_KV_USAGE._value.get() == 1 - free / total)  # type: ignore[misc]
+
+
 async def test_drafts_are_counted_by_place_and_outcome() -> None:
     def counted(place: int, outcome: str) -> float:
         return metrics.ENGINE_DRAFTS.labels(place, outcome)._value.get()
