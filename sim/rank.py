@@ -137,11 +137,11 @@ class SimulatedRank:
         return True
 
     def _interrupt(self) -> None:
-        """Something comes that the step under way does not see, and the next one does."""
-        self.catch_up()
-        if len(self._quiet) > 2:
-            del self._quiet[2:]
-            self._timeline.at(self._quiet[1], partial(self._end_quiet, self._quiet[1]))
+        """Something comes that the step under way does not see, and the next one does: it is the last of the quiet ones."""
+        after = bisect_right(self._quiet, self._timeline.now) + 1
+        if after < len(self._quiet):
+            del self._quiet[after:]
+            self._timeline.at(self._quiet[-1], partial(self._end_quiet, self._quiet[-1]))
 
     def _end_quiet(self, ends: float) -> None:
         if not self.alive or not self._quiet or self._quiet[-1] != ends:
