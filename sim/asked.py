@@ -4,18 +4,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice, repeat
+from itertools import count, repeat
 
 import numpy as np
 
 from mesh.domain.shares import ONE_TENANT, Share
 from sim.arrivals import arrival_times
-from sim.device import LONGEST_OUTPUT, VOCABULARY
+from sim.device import LONGEST_OUTPUT
 from sim.workload import LengthConfig, WorkloadConfig
 
 # How steeply the popularity of shared prefixes falls with their rank.
 ZIPF = 1.0
-DRAWN_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +31,17 @@ class Asked:
 
 
 class Prompts:
-    """Token ids: fresh ones, and texts that several prompts share."""
+    """Token ids: fresh ones, and texts that several prompts share.
 
-    def __init__(self, generator: np.random.Generator) -> None:
-        # The generator gives the same numbers however many it is asked for at a time.
-        draws = (generator.integers(LONGEST_OUTPUT, VOCABULARY, size=DRAWN_AT_ONCE).tolist() for _ in repeat(None))
-        self._drawn: Iterator[int] = chain.from_iterable(draws)
+    Only whether texts are equal matters, so that the first token alone tells a fresh one from all others: blocks are
+    known by all tokens up to their ends.
+    """
+
+    def __init__(self) -> None:
+        self._firsts = count(LONGEST_OUTPUT + 1)
 
     def fresh(self, tokens: int) -> list[int]:
-        return [*islice(self._drawn, max(0, tokens))]
+        return [next(self._firsts), *repeat(LONGEST_OUTPUT, tokens - 1)] if tokens > 0 else []
 
 
 def length(config: LengthConfig, generator: np.random.Generator) -> int:
@@ -85,15 +86,16 @@ class _Choice:
 
 
 class SyntheticWorkload:
-    """Draws arrivals, lengths and texts, each from a stream of its own, so that changing one changes no other."""
+    """Draws arrivals, lengths and choices, each from a stream of its own, so that changing one changes no other."""
 
     def __init__(self, config: WorkloadConfig) -> None:
-        arrivals, lengths, texts, choices = np.random.SeedSequence(config.seed).spawn(4)
+        # The third was for texts: seeds mean what they did when tokens were drawn.
+        arrivals, lengths, _, choices = np.random.SeedSequence(config.seed).spawn(4)
         self._config = config
         self._arrivals = np.random.default_rng(arrivals)
         self._lengths = np.random.default_rng(lengths)
         self._choices = np.random.default_rng(choices)
-        self._prompts = Prompts(np.random.default_rng(texts))
+        self._prompts = Prompts()
         self._tenants = [Share(tenant.name, tenant.weight) for tenant in config.tenants] or [ONE_TENANT]
         shares = np.array([tenant.share for tenant in config.tenants] or [1.0])
         self._shares = _Choice(shares)

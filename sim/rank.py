@@ -137,7 +137,7 @@ class SimulatedRank:
         return True
 
     def _interrupt(self) -> None:
-        """Something comes that the step under way does not see, and the next one does: it is the last of the quiet ones."""
+        """Something comes that the step under way does not see, and the next one does: no quiet one follows it."""
         after = bisect_right(self._quiet, self._timeline.now) + 1
         if after < len(self._quiet):
             del self._quiet[after:]

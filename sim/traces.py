@@ -6,7 +6,6 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from mesh.errors import ConfigError
 from sim.asked import Asked, Prompts, with_length
@@ -55,7 +54,7 @@ class TraceWorkload:
         assert config.trace is not None
         self._config = config
         self._rows = read_trace(config.trace)
-        self._prompts = Prompts(np.random.default_rng(config.seed))
+        self._prompts = Prompts()
         self._texts: dict[int, list[int]] = {}
 
     @property
