@@ -2,12 +2,13 @@
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
 same KV namespace. Of a worker with several DP ranks each is a candidate: it has its own queue, room and prefixes.
-For each, placement predicts the time to the first token: the wait for a place in the batch, the prompts queued before
-this one, and the part of the prompt that is cached neither on the worker nor, if fetching is quicker than computing, in
-a store; for a pair also the handover and the push of blocks that the decode worker lacks. Then it predicts the time
-per token (the step time with one more request). A prompt computed on a decode worker delays the requests that decode
-there; this counts against it if a prefill worker could compute it instead. A prompt with few uncached tokens delays no
-request. The candidate with the least total time wins; connected workers go before others.
+For each, placement predicts the time to the first token: the wait for a place in the batch or for the end of the step
+that runs, the prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if
+fetching is quicker than computing, in a store; for a pair also the handover, the push of blocks that the decode worker
+lacks, and the wait for the step that begins with them. Then it predicts the time per token (the step time with one
+more request). A prompt computed on a decode worker delays the requests that decode there; this counts against it if a
+prefill worker could compute it instead. A prompt with few uncached tokens delays no request. The candidate with the
+least total time wins; connected workers go before others.
 
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
@@ -34,8 +35,10 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
     held_blocks: int
     # Which part of those who wait are served before the request.
     ahead: float
-    # Time until the request has a place in its batch.
+    # Time until the step begins in which the request has a place.
     wait_ms: float
+    # Time until any step begins: what comes meanwhile waits for the end of the one that runs.
+    boundary_ms: float
     tpot_ms: float
     output_ms: float
     drain_ms: float
@@ -120,13 +123,13 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knob
     """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
     worker = share.candidate
     queue_ms = share.ahead * worker.prompts_ms(now, knobs.costs)
-    ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms + share.tpot_ms
+    ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms
     delay_ms = 0.0
     if contested:
         # The first tokens are computed in a decode step that runs anyway.
         short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
         riding = short / tokens if tokens > short else 1.0
-        ttft_ms -= riding * found.computing_ms
+        ttft_ms += riding * (share.tpot_ms - found.computing_ms)
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
         delay_ms = others * (1 - riding) * found.computing_ms
@@ -139,7 +142,9 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
     if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     calls_ms = knobs.costs.request_ms + knobs.costs.handover_ms
-    ttft_ms = share.wait_ms + offer.ready_ms + calls_ms + push_ms + share.tpot_ms
+    # Its KV lands while a step runs, and behind the next step it has its first token.
+    landed_ms = share.boundary_ms + share.tpot_ms
+    ttft_ms = share.wait_ms + offer.ready_ms + calls_ms + push_ms + landed_ms
     verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
     return _assemble(share, offer, offer.source, ttft_ms, 0.0, verdict)
 
@@ -212,13 +217,19 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     tpot_ms = step_ms(candidate, requests + 1, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
-    before = 0.0 if room > 0 else request.ahead * (1 - room)
+    # A step that runs is over in half of its time on average, and its worker's report is as old.
+    wait_ms = boundary_ms = tpot_ms / 2 if requests else 0.0
+    before = 0.0
+    if room < 1:
+        before = request.ahead * (1 - room)
+        wait_ms = max(boundary_ms, before * drain_ms - boundary_ms)
     held, reusable = candidate.cached_blocks, request.reusable_blocks
     return _DecodeShare(
         candidate,
         held if held < reusable else reusable,
         request.ahead,
-        before * drain_ms,
+        wait_ms,
+        boundary_ms,
         tpot_ms,
         output_ms,
         drain_ms,

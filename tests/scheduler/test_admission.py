@@ -23,8 +23,8 @@ def test_a_first_token_predicted_too_late_is_refused_until_the_excess_has_draine
     assert choose(terms) is None
     error = refusal("oracle", terms, objectives)
     assert isinstance(error, Overloaded)
-    # 4000 tokens at 1000/s and one step of 10 ms are due at 4010 ms.
-    assert error.retry_after_ms == 3010
+    # 4000 tokens at 1000/s are due at 4000 ms.
+    assert error.retry_after_ms == 3000
 
 
 def test_a_token_rate_predicted_too_low_is_refused() -> None:

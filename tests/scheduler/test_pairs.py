@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
 from scheduler.admission import Objectives, admit, refusal
@@ -79,6 +80,14 @@ def test_what_decodes_elsewhere_is_not_delayed_by_a_prompt() -> None:
 def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None:
     alone = predict(make_request(), Candidates([make_candidate("d", load=make_load(running_requests=7))]), KNOBS)[0]
     assert alone.total_ms == alone.ttft_ms + 100 * alone.tpot_ms
+
+
+def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_its_kv_has_landed() -> None:
+    idle, busy = (make_candidate("d", load=make_load(each, decode_step_requests=1)) for each in (0, 1))
+    steady = PlacementKnobs(costs=CostModel(decode_steps=((1.0, 20.0),)))
+    ms = [predict(make_request(), Candidates([each], [make_prefill()]), steady)[1].ttft_ms for each in (idle, busy)]
+    # A step takes 10 ms.
+    assert ms[1] - ms[0] == pytest.approx(5 + 5)
 
 
 def test_a_decode_worker_that_cannot_compute_prompts_has_even_short_ones_computed() -> None:

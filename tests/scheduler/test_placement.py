@@ -66,11 +66,19 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_still_computed() -> None:
     assert (chosen.cached_blocks, chosen.uncached_tokens) == (9, 64)
 
 
-def test_the_first_token_is_predicted_from_queue_prompt_and_step() -> None:
-    load = make_load(queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
+@pytest.mark.parametrize(("running", "ms"), [(0, 0.0), (1, 5.0)])
+def test_the_first_token_is_predicted_from_queue_prompt_and_half_of_the_step_that_runs(running: int, ms: float) -> None:
+    load = make_load(running, queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
     terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
-    assert terms[0].ttft_ms == 1000.0 + 10.0
+    assert terms[0].ttft_ms == 1000.0 + ms
     assert terms[0].tpot_ms == 10.0
+
+
+def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_half_a_step_ago() -> None:
+    load = make_load(8, waiting_requests=1, decode_step_ms=10.0)
+    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
+    # Two of eight have to end, which have a hundred tokens each.
+    assert terms[0].ttft_ms == pytest.approx(640 + 2 * 100 * 10 / 8 - 5)
 
 
 def test_one_more_request_lengthens_the_step() -> None:

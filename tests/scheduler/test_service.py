@@ -96,7 +96,7 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
         )
         assert not response.HasField("prefill")
         assert list(response.cached_prefixes) == [scheduler_pb2.CachedPrefix(source_id="b", blocks=5)]
-        assert response.predicted_ttft_ms == pytest.approx(320 + response.predicted_tpot_ms)
+        assert response.predicted_ttft_ms == pytest.approx(320)
         decisions = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
         assert [(d.request_id, d.worker_id, d.reason) for d in decisions] == [("r1", "b", response.reason)]
         assert {c.worker_id: (c.cached_blocks, bool(c.rejected)) for c in decisions[0].candidates} == {
