@@ -193,7 +193,7 @@ def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:
     identity = worker.identity
     state = workers_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
     figures = _figures(worker.load, identity.max_requests, identity.total_blocks, worker.cached_blocks)
-    return f"{identity.worker_id}\n{identity.model}", state, *figures
+    return f"{identity.worker_id}\n{identity.model}", "silent" if worker.silent else state, *figures
 
 
 def _rank_row(number: int, rank: workers_pb2.RankStatus, worker: workers_pb2.WorkerIdentity) -> tuple[str, ...]:

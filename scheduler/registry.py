@@ -174,6 +174,7 @@ class Registry:
         if worker is not None and worker.lease == lease:
             worker.connected = False
             self._place(worker)
+            self._announce()
 
     def expire(self) -> None:
         """Forget the workers whose lease ran out."""

@@ -195,6 +195,7 @@ def _status(worker: Worker, registry: Registry) -> scheduler_pb2.WorkerStatus:
         load=worker_wire.load_message(worker.load),
         cached_blocks=len(worker.cached),
         transfers=worker_wire.transfers_message(worker.transfers),
+        silent=not worker.connected,
     )
     if len(worker.ranks) > 1:
         status.ranks.extend(worker_wire.rank_message(rank.status) for rank in worker.ranks)

@@ -62,7 +62,7 @@ export class Mesh {
   }
 
   #card(name, node, time) {
-    const lost = node.time < time;
+    const lost = node.time < time || node.status.silent;
     const card = element("div", undefined, `node ${node.role}${lost ? " lost" : ""}`);
     card.dataset.name = name;
     const title = element("h3", name);

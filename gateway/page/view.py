@@ -34,6 +34,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     role: str
     model: str
     state: str
+    # Nothing is heard of it any more, and its lease has not run out yet.
+    silent: bool
     lease_ms: int
     # Of all ranks.
     load: LoadView

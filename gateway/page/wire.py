@@ -16,6 +16,7 @@ def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
         role=_word(workers_pb2.WorkerRole.Name(identity.role)),
         model=identity.model,
         state=_word(workers_pb2.WorkerState.Name(status.state)),
+        silent=status.silent,
         lease_ms=status.lease_remaining.ToMilliseconds(),
         load=_load(load, status.cached_blocks, identity, 1),
         prefill_tokens_per_second=round(load.prefill_tokens_per_second),

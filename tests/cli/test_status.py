@@ -22,6 +22,15 @@ def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
     assert ["rank", "1", "1/4", "0", "0", "1/100", "0", "0", "0.0"] in rows
 
 
+def test_a_worker_of_which_nothing_is_heard_is_not_said_to_serve() -> None:
+    identity = workers_pb2.WorkerIdentity(worker_id="d", model="oracle", max_requests=8, total_blocks=200)
+    worker = scheduler_pb2.WorkerStatus(identity=identity, state=workers_pb2.WORKER_STATE_SERVING, silent=True)
+    shown = StringIO()
+    Console(width=80, file=shown).print(workers_table(scheduler_pb2.WatchWorkersResponse(workers=[worker])))
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert [row[1] for row in rows if row[:1] == ["d"]] == ["silent"]
+
+
 def test_the_balance_of_experts_is_shown_where_they_move() -> None:
     def shown(load: workers_pb2.WorkerLoad) -> str:
         worker = scheduler_pb2.WorkerStatus(identity=workers_pb2.WorkerIdentity(worker_id="decode-0"), load=load)

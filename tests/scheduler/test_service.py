@@ -354,6 +354,18 @@ async def test_watchers_see_the_registry_at_once_and_after_each_change() -> None
         call.cancel()
 
 
+async def test_watchers_hear_at_once_of_a_worker_whose_stream_broke() -> None:
+    async with running_scheduler(lease={"seconds": 60}) as endpoint, scheduler_stub(endpoint) as stub:
+        worker = await start_worker(stub, "a")
+        call = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
+        (status,) = (await call.read()).workers
+        assert not status.silent
+        worker.stop()
+        (status,) = (await call.read()).workers
+        assert status.silent
+        call.cancel()
+
+
 async def test_watchers_beyond_the_limit_are_refused() -> None:
     async with running_scheduler(max_watchers=1) as endpoint, scheduler_stub(endpoint) as stub:
         first = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())

@@ -176,7 +176,7 @@ class StoreStatus(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers", "ranks")
+    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers", "ranks", "silent")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class WorkerStatus(_message.Message):
     LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     identity: _workers_pb2.WorkerIdentity
     state: _workers_pb2.WorkerState
     load: _workers_pb2.WorkerLoad
@@ -191,7 +192,8 @@ class WorkerStatus(_message.Message):
     lease_remaining: _duration_pb2.Duration
     transfers: _workers_pb2.TransferStatus
     ranks: _containers.RepeatedCompositeFieldContainer[_workers_pb2.RankStatus]
-    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_workers_pb2.RankStatus, _Mapping]]] = ...) -> None: ...
+    silent: bool
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_workers_pb2.RankStatus, _Mapping]]] = ..., silent: _Optional[bool] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("limit", "request_id")
