@@ -12,8 +12,8 @@ from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = CUDA / "fp8_decode.cu"
-LATENT, WIDTH, UNIT_TOKENS = 512, 576, 128
-THREADS = 384
+LATENT, WIDTH = 512, 576
+THREADS = 512
 
 
 class Arguments(ctypes.Structure):
@@ -22,13 +22,11 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         ("latents", ctypes.c_uint64 * 16),
         ("keys", ctypes.c_uint64 * 16),
+        ("queries", ctypes.c_uint64 * 16),
         ("work", Work),
-        ("query", ctypes.c_void_p),
         ("pool", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
         ("kv_scale", ctypes.c_float),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 56),
     )
 
 
@@ -50,18 +48,23 @@ def mla_decode(
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
         return out
-    divided = divide_work(plan, heads, out, UNIT_TOKENS)
+    divided = divide_work(plan, heads, out, BLOCK_TOKENS)
     arguments = Arguments(
-        *_tensor_maps(pool.data_ptr(), pool.shape[0]), divided.work, query.data_ptr(), pool.data_ptr(),
-        scale * math.log2(math.e), kv_scale,
+        *_pool_boxes(pool.data_ptr(), pool.shape[0]), _query_boxes(query.data_ptr(), tokens * heads), divided.work,
+        pool.data_ptr(), scale * math.log2(math.e), kv_scale,
     )  # fmt: skip
-    name = "decode_rest" if heads % HEADS else "decode"
+    name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return out
 
 
-def _tensor_maps(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
+def _pool_boxes(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
     """The tensor maps of one layer's pool: a block's latents are read in four boxes, its keys in one."""
     rows = blocks * BLOCK_TOKENS
     latents = encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=128)
     return latents, encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=64)
+
+
+def _query_boxes(query: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    """The tensor map of the queries: 64 of them are read in 18 boxes."""
+    return encode_rows(query, rows=rows, row_bytes=WIDTH * 2, box_rows=HEADS, box_bytes=64)

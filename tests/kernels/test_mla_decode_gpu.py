@@ -62,7 +62,9 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("query_tokens", [1, 2])
 @pytest.mark.parametrize("heads", [16, 64, HEADS])
-def test_an_e4m3_pool_is_attended_to_at_deepseeks_shapes(lengths: list[int], query_tokens: int, heads: int) -> None:
+def test_an_e4m3_pool_is_attended_to_at_deepseeks_shapes(
+    lengths: list[int], query_tokens: int, heads: int, poisoned: None
+) -> None:
     case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=True)
     found = mla_decode(case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
     # Queries and probabilities have three bits of mantissa too.
@@ -94,28 +96,44 @@ def test_a_bfloat16_pool_is_attended_to_at_deepseeks_shapes(
     assert case.error(found) < 0.01
 
 
+def attend_on_hopper(case: Case) -> torch.Tensor:
+    """Run the CUDA kernel for the case's pool."""
+    from kernels.mla_decode import bf16, fp8
+
+    if fp8.takes(case.query, case.pool, case.value_width):
+        return fp8.mla_decode(case.query, case.pool, case.plan, SCALE, case.kv_scale)
+    if not bf16.takes(case.query, case.pool, case.value_width):
+        pytest.skip("needs a Hopper GPU")
+    return bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+
+
+def as_rounded(query: torch.Tensor) -> torch.Tensor:
+    """The queries after quantization to e4m3 with a scale for each head."""
+    scale = query.float().abs().amax(dim=2, keepdim=True) / 448
+    return (query.float() / scale).to(E4M3).float() * scale
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [16, HEADS])
-def test_a_row_may_have_more_queries_than_a_block_has_tokens(heads: int) -> None:
-    from kernels.mla_decode import bf16
-
-    case = Case([1, 64, 65, 300], 70, heads, (LATENT, WIDTH), e4m3=False)
-    if not bf16.takes(case.query, case.pool, case.value_width):
-        pytest.skip("needs a Hopper GPU")
-    assert case.error(bf16.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+@pytest.mark.parametrize("e4m3", [False, True])
+def test_a_row_may_have_more_queries_than_a_block_has_tokens(heads: int, e4m3: bool) -> None:
+    case = Case([1, 64, 65, 300], 70, heads, (LATENT, WIDTH), e4m3=e4m3)
+    assert case.error(attend_on_hopper(case)) < (0.08 if e4m3 else 0.01)
 
 
 @pytest.mark.gpu
-def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
-    from kernels.mla_decode import bf16
-
-    case = Case([2000, 777], 1, HEADS, (LATENT, WIDTH), e4m3=False)
-    if not bf16.takes(case.query, case.pool, case.value_width):
-        pytest.skip("needs a Hopper GPU")
+@pytest.mark.parametrize("e4m3", [False, True])
+def test_scores_that_grow_along_the_context_keep_their_precision(e4m3: bool) -> None:
+    case = Case([2000, 777], 1, HEADS, (LATENT, WIDTH), e4m3=e4m3)
     for row, length in enumerate([2000, 777]):
         for block in range(-(-length // 64)):
-            case.pool[case.plan.block_table[row, block].long()] *= 0.2 * (block + 1)
-    assert case.error(bf16.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+            index = case.plan.block_table[row, block].long()
+            case.pool[index] = (case.pool[index].float() * (0.2 * (block + 1))).to(case.pool.dtype)
+    found = attend_on_hopper(case)
+    if e4m3:
+        # Scores this large show the rounding of the queries. What is tested here is the rounding of probabilities.
+        case.query = as_rounded(case.query)
+    assert case.error(found) < (0.05 if e4m3 else 0.01)
 
 
 @pytest.mark.gpu

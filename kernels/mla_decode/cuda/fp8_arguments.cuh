@@ -1,23 +1,77 @@
-// Decode attention over e4m3 latents: arguments and constants.
+// Decode attention over e4m3 latents: arguments, constants, and the layout of shared memory.
 
 #pragma once
 
+#include "../../cuda/cluster.cuh"
 #include "parts.cuh"
 
 constexpr int STAGES = 5;
 constexpr int TILE_BYTES = BLOCK * WIDTH, ROPE_OFFSET = BLOCK * LATENT, CHUNK_BYTES = BLOCK * 128;
-constexpr int CONSUMERS = 256, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS;
-// Probabilities are stored 16 times as large, so that e4m3's smallest steps are far below the largest one. The maximum that
-// they are relative to is raised only when it has grown by more than RAISE (log2). That keeps them below e4m3's largest number,
-// 448, and earlier sums seldom have to be scaled down.
-constexpr float LOG2_P = 4.0f, RAISE = 4.0f;
+// A CTA's queries fill two stages, before they are quantized.
+constexpr int BOX_CHANNELS = 32, BOX_BYTES = HEADS * 64, QUERY_BOXES = WIDTH / BOX_CHANNELS;
+constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128, PRODUCERS = 128;
+constexpr int THREADS = VALUE_THREADS + SCORE_THREADS + PRODUCERS;
+
+// What a CTA computes: the pieces of a part for 64 heads of one query.
+struct Place {
+  Part part;
+  int query_index, first_head;
+  u32 rank;
+};
+
+// A block, and likewise the query: four chunks of 64 rows of 128 bytes, and one of 64 rows of 64 bytes, swizzled.
+struct Shared {
+  u8 query[TILE_BYTES];
+  u8 tiles[STAGES][TILE_BYTES];
+  u8 probabilities[2][HEADS * BLOCK];
+  // For each row: the factor by which earlier sums shrink, and at a piece's end kv_scale over the sum.
+  float alpha[2][HEADS];
+  float inverse[2][HEADS];
+  // For each scoring warp: whether any of its factors is not one.
+  uint4 raised[2];
+  // Here rather than in registers, which are scarce.
+  Place place;
+  u64 probabilities_full[2];
+  u64 probabilities_empty[2];
+  u64 full[STAGES];
+  u64 empty[STAGES];
+};
+
+// A role's position in the blocks of its part: how many it has seen, and the stage of the present one.
+struct Ring {
+  int count = 0, stage = 0;
+  u32 phase = 0;
+
+  __device__ __forceinline__ int buffer() const { return count & 1; }
+  __device__ __forceinline__ u32 buffer_phase() const { return count / 2 & 1; }
+  __device__ __forceinline__ void next() {
+    count++;
+    advance();
+  }
+  // Past a stage that holds queries.
+  __device__ __forceinline__ void advance() {
+    bool wraps = ++stage == STAGES;
+    stage = wraps ? 0 : stage;
+    phase ^= wraps;
+  }
+};
 
 struct Arguments {
-  // Boxes of the pool as rows of bytes: 64 rows of 128 bytes, and 64 rows of 64.
-  TensorMap latents, keys;
-  // A unit of this kernel is two blocks.
+  // Boxes of the pool as rows of bytes: 64 rows of 128 bytes, and 64 rows of 64. Boxes of the queries: 64 rows of 64 bytes.
+  TensorMap latents, keys, queries;
+  // A unit of this kernel is a block.
   Work work;
-  const u32* query;
   const u8* pool;
   float scale_log2, kv_scale;
 };
+
+// Each role calls this once it has read the first entries of the plan, which is older than the previous kernel.
+__device__ __forceinline__ void wait_for_queries() {
+  wait_for_earlier();
+  start_next();
+}
+
+// The descriptor of an operand that lies `bytes` further on. Computing only the low word saves instructions between products.
+__device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
+  return (descriptor & 0xFFFFFFFF00000000ull) | (u32)((u32)descriptor + bytes / 16);
+}
