@@ -38,4 +38,4 @@ class SideStream:
 
     @cached_property
     def _workspace(self) -> Workspace:
-        return make_workspace(self._device)
+        return make_workspace(self._device, beside=True)

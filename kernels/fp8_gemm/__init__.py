@@ -30,7 +30,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
 
     rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
     if few_rows.takes(rows, outputs, inputs):
-        return few_rows.fp8_gemm(x, weight)
+        return few_rows.fp8_gemm(x, weight, few_rows.choose_tiling(outputs, inputs, beside=workspace.beside))
     fills_chip = many_rows.takes(rows, outputs)
     if deep_gemm.available() and deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip):
         return deep_gemm.fp8_gemm(x, weight)

@@ -34,6 +34,8 @@ class ClusterTiling:
         return -(-outputs // self.outputs)
 
 
+# Its CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other kernels.
+ALONE = ClusterTiling(192, 1)
 # In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
 # would take longer to add up a tile.
 TILINGS = [
@@ -42,7 +44,7 @@ TILINGS = [
     ClusterTiling(128, 4),
     ClusterTiling(128, 3),
     ClusterTiling(128, 2),
-    ClusterTiling(192, 1),
+    ALONE,
 ]
 # Tiles of 112 outputs pay from this many units a CTA on: more multiprocessors read, but some of the tensor cores idle.
 LONG = 32
@@ -98,14 +100,19 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: ClusterTiling | None = N
 
 
 @cache
-def choose_tiling(outputs: int, inputs: int) -> ClusterTiling | None:
-    """The first of `TILINGS` whose CTAs an H200 runs all at once; None if there is none."""
+def choose_tiling(outputs: int, inputs: int, *, beside: bool = False) -> ClusterTiling | None:
+    """The first of `TILINGS` whose CTAs an H200 runs all at once, else `ALONE`; None if there are too many inputs.
+
+    beside: few of them find room at once, see `Workspace`.
+    """
     units = inputs // BLOCK
+    if beside and units <= MOST_UNITS:
+        return ALONE
     for tiling in TILINGS:
         fewest = LONG if tiling.outputs == 112 else 1
         if tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and fewest <= units / tiling.ctas <= MOST_UNITS:
             return tiling
-    return None
+    return ALONE if units <= MOST_UNITS else None
 
 
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:

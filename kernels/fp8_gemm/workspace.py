@@ -14,7 +14,10 @@ class Workspace:
 
     # [1024] int32, zero between calls: programs that share a tile of a product count themselves here.
     arrivals: torch.Tensor
+    # Whether a kernel of another stream holds most multiprocessors meanwhile: CTAs that run only together with others
+    # would find no room.
+    beside: bool
 
 
-def make_workspace(device: torch.device) -> Workspace:
-    return Workspace(arrivals=torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=device))
+def make_workspace(device: torch.device, *, beside: bool = False) -> Workspace:
+    return Workspace(torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=device), beside)

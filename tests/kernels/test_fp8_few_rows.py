@@ -7,7 +7,7 @@ from bench.kernels.deepseek_r1 import EXPERT_LAYERS, LINEAR_LAYERS
 from bench.kernels.inputs import random_weight
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import few_rows, reference
-from kernels.fp8_gemm.few_rows import MOST_CLUSTERS, MOST_UNITS, TILINGS, ClusterTiling, choose_tiling
+from kernels.fp8_gemm.few_rows import ALONE, MOST_CLUSTERS, MOST_UNITS, TILINGS, ClusterTiling, choose_tiling
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -21,6 +21,7 @@ FASTEST = {
     EXPERT_LAYERS["down"]: ClusterTiling(outputs=128, ctas=2),
 }
 SHAPES = list(FASTEST)
+DENSE = LINEAR_LAYERS["dense gate, up"]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -35,11 +36,17 @@ def test_all_ctas_of_a_product_run_at_once(outputs: int, inputs: int) -> None:
     assert tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and 96 <= tiling.tiles(outputs) * tiling.ctas <= 132
 
 
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [LINEAR_LAYERS["dense gate, up"], (256, 128 * (max(MOST_CLUSTERS) * MOST_UNITS + 1))]
-)
-def test_weights_with_more_tiles_than_the_chip_runs_have_no_tiling(outputs: int, inputs: int) -> None:
-    assert choose_tiling(outputs, inputs) is None
+def test_the_ctas_of_weights_with_more_tiles_than_the_chip_runs_take_turns() -> None:
+    assert choose_tiling(*DENSE) == ALONE and ALONE.tiles(DENSE[0]) > MOST_CLUSTERS[ALONE.ctas]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), EXPERT_LAYERS.values())
+def test_beside_other_kernels_no_cta_needs_others(outputs: int, inputs: int) -> None:
+    assert choose_tiling(outputs, inputs, beside=True) == ALONE
+
+
+def test_inputs_that_no_cluster_has_room_for_have_no_tiling() -> None:
+    assert choose_tiling(256, 128 * (max(MOST_CLUSTERS) * MOST_UNITS + 1)) is None
 
 
 def test_no_more_ctas_share_a_tile_than_it_has_units() -> None:
@@ -50,7 +57,7 @@ def test_no_more_ctas_share_a_tile_than_it_has_units() -> None:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", [0, 1, 7, 16, 17, 32, 33, 64, 65, 95, 96])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 128), (192, 384), (448, 2944), *SHAPES])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 128), (192, 384), (448, 2944), DENSE, *SHAPES])
 def test_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
     assert relative_error(few_rows.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3

@@ -31,7 +31,7 @@
 
 constexpr int UNIT = 128, GROUP_OUTPUTS = 64, GROUP_THREADS = 128, MOST_UNITS = 80;
 // Shared memory of a CTA. The rest of the multiprocessor's is left to CTAs of the small kernels before and after.
-constexpr int SHARED_BYTES = 216000;
+constexpr int SHARED_BYTES = 216000, MOST_THREADS = 640;
 
 struct Arguments {
   TensorMap weight, x;
@@ -47,8 +47,9 @@ struct Shape {
   static constexpr int GROUPS = (OUTPUTS + GROUP_OUTPUTS - 1) / GROUP_OUTPUTS, TURNS = GROUPS < 3 ? 4 / GROUPS : 1;
   // Threads of a turn; threads that multiply; all threads.
   static constexpr int TURN = GROUPS * GROUP_THREADS, CONSUMERS = TURNS * TURN, THREADS = CONSUMERS + GROUP_THREADS;
-  // Registers of a thread that multiplies and of one that copies. All threads start with an equal share of 65,536.
-  static constexpr int REGISTERS = TURNS > 1 ? 112 : 160, FEW_REGISTERS = 32;
+  // Registers of a thread that multiplies and of one that copies. All threads start with 96, as many as 640 of them can have:
+  // the rest is left to the small kernels too.
+  static constexpr int REGISTERS = 112, FEW_REGISTERS = TURNS > 1 ? 32 : 40;
   static constexpr int WEIGHT_BYTES = OUTPUTS * UNIT, X_BYTES = ROWS * UNIT;
   // Units in flight, each with the scales of its rows and two barriers. Each turn has the same number of stages, always the
   // same ones: at a stage where another turn's unit is still in flight, it would mistake the phase before for its own.
@@ -337,7 +338,7 @@ __device__ __forceinline__ void run(const Arguments& given) {
 
 #define FEW_ROWS(ROWS, OUTPUTS)                                                        \
   extern "C" __device__ int few_rows_##ROWS##_##OUTPUTS##_shared_bytes = SHARED_BYTES; \
-  extern "C" __global__ void __launch_bounds__(Shape<ROWS, OUTPUTS>::THREADS, 1)       \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)                         \
       few_rows_##ROWS##_##OUTPUTS(const __grid_constant__ Arguments given) {           \
     run<ROWS, OUTPUTS>(given);                                                         \
   }
