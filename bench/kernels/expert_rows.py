@@ -61,5 +61,5 @@ def _separate(tokens: int) -> Call:
 def _gate(tokens: int) -> Call:
     layout = choose_layout(_choices(tokens), ROUTED)
     gate_up = random_bfloat16(*layout.shape, 2 * EXPERT_WIDTH)
-    pre_scale, input_scale = torch.rand(ROUTED, EXPERT_WIDTH, device="cuda"), _static_scale()
-    return lambda: swiglu_rows(gate_up, layout, pre_scale, input_scale)
+    pre_scale = torch.rand(ROUTED, EXPERT_WIDTH, device="cuda")
+    return lambda: swiglu_rows(gate_up, layout, pre_scale)

@@ -7,6 +7,7 @@ import torch
 from kernels.expert_rows import reference
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import ScaledRows
+from kernels.w4a8_gemm.weight import TURN
 
 __all__ = ["place_quantized", "place_rows", "quantize_rows", "swiglu_rows"]
 
@@ -52,18 +53,17 @@ def place_quantized(
     return rows
 
 
-def swiglu_rows(
-    gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
-) -> ScaledRows:
-    """silu(first half) * second half of the last dimension in float32, quantized.
+def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None) -> ScaledRows:
+    """silu(gate) * up in float32, quantized with one scale of each row. For a scale of each expert nothing need be
+    known of whole rows: there the product does it (`kernels.w4a8_gemm.w4a8_feed_forward`).
 
-    gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], as the layout has it; pre_scale: [experts, width]
-    float32, by which each expert's channels are multiplied; input_scale: [experts] float32, or None for one of each
-    row. Rows that no token has are undefined.
+    gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], as the layout has it, gate and up in turns
+    (`kernels.w4a8_gemm.take_turns`); pre_scale: [experts, width] float32, by which each expert's channels are
+    multiplied. Rows that no token has are undefined.
     """
-    assert gate_up.shape[:-1] == layout.shape and gate_up.shape[-1] % 2 == 0 and gate_up.is_contiguous()
+    assert gate_up.shape[:-1] == layout.shape and gate_up.shape[-1] % (2 * TURN) == 0 and gate_up.is_contiguous()
     assert pre_scale is None or pre_scale.shape[1] * 2 == gate_up.shape[-1]
-    rows: ScaledRows = _backend(gate_up).swiglu_rows(gate_up, layout, pre_scale, input_scale)
+    rows: ScaledRows = _backend(gate_up).swiglu_rows(gate_up, layout, pre_scale)
     return rows
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 from kernels.moe_permute import choose_layout
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.moe_permute.reference import kept_rows
-from kernels.w4a8_gemm import ScaledRows
+from kernels.w4a8_gemm import ScaledRows, gate_and_up
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 # A row of zeros, or of values so small that their scale would underflow, quantizes to zeros.
@@ -51,14 +51,12 @@ def place_quantized(
     return ScaledRows(values, scales, static=False), layout
 
 
-def swiglu_rows(
-    gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
-) -> ScaledRows:
-    gate, up = gate_up.float().chunk(2, dim=-1)
+def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None) -> ScaledRows:
+    gate, up = gate_and_up(gate_up.float())
     inner = functional.silu(gate) * up
     if pre_scale is not None:
         inner *= _of_rows(pre_scale, layout)
-    return _quantize(inner, layout, input_scale)
+    return _scaled_by_row(inner)
 
 
 def _quantize(rows: torch.Tensor, layout: Layout, input_scale: torch.Tensor | None) -> ScaledRows:

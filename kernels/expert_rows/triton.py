@@ -12,6 +12,7 @@ from kernels.moe_permute import choose_layout, contiguous_layout, masked_capacit
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.moe_permute.triton import chunk_size, copy_rows, empty_masked, place_copies
 from kernels.w4a8_gemm import ScaledRows
+from kernels.w4a8_gemm.weight import TURN
 
 LARGEST = tl.constexpr(reference.LARGEST)
 SMALLEST = tl.constexpr(reference.SMALLEST)
@@ -134,33 +135,28 @@ def _quantize_rows(
         tl.store(scales + token, scale)
 
 
-# A program gates and quantizes PART values of a row. Reads 4 bytes a value, and 4 of its expert's channel from the
-# cache; writes 1.
+# A program gates and quantizes a row, whose gate and up take turns of TURN values. Reads 4 bytes a value, and 4 of its
+# expert's channel from the cache; writes 1.
 @triton.jit(do_not_specialize=["capacity"])
 def _swiglu(
-    gate_up, positions, row_experts, pre_scale, input_scale, values, scales, capacity,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    gate_up, positions, row_experts, pre_scale, values, scales, capacity, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    PART: tl.constexpr, TURN: tl.constexpr, PRE_SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
-    columns = tl.program_id(1) * PART + tl.arange(0, PART)
-    inside = columns < WIDTH
+    columns = tl.arange(0, PART)
+    inside, gates = columns < WIDTH, columns // TURN * (2 * TURN) + columns % TURN
     wait_for_earlier(DEPENDENT)
     row = tl.load(positions + tl.program_id(0))
     if row < 0:
         return
-    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * 2 * WIDTH + gates, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + gates + TURN, mask=inside, other=0.0).to(tl.float32)
     expert = row // capacity if MASKED else tl.load(row_experts + row).to(tl.int64)
-    by_channel, static_scale = _load_parameters(
-        pre_scale + expert * WIDTH if PRE_SCALED else pre_scale, input_scale + expert if STATIC else input_scale,
-        columns, inside, PRE_SCALED, STATIC,
-    )  # fmt: skip
+    by_channel = tl.load(pre_scale + expert * WIDTH + columns, mask=inside, other=0.0) if PRE_SCALED else 1.0
     inner = gate * tl.sigmoid(gate) * up * by_channel
-    scale = _scale_of(inner, static_scale, STATIC)
+    scale = _scale_of(inner, 0.0, STATIC=False)
     tl.store(values + row * WIDTH + columns, _quantize(inner, scale), mask=inside)
-    if not STATIC:
-        tl.store(scales + row, scale)
+    tl.store(scales + row, scale)
 
 
 def place_rows(
@@ -248,18 +244,16 @@ def place_quantized(
     return rows, layout
 
 
-def swiglu_rows(
-    gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
-) -> ScaledRows:
+def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None) -> ScaledRows:
     width, masked = gate_up.shape[-1] // 2, isinstance(layout, MaskedLayout)
-    rows = _empty_rows(layout.shape, width, input_scale, gate_up.device)
+    rows = _empty_rows(layout.shape, width, None, gate_up.device)
     copies = layout.positions.numel()
     part = _part(width, rows.static, copies)
     if copies:
-        _swiglu[(copies, triton.cdiv(width, part))](
+        _swiglu[(copies,)](
             gate_up, layout.positions, layout.row_experts if isinstance(layout, ContiguousLayout) else None, pre_scale,
-            input_scale, rows.values, rows.scales, layout.shape[-1], masked, width, part, pre_scale is not None,
-            rows.static, num_warps=_warps(part), **dependent_launch(gate_up.device),
+            rows.values, rows.scales, layout.shape[-1], masked, width, part, TURN, pre_scale is not None,
+            num_warps=_warps(part), **dependent_launch(gate_up.device),
         )  # fmt: skip
     return rows
 

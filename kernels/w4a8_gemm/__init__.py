@@ -4,15 +4,31 @@ Weights have a scale for each output and 128 inputs, activations one for each ro
 inputs are summed in the tensor cores, then scaled and summed in float32.
 """
 
+from types import ModuleType
+
 import torch
 
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import reference
 from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.feed_forward import Int4FeedForward, int4_feed_forward
 from kernels.w4a8_gemm.profile import profiled
-from kernels.w4a8_gemm.weight import Int4Experts, int4_experts, pack_tiles, unpack_tiles
+from kernels.w4a8_gemm.weight import Int4Experts, gate_and_up, int4_experts, pack_tiles, take_turns, unpack_tiles
 
-__all__ = ["Int4Experts", "ScaledRows", "int4_experts", "pack_tiles", "profiled", "unpack_tiles", "w4a8_grouped_gemm"]
+__all__ = [
+    "Int4Experts",
+    "Int4FeedForward",
+    "ScaledRows",
+    "gate_and_up",
+    "int4_experts",
+    "int4_feed_forward",
+    "pack_tiles",
+    "profiled",
+    "take_turns",
+    "unpack_tiles",
+    "w4a8_feed_forward",
+    "w4a8_grouped_gemm",
+]
 
 
 def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout) -> torch.Tensor:
@@ -22,13 +38,34 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout) -> tor
     and `outputs`; rows that no token has are undefined. No rows give none. The counts are read on the device only. On a
     Hopper GPU: ours; the definition elsewhere.
     """
+    _check(x, weight, layout)
+    outputs: torch.Tensor = _backend(weight).w4a8_grouped_gemm(x, weight, layout)
+    return outputs
+
+
+def w4a8_feed_forward(x: ScaledRows, experts: Int4FeedForward, layout: Layout) -> torch.Tensor:
+    """`down(silu(gate(x)) * up(x))` of each row's expert, where down's input is rounded to e4m3 by its static scale.
+
+    x: as in `w4a8_grouped_gemm`, with static scales. Returns bfloat16 of x's shape; rows that no token has are
+    undefined. On a Hopper GPU one kernel: the quantized values do not become bfloat16 before.
+    """
+    _check(x, experts.gate_up, layout)
+    assert x.static
+    outputs: torch.Tensor = _backend(experts.gate_up).w4a8_feed_forward(x, experts, layout)
+    return outputs
+
+
+def _check(x: ScaledRows, weight: Int4Experts, layout: Layout) -> None:
     experts, _, inputs = weight.shape
     assert x.values.shape == (*layout.shape, inputs)
     assert not x.static or x.scales.shape == (experts,)
-    if x.values.is_cuda:
+
+
+def _backend(weight: Int4Experts) -> ModuleType:
+    if weight.tiles.is_cuda:
         # Only here: CUDA's bindings come with a CUDA build of torch.
         from kernels.w4a8_gemm import warpgroups
 
         if warpgroups.takes(weight):
-            return warpgroups.w4a8_grouped_gemm(x, weight, layout)
-    return reference.w4a8_grouped_gemm(x, weight, layout)
+            return warpgroups
+    return reference

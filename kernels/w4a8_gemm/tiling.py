@@ -17,7 +17,9 @@ class Tiling:
 # The last one is for any number of rows.
 TILINGS = (
     Tiling(16, 4, 1),
+    Tiling(24, 4, 1),
     Tiling(32, 4, 1),
+    Tiling(40, 4, 1),
     Tiling(48, 4, 1),
     Tiling(64, 4, 1),
     Tiling(96, 2, 2),
@@ -43,4 +45,4 @@ class TilingTable:
 
 # Measured on an H200 with random choices of experts. Tiles hold most experts' rows: a second tile would decode the
 # weights again.
-H200 = TilingTable((11, 24, 38, 53, 82))
+H200 = TilingTable((11, 17, 24, 31, 38, 53, 82))

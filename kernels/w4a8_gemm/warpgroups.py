@@ -1,4 +1,4 @@
-"""Our product for Hopper: `cuda/w4a8.cu`."""
+"""Our products for Hopper: `cuda/w4a8.cu`."""
 
 import ctypes
 from functools import cache
@@ -11,30 +11,46 @@ from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.feed_forward import Int4FeedForward
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
 # The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
+# Multiprocessors that a step's product leaves to shared experts. With 4, R1's tiles are as many for each of the others.
+SPARE = 4
+
+
+class Operands(ctypes.Structure):
+    """`Operands` of the source."""
+
+    _fields_ = (
+        ("x", ctypes.c_uint64 * 16),
+        ("weight", ctypes.c_void_p),
+        ("x_scales", ctypes.c_void_p),
+        ("output_tiles", ctypes.c_int),
+        ("groups", ctypes.c_int),
+        # To a multiple of the map's alignment, 64.
+        ("padding", ctypes.c_byte * 40),
+    )
 
 
 class Arguments(ctypes.Structure):
     """`Arguments` of the source."""
 
     _fields_ = (
-        ("x", ctypes.c_uint64 * 16),
-        ("weight", ctypes.c_void_p),
-        ("x_scales", ctypes.c_void_p),
+        ("first", Operands),
+        ("last", Operands),
         ("layout", ctypes.c_void_p),
+        ("factors", ctypes.c_void_p),
+        ("inner", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("experts", ctypes.c_int),
-        ("output_tiles", ctypes.c_int),
-        ("groups", ctypes.c_int),
         ("capacity", ctypes.c_int),
         ("contiguous", ctypes.c_int),
         ("static_scales", ctypes.c_int),
-        # To a multiple of the map's alignment, 64.
         ("padding", ctypes.c_byte * 8),
     )
 
@@ -46,27 +62,35 @@ def takes(weight: Int4Experts) -> bool:
 
 def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling | None = None) -> torch.Tensor:
     """For what it `takes`. tiling: by default the weight's for the expected rows of an expert."""
-    experts, outputs, inputs = weight.shape
-    device = x.values.device
-    out = torch.empty(*layout.shape, outputs, dtype=torch.bfloat16, device=device)
+    out = torch.empty(*layout.shape, weight.shape[1], dtype=torch.bfloat16, device=x.values.device)
+    if out.numel():
+        tiling = tiling or choose_tiling(weight, layout)
+        last = _operands(x, weight, layout, tiling)
+        none = Operands(x=last.x)
+        arguments = Arguments(first=none, last=last, experts=weight.shape[0], static_scales=x.static)
+        _launch(arguments, weight.has_minimum, layout, tiling, out)
+    return out
+
+
+def w4a8_feed_forward(
+    x: ScaledRows, experts: Int4FeedForward, layout: Layout, tiling: Tiling | None = None
+) -> torch.Tensor:
+    """For what it `takes`. tiling: by default that of gate and up, for both products."""
+    hidden, width = experts.down.shape[1:]
+    out = torch.empty(*layout.shape, hidden, dtype=torch.bfloat16, device=x.values.device)
     if not out.numel():
         return out
-    tiling = tiling or choose_tiling(weight, layout)
-    contiguous = isinstance(layout, ContiguousLayout)
-    # A tile of a contiguous layout belongs to one expert.
-    assert not contiguous or TILINGS[-1].rows % tiling.rows == 0
+    tiling = tiling or choose_tiling(experts.gate_up, layout)
+    assert _most_row_tiles(layout, tiling) <= len(experts.progress)
+    values = torch.empty(*layout.shape, width, dtype=torch.float8_e4m3fn, device=out.device)
+    inner = ScaledRows(values, experts.input_scales, static=True)
     arguments = Arguments(
-        encode_rows(
-            x.values.data_ptr(), rows=prod(layout.shape), row_bytes=inputs, box_rows=tiling.rows, box_bytes=GROUP
-        ),
-        weight.tiles.data_ptr(), x.scales.data_ptr(), _rows_of_experts(layout).data_ptr(), out.data_ptr(),
-        experts, outputs // TILE_OUTPUTS, inputs // GROUP, layout.shape[-1], contiguous, x.static,
+        first=_operands(x, experts.gate_up, layout, tiling), last=_operands(inner, experts.down, layout, tiling),
+        factors=experts.factors.data_ptr(), inner=values.data_ptr(), progress=experts.progress.data_ptr(),
+        experts=experts.gate_up.shape[0], static_scales=True,
     )  # fmt: skip
-    kind = "full" if weight.has_minimum else "symmetric"
-    name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}"
-    kernel = load_kernel(SOURCE, name, device.index or 0)
-    threads = (tiling.warpgroups + 1) * WARPGROUP
-    kernel.launch((_processors(device), 1, 1), threads, arguments, dependent=True)
+    has_minimum = experts.gate_up.has_minimum or experts.down.has_minimum
+    _launch(arguments, has_minimum, layout, tiling, out)
     return out
 
 
@@ -74,6 +98,32 @@ def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
     if isinstance(layout, ContiguousLayout):
         return TILINGS[-1]
     return weight.tilings.choose(layout.expected_rows, layout.capacity)
+
+
+def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
+    _, outputs, inputs = weight.shape
+    rows, address = prod(layout.shape), x.values.data_ptr()
+    boxes = encode_rows(address, rows=rows, row_bytes=inputs, box_rows=tiling.rows, box_bytes=GROUP)
+    return Operands(boxes, weight.tiles.data_ptr(), x.scales.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
+
+
+def _launch(arguments: Arguments, has_minimum: bool, layout: Layout, tiling: Tiling, out: torch.Tensor) -> None:
+    contiguous = isinstance(layout, ContiguousLayout)
+    # A tile of a contiguous layout belongs to one expert.
+    assert not contiguous or TILINGS[-1].rows % tiling.rows == 0
+    arguments.layout, arguments.out = _rows_of_experts(layout).data_ptr(), out.data_ptr()
+    arguments.capacity, arguments.contiguous = layout.shape[-1], contiguous
+    kind = "full" if has_minimum else "symmetric"
+    name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}"
+    kernel = load_kernel(SOURCE, name, out.device.index or 0)
+    threads = (tiling.warpgroups + 1) * WARPGROUP
+    ctas = _processors(out.device) - (0 if contiguous else SPARE)
+    kernel.launch((ctas, 1, 1), threads, arguments, dependent=True)
+
+
+def _most_row_tiles(layout: Layout, tiling: Tiling) -> int:
+    *experts, rows = layout.shape
+    return prod(experts) * -(-rows // tiling.rows)
 
 
 def _rows_of_experts(layout: Layout) -> torch.Tensor:

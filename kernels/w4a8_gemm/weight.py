@@ -15,6 +15,8 @@ TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2
 
 # A tile's outputs as a warpgroup's product has them: warps of 16, of which a thread holds two that are 8 apart.
 OUTPUT_SPLIT = (4, 2, 8)
+# Outputs of gate and of up that follow each other in turns: a thread then holds both of what is gated.
+TURN = OUTPUT_SPLIT[-1]
 # A tile's inputs likewise: two loads of 16 bytes a thread, each for two products of 32 inputs, of whose two halves a
 # thread holds 4 inputs each; 4 threads hold the 16 of a half.
 INPUT_SPLIT = (2, 2, 2, 4, 4)
@@ -43,6 +45,19 @@ def int4_experts(tiles: torch.Tensor) -> Int4Experts:
     assert tiles.dim() == 4 and tiles.shape[-1] == TILE_BYTES
     assert tiles.dtype == torch.uint8 and tiles.is_contiguous()
     return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles))
+
+
+def take_turns(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up: [2 * width, ...], gate's outputs and then up's. Returns them in turns of 8; width a multiple of 8."""
+    assert len(gate_up) % (2 * TURN) == 0
+    turns: torch.Tensor = gate_up.unflatten(0, (2, -1, TURN)).transpose(0, 1)
+    return turns.flatten(0, 2)
+
+
+def gate_and_up(outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., 2 * width] whose outputs took turns to [..., width] each."""
+    gate, up = outputs.unflatten(-1, (-1, 2, TURN)).unbind(-2)
+    return gate.flatten(-2), up.flatten(-2)
 
 
 def pack_tiles(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from kernels.expert_rows import place_rows, swiglu_rows
 from kernels.moe_permute.layout import Layout, MaskedLayout
-from kernels.w4a8_gemm import ScaledRows
+from kernels.w4a8_gemm import ScaledRows, take_turns
 from tests.support.errors import relative_error
 
 EXPERTS, WIDTH = 8, 256
@@ -40,12 +40,11 @@ def test_every_expert_reads_its_tokens(tokens: int, static: bool, pre_scaled: bo
 def test_gates_are_scaled_by_expert(tokens: int, scaled: bool) -> None:
     choices = random_choices(tokens)
     _, layout = place_rows(torch.randn(tokens, WIDTH), choices, EXPERTS, None, None)
-    gate_up = torch.randn(*layout.shape, 2 * WIDTH).bfloat16()
+    gate_up = torch.randn(2 * WIDTH, *layout.shape).bfloat16()
     pre_scale = torch.rand(EXPERTS, WIDTH) + 0.5 if scaled else None
-    input_scale = torch.rand(EXPERTS) * 0.02 + 0.05 if scaled else None
-    gate, up = gate_up.float().flatten(0, -2)[layout.positions].chunk(2, dim=2)
+    gate, up = gate_up.float().flatten(1)[:, layout.positions].movedim(0, 2).chunk(2, dim=2)
     expected = functional.silu(gate) * up * (1 if pre_scale is None else pre_scale[choices])
-    found = swiglu_rows(gate_up, layout, pre_scale, input_scale)
+    found = swiglu_rows(take_turns(gate_up).movedim(0, -1).contiguous(), layout, pre_scale)
     assert relative_error(values_at(found, layout.positions, choices), expected) < 0.04
 
 

@@ -18,7 +18,18 @@ from engine.model.formats.places import ExpertTensor, expert_parameters
 from engine.model.parameters import NamedParameters, cut, whole
 from kernels.expert_rows import place_quantized, place_rows, quantize_rows, swiglu_rows
 from kernels.group_quant import GROUP
-from kernels.w4a8_gemm import Int4Experts, ScaledRows, int4_experts, pack_tiles, profiled, w4a8_grouped_gemm
+from kernels.w4a8_gemm import (
+    Int4Experts,
+    Int4FeedForward,
+    ScaledRows,
+    int4_experts,
+    int4_feed_forward,
+    pack_tiles,
+    profiled,
+    take_turns,
+    w4a8_feed_forward,
+    w4a8_grouped_gemm,
+)
 from kernels.w4a8_gemm.weight import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 
@@ -48,15 +59,15 @@ class W4A8Experts:
 
     def __init__(self, shape: ExpertShape, new: NewTensor, *, static: bool, pre_scaled: bool) -> None:
         self._shape = shape
-        self._gate_up = _Matrices(new, shape.count, 2 * shape.width, shape.hidden)
+        self._gate_up = _Matrices(new, shape.count, 2 * shape.width, shape.hidden, in_turns=True)
         self._down = _Matrices(new, shape.count, shape.hidden, shape.width)
         # [experts, 3]: of w1 (gate), w2 (down) and w3 (up).
         self._input_scales = new(shape.count, 3, dtype=torch.float32) if static else None
         self._gate_up_pre_scale = new(shape.hidden, dtype=torch.float32) if pre_scaled else None
         self._down_pre_scale = new(shape.count, shape.width, dtype=torch.float32) if pre_scaled else None
-        # [experts] each; set by `finish`.
+        # Set by `finish` if scales are static: [experts], and all that one kernel needs for both products.
         self._gate_up_input_scale: torch.Tensor | None = None
-        self._down_input_scale: torch.Tensor | None = None
+        self._together: Int4FeedForward | None = None
 
     def parameters(self, prefix: str) -> NamedParameters:
         values = ExpertTensor("weight", self._gate_up.values, self._down.values)
@@ -73,19 +84,23 @@ class W4A8Experts:
                 yield from cut([parameter], 0, self._shape.width_share)
 
     def finish(self, group: ExpertGroup) -> None:
-        self._gate_up.finish(group)
-        self._down.finish(group)
+        self._gate_up.finish(group, profile=True)
+        # In one kernel it has the tiles of gate and up.
+        self._down.finish(group, profile=self._input_scales is None)
         if self._input_scales is not None:
             gate, down, up = self._input_scales.unbind(1)
             # A token is quantized once for all its experts, on whichever rank they are.
             largest = group.largest(float(torch.maximum(gate, up).amax()))
             self._gate_up_input_scale = torch.full_like(gate, largest)
-            self._down_input_scale = down.contiguous()
+            matrices = self._gate_up.weight, self._down.weight
+            self._together = int4_feed_forward(*matrices, down, self._down_pre_scale)
 
     def weights(self) -> Sequence[torch.Tensor]:
-        own = self._gate_up.tiles, self._down.tiles, self._down_pre_scale, self._down_input_scale
         # The input of gate and up has one scale for all experts.
-        return [tensor for tensor in own if tensor is not None]
+        own = [self._gate_up.tiles, self._down.tiles]
+        if self._together is not None:
+            return [*own, self._together.input_scales, self._together.factors]
+        return own if self._down_pre_scale is None else [*own, self._down_pre_scale]
 
     def to_send(self, hidden: Activations) -> Sent:
         assert isinstance(hidden, torch.Tensor)
@@ -99,15 +114,19 @@ class W4A8Experts:
             assert isinstance(hidden, torch.Tensor) and not shape.elsewhere
             scales = self._gate_up_pre_scale, self._gate_up_input_scale
             rows, layout = place_rows(hidden, choices, shape.count, *scales)
+        if self._together is not None:
+            return w4a8_feed_forward(rows, self._together, layout), layout.positions
         gate_up = w4a8_grouped_gemm(rows, self._gate_up.weight, layout)
-        inner = swiglu_rows(gate_up, layout, self._down_pre_scale, self._down_input_scale)
+        inner = swiglu_rows(gate_up, layout, self._down_pre_scale)
         return w4a8_grouped_gemm(inner, self._down.weight, layout), layout.positions
 
 
 class _Matrices:
     """INT4 matrices of all experts: filled in the order in which they are published, then packed in place."""
 
-    def __init__(self, new: NewTensor, experts: int, outputs: int, inputs: int) -> None:
+    def __init__(self, new: NewTensor, experts: int, outputs: int, inputs: int, *, in_turns: bool = False) -> None:
+        """in_turns: whether gate's and up's outputs take turns when they are packed."""
+        self._in_turns = in_turns
         self.tiles = new(experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES, dtype=torch.uint8)
         values = self.tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
         scales = self.tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unsqueeze(-1)
@@ -121,12 +140,17 @@ class _Matrices:
         assert self._packed is not None
         return self._packed
 
-    def finish(self, group: ExpertGroup) -> None:
+    def finish(self, group: ExpertGroup, *, profile: bool) -> None:
         # Expert by expert: packing takes several times an expert's bytes.
         for tiles, values, scales in zip(self.tiles, self.values, self.scales, strict=True):
-            matrix = values.flatten(2).flatten(0, 1).contiguous()
-            tiles.copy_(pack_tiles(matrix, scales.flatten(2).flatten(0, 1).contiguous()))
+            tiles.copy_(pack_tiles(self._ordered(values), self._ordered(scales)))
         packed = int4_experts(self.tiles)
         # Experts of other ranks may move here.
         has_minimum = bool(group.largest(float(packed.has_minimum)))
-        self._packed = profiled(replace(packed, has_minimum=has_minimum))
+        packed = replace(packed, has_minimum=has_minimum)
+        self._packed = profiled(packed) if profile else packed
+
+    def _ordered(self, place: torch.Tensor) -> torch.Tensor:
+        """[tiles, 64, groups, columns of a group] as a matrix, its outputs in the order in which they are packed."""
+        matrix = place.flatten(2).flatten(0, 1)
+        return take_turns(matrix) if self._in_turns else matrix.contiguous()

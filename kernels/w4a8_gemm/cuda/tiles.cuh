@@ -8,76 +8,113 @@ constexpr int TILE_OUTPUTS = 64, GROUP_INPUTS = 128, WEIGHT_BYTES = TILE_OUTPUTS
 constexpr int TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2;
 constexpr int MOST_EXPERTS = 512;
 
-struct Arguments {
+// What one product multiplies.
+struct Operands {
   TensorMap x;
   // [experts, output_tiles, groups, TILE_BYTES].
   const u8* weight;
   // One an expert if they are static, or one a row.
   const float* x_scales;
+  int output_tiles, groups;
+};
+
+struct Arguments {
+  // Gate and up, whose gated outputs are the rows of the last product. It has no output tiles if the last one stands alone.
+  Operands first, last;
   // [experts], the rows of each; for a contiguous layout [rows], the expert of each.
   const int* layout;
+  // [experts, first.output_tiles * 32]: what gated values are multiplied by before they are rounded.
+  const float* factors;
+  // [rows, first.output_tiles * 32] e4m3.
+  u8* inner;
+  // By tile of rows: see `progress.cuh`.
+  int* progress;
   unsigned short* out;
-  int experts, output_tiles, groups;
-  // Rows that an expert has room for; all rows of a contiguous layout.
-  int capacity;
-  int contiguous, static_scales;
+  // capacity: rows that an expert has room for; all rows of a contiguous layout.
+  int experts, capacity, contiguous, static_scales;
 };
 
-// Rows of one expert by some outputs.
+// Rows of one expert by some outputs of the first product, which is `gated`, or of the last one.
 struct Tile {
-  int expert, first_row, rows, first_output_tile;
+  int expert, first_row, rows, first_output_tile, row_tile, gated;
 };
 
-// Goes through the tiles of this CTA, every one of `gridDim`. Those of one expert's weights follow each other, so that what
-// several tiles of rows share is read from memory once.
+// Goes through the tiles of this CTA, every one of `gridDim`: those of the first product, then those of the last one. Tiles of
+// one expert's weights follow each other, so that what several tiles of rows share is read from memory once. While some CTAs
+// make one tile more of the first product than others, these begin with the last one's.
 template <int ROWS, int OUTPUT_TILES>
 struct Walk {
   const Arguments& given;
   // Masked layouts: tiles of rows of each expert and of all experts before it.
   const int* ends;
-  int index, expert, begin;
+  int index, expert, begin, gated;
+  // CTAs that make one tile more of the first product; tiles of the last one that this CTA makes meanwhile.
+  int late, ahead;
 
   __device__ __forceinline__ Walk(const Arguments& given, const int* ends)
-      : given(given), ends(ends), index(blockIdx.x), expert(0), begin(0) {}
+      : given(given), ends(ends), index(blockIdx.x), expert(0), begin(0), gated(1), late(0), ahead(0) {}
 
   // The next tile; one without rows if none is left. A whole warp calls this, and the shuffles tell the compiler that the
   // tile is the same for all of its threads.
   __device__ __forceinline__ Tile next() {
-    Tile tile{0, 0, 0, 0};
-    if (given.contiguous) next_contiguous(tile);
-    else next_masked(tile);
+    Tile tile{0, 0, 0, 0, 0, 0};
+    if (gated) find(given.first, tile);
+    if (!tile.rows) {
+      if (gated) begin_last();
+      find(given.last, tile);
+    }
     return Tile{__shfl_sync(~0u, tile.expert, 0), __shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.rows, 0),
-                __shfl_sync(~0u, tile.first_output_tile, 0)};
+                __shfl_sync(~0u, tile.first_output_tile, 0), __shfl_sync(~0u, tile.row_tile, 0), __shfl_sync(~0u, gated, 0)};
   }
 
  private:
-  __device__ __forceinline__ int wide_tiles() const { return (given.output_tiles + OUTPUT_TILES - 1) / OUTPUT_TILES; }
+  __device__ __forceinline__ static int wide_tiles(const Operands& operands) {
+    return (operands.output_tiles + OUTPUT_TILES - 1) / OUTPUT_TILES;
+  }
 
-  __device__ __forceinline__ void next_masked(Tile& tile) {
-    int wide = wide_tiles();
+  __device__ __forceinline__ void begin_last() {
+    int ctas = gridDim.x, tiles = given.contiguous ? given.capacity / ROWS : ends[given.experts - 1];
+    int rounds = given.first.groups / given.last.groups;
+    late = tiles * wide_tiles(given.first) % ctas;
+    index = (blockIdx.x + ctas - late) % ctas;
+    if (index < ctas - late) ahead = late ? rounds : 0;
+    else index += rounds * (ctas - late);
+    expert = begin = gated = 0;
+  }
+
+  __device__ __forceinline__ void advance() { index += ahead-- > 0 ? gridDim.x - late : gridDim.x; }
+
+  __device__ __forceinline__ void find(const Operands& operands, Tile& tile) {
+    if (given.contiguous) find_contiguous(wide_tiles(operands), tile);
+    else find_masked(wide_tiles(operands), tile);
+  }
+
+  __device__ __forceinline__ void find_masked(int wide, Tile& tile) {
     while (expert < given.experts && index >= ends[expert] * wide) begin = ends[expert++];
     if (expert == given.experts) return;
-    int row_tiles = ends[expert] - begin, at = index - begin * wide, row = at % row_tiles * ROWS;
+    int row_tiles = ends[expert] - begin, at = index - begin * wide, row_tile = at % row_tiles, row = row_tile * ROWS;
     tile.expert = expert;
     tile.first_row = expert * given.capacity + row;
     tile.rows = min(given.layout[expert] - row, ROWS);
     tile.first_output_tile = at / row_tiles * OUTPUT_TILES;
-    index += gridDim.x;
+    tile.row_tile = begin + row_tile;
+    advance();
   }
 
   // Tiles that run at about the same time share weights (eight tiles of rows) and rows (16 of outputs).
-  __device__ __forceinline__ void next_contiguous(Tile& tile) {
+  __device__ __forceinline__ void find_contiguous(int wide, Tile& tile) {
     constexpr int TOGETHER = 8;
-    int wide = wide_tiles(), row_tiles = given.capacity / ROWS;
-    for (; index < row_tiles * wide; index += gridDim.x) {
+    int row_tiles = given.capacity / ROWS;
+    for (; index < row_tiles * wide; advance()) {
       int block = index / (TOGETHER * wide), at = index % (TOGETHER * wide);
       int together = min(TOGETHER, row_tiles - block * TOGETHER);
-      tile.first_row = (block * TOGETHER + at % together) * ROWS;
+      tile.row_tile = block * TOGETHER + at % together;
+      tile.first_row = tile.row_tile * ROWS;
       tile.first_output_tile = at / together * OUTPUT_TILES;
       tile.expert = given.layout[tile.first_row];
       if (tile.expert < 0) continue;
       tile.rows = ROWS;
-      index += gridDim.x;
+      advance();
       return;
     }
   }

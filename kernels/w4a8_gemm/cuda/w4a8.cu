@@ -14,11 +14,17 @@
 // CTAs that share rows by multicast made every shape slower, by up to 20%: the cache's bandwidth is no limit. Nor do
 // warpgroups that take turns at the tensor cores gain anything.
 //
+// Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
+// one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
+// (progress.cuh), and weights are copied meanwhile. A product alone is the last one of none.
+//
 // With 128 rows the tensor cores are busy 73% of the time, at the 1.55 GHz that 700 W leave of 1.98.
 
 #include "../../cuda/copies.cuh"
 #include "../../cuda/registers.cuh"
+#include "outputs.cuh"
 #include "products.cuh"
+#include "progress.cuh"
 #include "tiles.cuh"
 
 constexpr int WARPGROUP = 128, PRODUCERS = WARPGROUP / 32, SHARED_BYTES = 230000;
@@ -28,12 +34,12 @@ template <int ROWS, int WARPGROUPS, int PARTS>
 struct Shape {
   static constexpr int OUTPUT_TILES = WARPGROUPS * PARTS, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS;
-  // Rows that a warp stores together.
-  static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS;
-  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED * 32 + MOST_EXPERTS * 4 + ROWS * 4;
+  // Rows that a warp stores together, and bytes of shared memory that it needs for that.
+  static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS, STORED_BYTES = (STORED + 15) / 16 * 16 * 32;
+  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED_BYTES + MOST_EXPERTS * 4 + ROWS * 4;
   static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (X_BYTES + OUTPUT_TILES * TILE_BYTES + ROWS * 4 + 32);
   static constexpr int STAGES = FIT < 12 ? FIT : 12;
-  static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 32, REGISTERS = WARPGROUPS == 2 ? 232 : 112;
+  static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 64, REGISTERS = WARPGROUPS == 2 ? 232 : 104;
 };
 
 template <int ROWS, int WARPGROUPS, int PARTS>
@@ -42,7 +48,7 @@ struct Shared {
   u8 x[Of::STAGES][Of::X_BYTES];
   u8 weight[Of::STAGES][Of::OUTPUT_TILES][TILE_BYTES];
   // 16 outputs a row for each warp.
-  uint4 rows[Of::CONSUMERS / 32][Of::STORED * 2];
+  uint4 rows[Of::CONSUMERS / 32][Of::STORED_BYTES / 16];
   u64 full[Of::STAGES], empty[Of::STAGES];
   // The first producer writes a tile here before the tile's first stage. It is at most STAGES tiles ahead of a consumer that
   // still stores one.
@@ -64,16 +70,6 @@ __device__ __forceinline__ uint4 load_shared(const void* from) {
   return found;
 }
 
-__device__ __forceinline__ void store_global(void* to, uint4 value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
-}
-
-__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second, u32 third, u32 fourth) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(address), "r"(first), "r"(second), "r"(third), "r"(fourth) : "memory");
-}
-
 template <int ROWS, int WARPGROUPS, int PARTS, bool MINIMUM>
 struct Product {
   using Of = Shape<ROWS, WARPGROUPS, PARTS>;
@@ -84,7 +80,8 @@ struct Product {
 
   __device__ __forceinline__ void prepare() const {
     if (threadIdx.x == 0) {
-      prefetch_map(given.x);
+      prefetch_map(given.first.x);
+      prefetch_map(given.last.x);
       for (int stage = 0; stage < Of::STAGES; stage++) {
         init_barrier(&shared.full[stage], PRODUCERS);
         init_barrier(&shared.empty[stage], Of::CONSUMERS / 32);
@@ -97,23 +94,34 @@ struct Product {
   }
 
   // Tell consumers of a tile, and of its rows' scales; these include the weights' factor of 2^9.
-  __device__ __forceinline__ void describe(int slot, const Tile& tile) const {
+  __device__ __forceinline__ void describe(int slot, const Tile& tile, const float* x_scales) const {
     int lane = threadIdx.x % 32;
     for (int row = lane; row < tile.rows; row += 32)
-      shared.scales[slot][row] = given.x_scales[given.static_scales ? tile.expert : tile.first_row + row] * 512.0f;
+      shared.scales[slot][row] = x_scales[given.static_scales ? tile.expert : tile.first_row + row] * 512.0f;
     if (lane == 0) shared.tiles[slot] = tile;
     __syncwarp();
   }
 
-  // A warp's share of a stage: every fourth tile of weights; the last warp copies the rows too.
-  __device__ __forceinline__ void copy_group(const Tile& tile, int warp, int tiles, const u8* weight, int group, int stage) const {
+  // A warp's share of a stage: every fourth tile of weights; the last warp copies the rows too. stride: bytes from a tile of
+  // outputs to the next.
+  __device__ __forceinline__ void copy_group(const TensorMap& x, int first_row, int warp, int tiles, const u8* weight,
+                                             long long stride, int group, int stage) const {
     u64* full = &shared.full[stage];
     bool rows = warp == PRODUCERS - 1;
     arrive_and_expect(full, tiles * TILE_BYTES + rows * Of::X_BYTES);
-    if (rows) copy_box(shared.x[stage], given.x, group * GROUP_INPUTS, tile.first_row, full);
+    if (rows) copy_box(shared.x[stage], x, group * GROUP_INPUTS, first_row, full);
 #pragma unroll
     for (int i = 0; i < (Of::OUTPUT_TILES + PRODUCERS - 1) / PRODUCERS; i++)
-      if (i < tiles) copy_run(shared.weight[stage][warp + i * PRODUCERS], weight + i * PRODUCERS * given.groups * TILE_BYTES, TILE_BYTES, full);
+      if (i < tiles) copy_run(shared.weight[stage][warp + i * PRODUCERS], weight + i * PRODUCERS * stride, TILE_BYTES, full);
+  }
+
+  // Only the warp that copies rows waits for them: weights are on their way meanwhile.
+  __device__ __forceinline__ void wait_for_rows(const Tile& tile, int warp) const {
+    if (tile.gated || !given.first.output_tiles || warp != PRODUCERS - 1) return;
+    int first = (given.first.output_tiles + Of::OUTPUT_TILES - 1) / Of::OUTPUT_TILES;
+    int last = (given.last.output_tiles + Of::OUTPUT_TILES - 1) / Of::OUTPUT_TILES;
+    if (threadIdx.x % 32 == 0) wait_for_stores(&given.progress[tile.row_tile], first * (Of::CONSUMERS / 32), last);
+    __syncwarp();
   }
 
   // Each of the producers' warps runs this.
@@ -123,17 +131,20 @@ struct Product {
     int stage = 0, phase = 1, slot = 0;
     while (true) {
       Tile tile = walk.next();
+      const Operands& operands = tile.gated ? given.first : given.last;
       wait(&shared.empty[stage], phase);
-      if (warp == 0) describe(slot, tile);
+      if (warp == 0) describe(slot, tile, operands.x_scales);
       if (!tile.rows) break;
       slot = slot == Of::STAGES ? 0 : slot + 1;
-      int tiles = min(Of::OUTPUT_TILES, given.output_tiles - tile.first_output_tile);
+      int groups = operands.groups, tiles = min(Of::OUTPUT_TILES, operands.output_tiles - tile.first_output_tile);
       int own = (tiles - warp + PRODUCERS - 1) / PRODUCERS;
-      const u8* weight = given.weight + (tile.expert * given.output_tiles + tile.first_output_tile + warp) * given.groups * (long long)TILE_BYTES;
+      long long stride = groups * (long long)TILE_BYTES;
+      const u8* weight = operands.weight + (tile.expert * operands.output_tiles + tile.first_output_tile + warp) * stride;
+      wait_for_rows(tile, warp);
 #pragma unroll 1
-      for (int group = 0; group < given.groups; group++, weight += TILE_BYTES) {
+      for (int group = 0; group < groups; group++, weight += TILE_BYTES) {
         wait(&shared.empty[stage], phase);
-        if (threadIdx.x % 32 == 0) copy_group(tile, warp, own, weight, group, stage);
+        if (threadIdx.x % 32 == 0) copy_group(operands.x, tile.first_row, warp, own, weight, stride, group, stage);
         if (++stage == Of::STAGES) stage = 0, phase ^= 1;
       }
     }
@@ -182,63 +193,47 @@ struct Product {
     }
   }
 
-  // Sums of 16 rows, scaled, to bf16 and transposed: a row's 16 outputs next to each other.
-  __device__ __forceinline__ static void stage_rows(uint4* staged, const float* total, const float2* scales) {
-    int lane = threadIdx.x % 32;
-    u32 packed[4];
+  // The warp's place among the outputs: its tile of them, or one behind the last if this tile has fewer.
+  __device__ __forceinline__ int output_tile(const Tile& tile, int part) const {
+    return tile.first_output_tile + warpgroup * PARTS + part;
+  }
+
+  // What this thread multiplies its gated output by; loaded long before it is used.
+  __device__ __forceinline__ float gated_factor(const Tile& tile, int part) const {
+    int at = output_tile(tile, part), tiles = given.first.output_tiles;
+    if (!tile.gated || at >= tiles) return 0.0f;
+    return given.factors[(tile.expert * tiles + at) * (TILE_OUTPUTS / 2) + threadIdx.x % WARPGROUP / 4];
+  }
+
+  __device__ __forceinline__ void store(int slot, const Tile& tile, int part, const float (&total)[ROWS / 2], float factor) const {
+    const Operands& operands = tile.gated ? given.first : given.last;
+    int warp = threadIdx.x % WARPGROUP / 32, at = output_tile(tile, part);
+    int rows = at < operands.output_tiles ? tile.rows : 0;
+    int columns = tile.gated ? TILE_OUTPUTS / 2 : TILE_OUTPUTS;
+    long long width = operands.output_tiles * (long long)columns;
+    long long place = tile.first_row * width + at * columns + warp * (columns / 4);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-      packed[k * 2] = pack_bf16(total[k * 4] * scales[k].x, total[k * 4 + 1] * scales[k].y);
-      packed[k * 2 + 1] = pack_bf16(total[k * 4 + 2] * scales[k].x, total[k * 4 + 3] * scales[k].y);
+    for (int first = 0; first < ROWS; first += Of::STORED, place += Of::STORED * width) {
+      Outputs<Of::STORED> outputs(shared.rows[threadIdx.x / 32],
+                                  reinterpret_cast<const float2*>(&shared.scales[slot][first]) + threadIdx.x % 4);
+      if (tile.gated) outputs.store_gated(total + first / 2, factor, given.inner + place, width, rows - first);
+      else outputs.store(total + first / 2, given.out + place, width, rows - first);
     }
-    // Lanes l / 8 point to the rows of matrices: rows 0 to 7 or 8 to 15, outputs 0 to 7 or 8 to 15.
-    u32 address = shared_address(staged) + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
-    store_transposed(address, packed[0], packed[1], packed[2], packed[3]);
-  }
-
-  // A warp's 16 outputs of STORED rows, 32 bytes each. Each step is made for all of them before the next: 16 rows after 16
-  // rows would wait for shared memory and for registers each time.
-  __device__ __forceinline__ void store_rows(const float* total, const float2* from, unsigned short* out, long long width,
-                                             int rows) const {
-    int lane = threadIdx.x % 32;
-    uint4* staged = shared.rows[threadIdx.x / 32];
-    float2 scales[Of::STORED / 8];
-    uint4 found[Of::STORED / 16];
-#pragma unroll
-    for (int j = 0; j < Of::STORED / 8; j++) scales[j] = from[j * 4];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < Of::STORED / 16; i++) stage_rows(staged + i * 32, total + i * 8, scales + i * 2);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < Of::STORED / 16; i++) found[i] = staged[i * 32 + lane];
-#pragma unroll
-    for (int i = 0; i < Of::STORED / 16; i++, out += 16 * width)
-      if (i * 16 + lane / 2 < rows) store_global(out, found[i]);
-  }
-
-  __device__ __forceinline__ void store(int slot, int part, const float (&total)[ROWS / 2]) const {
-    Tile tile = shared.tiles[slot];
-    const float2* scales = reinterpret_cast<const float2*>(shared.scales[slot]) + threadIdx.x % 4;
-    int lane = threadIdx.x % 32, output_tile = tile.first_output_tile + warpgroup * PARTS + part;
-    int rows = output_tile < given.output_tiles ? tile.rows : 0;
-    long long width = (long long)given.output_tiles * TILE_OUTPUTS;
-    unsigned short* out = given.out + (tile.first_row + lane / 2) * width + output_tile * TILE_OUTPUTS +
-                          threadIdx.x % WARPGROUP / 32 * 16 + lane % 2 * 8;
-#pragma unroll
-    for (int first = 0; first < ROWS; first += Of::STORED)
-      store_rows(total + first / 2, scales + first / 2, out + first * width, width, rows - first);
   }
 
   __device__ __forceinline__ void consume() const {
     int stage = 0, phase = 0, slot = 0;
     while (true) {
       wait(&shared.full[stage], phase);
-      if (!shared.tiles[slot].rows) break;
-      float total[PARTS][ROWS / 2] = {};
+      Tile tile = shared.tiles[slot];
+      if (!tile.rows) break;
+      int groups = __shfl_sync(~0u, tile.gated ? given.first.groups : given.last.groups, 0);
+      float total[PARTS][ROWS / 2] = {}, factors[PARTS];
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) factors[part] = gated_factor(tile, part);
       Words words = load_words(stage, 0);
 #pragma unroll 1
-      for (int group = 0; group < given.groups; group++) {
+      for (int group = 0; group < groups; group++) {
         int next = stage + 1 == Of::STAGES ? 0 : stage + 1;
         phase ^= next == 0;
 #pragma unroll
@@ -248,7 +243,7 @@ struct Product {
           u32 weight_scales = words.scales;
           if (part < PARTS - 1) {
             words = load_words(stage, part + 1);
-          } else if (group + 1 < given.groups) {
+          } else if (group + 1 < groups) {
             wait(&shared.full[next], phase);
             words = load_words(next, 0);
           }
@@ -262,8 +257,10 @@ struct Product {
         }
         stage = next;
       }
-      store(slot, 0, total[0]);
-      if constexpr (PARTS > 1) store(slot, 1, total[1]);
+      tile = shared.tiles[slot];
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) store(slot, tile, part, total[part], factors[part]);
+      if (tile.gated) tell_stored(&given.progress[tile.row_tile]);
       slot = slot == Of::STAGES ? 0 : slot + 1;
     }
   }
@@ -298,7 +295,9 @@ __device__ __forceinline__ void run(const Arguments& given) {
   W4A8(full, ROWS, WARPGROUPS, PARTS, true)   \
   W4A8(symmetric, ROWS, WARPGROUPS, PARTS, false)
 BOTH(16, 4, 1)
+BOTH(24, 4, 1)
 BOTH(32, 4, 1)
+BOTH(40, 4, 1)
 BOTH(48, 4, 1)
 BOTH(64, 4, 1)
 BOTH(96, 2, 2)

@@ -1,0 +1,28 @@
+// How a tile of the last product learns that the first one's warps, on all multiprocessors, have stored the rows that it reads.
+//
+// A counter for each tile of rows, zero before the kernel: warps that have stored their part add to it, then tiles that have
+// seen all of these. The last of the latter makes it zero again, for the next kernel. A CTA makes its tiles in order, those of
+// the first product before the others, and the former wait for nothing, so that every tile's turn comes.
+
+#pragma once
+
+#include "../../cuda/hopper.cuh"
+
+// Generic stores and the copy engine's loads go by different ways: both sides order them.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// A warp has stored its part.
+__device__ __forceinline__ void tell_stored(int* counter) {
+  fence_async_global();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// One thread waits for `stores` warps, as do `reads` tiles in all. It may copy the rows afterwards.
+__device__ __forceinline__ void wait_for_stores(int* counter, int stores, int reads) {
+  int count;
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  while (count < stores);
+  if (atomicAdd(counter, 1) == stores + reads - 1) *counter = 0;
+  fence_async_global();
+}
