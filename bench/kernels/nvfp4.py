@@ -1,4 +1,5 @@
-"""NVFP4 experts of DeepSeek-R1 as one of eight ranks holds them, each with as many rows: beside bfloat16's of torch.
+"""NVFP4 experts of DeepSeek-R1 as one of eight ranks holds them, each with as many rows, and attention's output
+projection: beside bfloat16's of torch.
 
 The floor is that of the NVFP4 weights' bytes and of bfloat16 products for both.
 """
@@ -7,47 +8,60 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from torch.nn import functional
 
-from bench.kernels.deepseek_r1 import EXPERT_LAYERS
+from bench.kernels.deepseek_r1 import EXPERT_LAYERS, LINEAR_LAYERS
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.moe import ROUTED
 from bench.kernels.timing import Case
 from kernels.grouped_gemm import grouped_gemm
-from kernels.nvfp4_gemm import Nvfp4, nvfp4, nvfp4_grouped_gemm
+from kernels.nvfp4_gemm import Nvfp4, arranged, nvfp4, nvfp4_grouped_gemm
 from kernels.nvfp4_quant import GROUP
 
-ROWS = (1, 16, 32, 64, 128, 512)
+ROWS = (1, 16, 32, 64, 128, 512, 2048)
 Call = Callable[[], object]
 
 
 def cases() -> Iterator[Case]:
     for layer, (outputs, inputs) in EXPERT_LAYERS.items():
-        for rows in ROWS:
-            for provider, make in (("deepmesh", _nvfp4), ("torch, bf16", _bf16)):
-                yield Case(
-                    shape=f"NVFP4 experts' {layer} {ROUTED}x{outputs}x{inputs}, {rows} rows each",
-                    provider=provider,
-                    make=partial(make, rows, outputs, inputs),
-                    size_bytes=ROUTED * (outputs * inputs * (1 / 2 + 1 / GROUP) + 2 * rows * (inputs + outputs)),
-                    flops=2 * ROUTED * rows * outputs * inputs,
-                )
+        yield from _cases(f"NVFP4 experts' {layer}", ROUTED, outputs, inputs)
+    yield from _cases("NVFP4 o", 1, *LINEAR_LAYERS["o"])
 
 
-def _nvfp4(rows: int, outputs: int, inputs: int) -> Call:
-    x, ends, weight = random_bfloat16(ROUTED * rows, inputs), _ends(rows), random_nvfp4(outputs, inputs)
+def _cases(layer: str, experts: int, outputs: int, inputs: int) -> Iterator[Case]:
+    for rows in ROWS:
+        for provider, make in (("deepmesh", _nvfp4), ("torch, bf16", _bf16)):
+            yield Case(
+                shape=f"{layer} {experts}x{outputs}x{inputs}, {rows} rows each",
+                provider=provider,
+                make=partial(make, experts, rows, outputs, inputs),
+                size_bytes=experts * (outputs * inputs * (1 / 2 + 1 / GROUP) + 2 * rows * (inputs + outputs)),
+                flops=2 * experts * rows * outputs * inputs,
+            )
+
+
+def _nvfp4(experts: int, rows: int, outputs: int, inputs: int) -> Call:
+    x, weight, ends = (
+        random_bfloat16(experts * rows, inputs),
+        random_nvfp4(experts, outputs, inputs),
+        _ends(experts, rows),
+    )
     return lambda: nvfp4_grouped_gemm(x, weight, ends)
 
 
-def _bf16(rows: int, outputs: int, inputs: int) -> Call:
-    x, ends, weight = random_bfloat16(ROUTED * rows, inputs), _ends(rows), random_bfloat16(ROUTED, outputs, inputs)
+def _bf16(experts: int, rows: int, outputs: int, inputs: int) -> Call:
+    x, weight = random_bfloat16(experts * rows, inputs), random_bfloat16(experts, outputs, inputs)
+    if experts == 1:
+        return lambda: functional.linear(x, weight[0])
+    ends = _ends(experts, rows)
     return lambda: grouped_gemm(x, weight, ends)
 
 
-def _ends(rows: int) -> torch.Tensor:
-    return torch.arange(rows, rows * (ROUTED + 1), rows, dtype=torch.int32, device="cuda")
+def _ends(experts: int, rows: int) -> torch.Tensor:
+    return torch.arange(rows, rows * (experts + 1), rows, dtype=torch.int32, device="cuda")
 
 
-def random_nvfp4(outputs: int, inputs: int) -> Nvfp4:
-    codes = torch.randint(256, (ROUTED, outputs, inputs // 2), dtype=torch.uint8, device="cuda")
-    scales = torch.rand(ROUTED, outputs, inputs // GROUP, device="cuda").to(torch.float8_e4m3fn)
-    return nvfp4(codes, scales, torch.ones(ROUTED, 1, device="cuda"))
+def random_nvfp4(experts: int, outputs: int, inputs: int) -> Nvfp4:
+    codes = torch.randint(256, (experts, outputs, inputs // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.rand(experts, outputs, inputs // GROUP, device="cuda").to(torch.float8_e4m3fn)
+    return arranged(nvfp4(codes, scales, torch.ones(experts, 1, device="cuda")))

@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights in Triton."""
+"""Products with NVFP4 weights in Triton, for GPUs other than Hopper and for inputs that are no multiple of 128."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,7 @@ from engine.model.formats.places import ExpertTensor, LinearTensor, expert_param
 from engine.model.parameters import NamedParameters, whole
 from kernels.fp8_gemm import Workspace
 from kernels.moe_permute import expand
-from kernels.nvfp4_gemm import Nvfp4, nvfp4, nvfp4_grouped_gemm
+from kernels.nvfp4_gemm import Nvfp4, arranged, nvfp4, nvfp4_grouped_gemm
 from kernels.nvfp4_gemm.weight import MULTIPLE
 from kernels.nvfp4_quant import GROUP
 from kernels.swiglu import swiglu
@@ -53,7 +53,7 @@ class Nvfp4Linear:
             yield whole(f"{name}.{_GLOBAL}", scale.view(1))
 
     def finish(self) -> None:
-        """Multiplied as it is published."""
+        self._weight = arranged(self._weight)
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
@@ -81,7 +81,7 @@ class Nvfp4Experts:
             yield whole(f"{name}.down_proj.{_GLOBAL}", self._down.global_scales[expert])
 
     def finish(self, group: ExpertGroup) -> None:
-        """Multiplied as it is published."""
+        self._gate_up, self._down = arranged(self._gate_up), arranged(self._down)
 
     def weights(self) -> Sequence[torch.Tensor]:
         return [

@@ -5,12 +5,7 @@
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
-
-__device__ __forceinline__ void store_global(void* to, uint4 value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
-}
+#include "../../cuda/staging.cuh"
 
 __device__ __forceinline__ void store_global(void* to, u32 low, u32 high) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
@@ -18,11 +13,6 @@ __device__ __forceinline__ void store_global(void* to, u32 low, u32 high) {
 
 __device__ __forceinline__ void store_transposed(u32 address, u32 values) {
   asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(values) : "memory");
-}
-
-__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second, u32 third, u32 fourth) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(address), "r"(first), "r"(second), "r"(third), "r"(fourth) : "memory");
 }
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }

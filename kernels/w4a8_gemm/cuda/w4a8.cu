@@ -22,6 +22,7 @@
 
 #include "../../cuda/copies.cuh"
 #include "../../cuda/registers.cuh"
+#include "../../cuda/staging.cuh"
 #include "outputs.cuh"
 #include "products.cuh"
 #include "progress.cuh"
@@ -62,13 +63,6 @@ struct Words {
   uint4 half[2];
   u32 scales;
 };
-
-__device__ __forceinline__ uint4 load_shared(const void* from) {
-  uint4 found;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(shared_address(from)));
-  return found;
-}
 
 template <int ROWS, int WARPGROUPS, int PARTS, bool MINIMUM>
 struct Product {

@@ -1,0 +1,54 @@
+"""How the product on Hopper is cut."""
+
+from dataclasses import dataclass
+
+from kernels.nvfp4_gemm.packing import TILE_INPUTS, TILE_OUTPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`Shape` in the CUDA source."""
+
+    # Rows of a tile.
+    rows: int
+    # Each of them multiplies `parts` times 64 outputs; one more copies.
+    warpgroups: int
+    parts: int
+    # Warpgroups that share the inputs of the same outputs.
+    split: int
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a tile."""
+        return self.warpgroups // self.split * self.parts * TILE_OUTPUTS
+
+
+# By the most rows that an expert may expect if its tile shall hold most experts' rows.
+WIDE = {
+    11: Tiling(16, 4, 1, 1),
+    24: Tiling(32, 4, 1, 1),
+    38: Tiling(48, 4, 1, 1),
+    53: Tiling(64, 4, 1, 1),
+    82: Tiling(96, 2, 2, 1),
+    128: Tiling(128, 2, 2, 1),
+}
+# Of fewer outputs, for too few tiles.
+NARROW = (Tiling(16, 4, 1, 4), Tiling(32, 4, 1, 4), Tiling(64, 4, 1, 2))
+TILINGS = (*WIDE.values(), *NARROW)
+# Measured on an H200: a tile takes as long as its outputs times its rows and so many more, for which its weights are
+# decoded; a narrow one by this factor longer.
+MORE_ROWS, NARROW_COST = 96, 1.2
+
+
+def choose_tiling(rows: int, experts: int, outputs: int, inputs: int, processors: int) -> Tiling:
+    """The fastest one. rows: of all experts; processors: multiprocessors, each of which makes a tile at a time."""
+    expected = -(-rows // experts)
+    if experts > 1:
+        expected = max(expected, next((tiling.rows for most, tiling in WIDE.items() if expected <= most), expected))
+
+    def cost(tiling: Tiling) -> float:
+        tiles = min(experts * -(-expected // tiling.rows), rows) * -(-outputs // tiling.outputs)
+        rounds = -(-tiles // processors)
+        return rounds * tiling.outputs * (tiling.rows + MORE_ROWS) * (NARROW_COST if tiling.split > 1 else 1)
+
+    return min((each for each in TILINGS if inputs // TILE_INPUTS % each.split == 0), key=cost)

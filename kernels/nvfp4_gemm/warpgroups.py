@@ -1,0 +1,70 @@
+"""Our product for Hopper: `cuda/nvfp4.cu`."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.nvfp4_gemm.packing import TILE_INPUTS, TILE_OUTPUTS
+from kernels.nvfp4_gemm.tiling import Tiling, choose_tiling
+from kernels.nvfp4_gemm.weight import Nvfp4
+from kernels.nvrtc import encode_rows, load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "nvfp4.cu"
+# The CUDA source has the same constants.
+MOST_EXPERTS, WARPGROUP = 512, 128
+BOX_BYTES = 128
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("x", ctypes.c_uint64 * 16),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("global_scales", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("experts", ctypes.c_int),
+        ("output_tiles", ctypes.c_int),
+        ("groups", ctypes.c_int),
+        ("parts", ctypes.c_int),
+        # To a multiple of the map's alignment, 64.
+        ("padding", ctypes.c_byte * 8),
+    )
+
+
+def takes(weight: Nvfp4) -> bool:
+    """Whether it multiplies by them once they are packed."""
+    experts, _, half = weight.codes.shape
+    return is_hopper(weight.codes.device) and experts <= MOST_EXPERTS and 2 * half % TILE_INPUTS == 0
+
+
+def nvfp4_grouped_gemm(
+    x: torch.Tensor, weight: Nvfp4, ends: torch.Tensor, tiling: Tiling | None = None
+) -> torch.Tensor:
+    """Same as `kernels.nvfp4_gemm.nvfp4_grouped_gemm`, for packed weights."""
+    assert weight.packed
+    (rows, inputs), (experts, outputs, _) = x.shape, weight.codes.shape
+    out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.device)
+    if not rows:
+        return out
+    processors = _processors(x.device)
+    tiling = tiling or choose_tiling(rows, experts, outputs, inputs, processors)
+    arguments = Arguments(
+        encode_rows(x.data_ptr(), rows=rows, row_bytes=2 * inputs, box_rows=tiling.rows, box_bytes=BOX_BYTES),
+        weight.codes.data_ptr(), weight.scales.data_ptr(), weight.global_scales.data_ptr(), ends.data_ptr(),
+        out.data_ptr(), experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, weight.global_scales.shape[1],
+    )  # fmt: skip
+    name = f"nvfp4_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.split}"
+    kernel = load_kernel(SOURCE, name, x.device.index or 0)
+    kernel.launch((processors, 1, 1), (tiling.warpgroups + 1) * WARPGROUP, arguments, dependent=True)
+    return out
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
