@@ -67,6 +67,7 @@ class GrpcClient:
     def _note(self, response: gateway_pb2.GenerateResponse, record: RequestRecord, now_s: float) -> None:
         match response.WhichOneof("event"):
             case "started":
+                record.request_id = response.started.request_id
                 record.prompt_tokens = response.started.prompt_tokens
             case "delta" if response.delta.token_count:
                 record.tokens(now_s, response.delta.token_count)

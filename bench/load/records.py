@@ -21,7 +21,8 @@ class RequestRecord:
     message_tokens: list[int] = field(default_factory=list)
     # When the last message came, whether or not it carried tokens; None if the request failed.
     finished_s: float | None = None
-    # As the endpoint reports them.
+    # As the endpoint names it and counts its tokens.
+    request_id: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
