@@ -96,7 +96,7 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
-        arrival = self._pipeline.steps, self._submitted
+        arrival = self._arrival
         request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting, self._computes_sparsely)
         try:
             check(submit, self._request_limits)
@@ -189,6 +189,11 @@ class Engine:
         return self._report.drain(
             self._pipeline.steps, self.load, self._backend.balance, self._backend.drain_sparse_measures
         )
+
+    @property
+    def _arrival(self) -> tuple[int, int]:
+        """Of the next request: the arrival batch, and the order within it."""
+        return self._pipeline.steps, self._submitted
 
     def load(self) -> WorkerLoad:
         return self._meter.load(

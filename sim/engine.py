@@ -26,6 +26,8 @@ class SimulatedEngine(Engine):
     measured and the ends behind the last step are left to be done, in the order in which steps would do it.
     """
 
+    # Of prompts that come during one step the shortest goes first; otherwise the earliest.
+    shortest_first = True
     # The requests of the quiet steps taken last, and once another step has begun, how many tokens they had before it.
     _quiet: Sequence[Request] = ()
     _taken: Mapping[int, int] | None = None
@@ -88,6 +90,11 @@ class SimulatedEngine(Engine):
         if self._taken is not None:
             return self._taken
         return {request.key: len(request.progress.token_ids) for request in self._quiet}
+
+    @property
+    def _arrival(self) -> tuple[int, int]:
+        batch, position = super()._arrival
+        return (batch, position) if self.shortest_first else (position, 0)
 
     @property
     def _unsettled(self) -> bool:

@@ -112,6 +112,8 @@ class FleetConfig(Config):
     """How all workers attend to long prompts: `sparse_pairs_ms` of the cost file says what that takes."""
     fair: bool = True
     """Whether tenants are told apart where they wait."""
+    shortest_first: bool = True
+    """Whether of prompts that come to a worker during one step the shortest goes first, and not the earliest."""
     autoscale: bool = False
     """Whether workers come and go as the scheduler's scaling wants."""
     faults: tuple[Fault, ...] = ()

@@ -40,6 +40,7 @@ class Live:
     record: RequestRecord
     hashes: Sequence[bytes]
     sparse: SparsePrefill | None = None
+    tenant: str = ""
     attempts: int = 0
     tokens: int = 0
     cached_tokens: int = 0
@@ -97,7 +98,7 @@ class SimulatedGateway:
         record = RequestRecord(number, self._timeline.now, asked.max_tokens, prompt_tokens=len(asked.token_ids))
         salt = asked.share.tenant.encode()
         sparse = settled_sparse_prefill(None, self._sparse, len(asked.token_ids))
-        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt, sparse), sparse)
+        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt, sparse), sparse, asked.share.tenant)
         self._timeline.after(self._call_seconds, lambda: self._place(live, None))
 
     def _place(self, live: Live, cause: MeshError | None) -> None:

@@ -127,14 +127,14 @@ def measure(case: Case, rate: float, tpot_ms: float, seconds: float) -> Row:
         "max_tokens": 4000,
     }
     with TemporaryDirectory() as folder:
-        fleet = _fleet(case, bound, Path(folder))
+        fleet = fleet_of(case, bound, Path(folder))
         summary = simulate(fleet, validate(WorkloadConfig, values, "workload"), Objectives(TTFT_MS, bound)).summary
     assert summary.ttft_ms is not None and summary.tpot_ms is not None
     ttft, tpot = summary.ttft_ms, summary.tpot_ms
     return Row(case.name, tpot_ms, rate, summary.goodput.share, ttft.p50, ttft.p99, tpot.p50, tpot.p99)
 
 
-def _fleet(case: Case, tpot_ms: float, folder: Path) -> FleetConfig:
+def fleet_of(case: Case, tpot_ms: float, folder: Path) -> FleetConfig:
     decode = _planned(case, case.decode)
     groups = {"decode": _group(case.decode, decode, folder / "decode.json")}
     if case.prefill is not None:

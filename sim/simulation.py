@@ -176,8 +176,10 @@ class SimulatedMesh:
             lambda: clock.now if clock.in_step else self.timeline.now,
             lambda: made[0].wake(),
         )
-        made.append(SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet))
-        return made[0]
+        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet)
+        rank.engine.shortest_first = self._fleet.shortest_first
+        made.append(rank)
+        return rank
 
     def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity, catch_up: CatchUp) -> StatusReporter:
         hints = self._fleet.scheduler.hints
