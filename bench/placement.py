@@ -5,6 +5,7 @@ mesh is the floor: a placement among a thousand workers should cost little more 
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from time import process_time
@@ -59,53 +60,71 @@ class Mesh:
             Objectives(),
             self.clock,
         )
-        self._prefixes = [[self._random.randbytes(16) for _ in range(PREFIX_BLOCKS)] for _ in range(PREFIXES)]
+        self._prefixes = drawn_prefixes(self._random)
         self._leases = [self._attach(number, workers) for number in range(workers)]
         self._requests = 0
 
     def call(self) -> PlacementCall:
         self._requests += 1
-        chain = self._random.choice(self._prefixes) + [self._random.randbytes(16) for _ in range(FRESH_BLOCKS)]
+        chain = drawn_chain(self._prefixes, self._random)
         request = PlacementRequest(prompt_tokens=64 * len(chain), max_tokens=1000)
         return PlacementCall(f"r{self._requests}", 1, MODEL, request, chain)
 
     def report(self) -> None:
         """One worker's status."""
         lease = self._leases[self._random.randrange(len(self._leases))]
-        self._registry.update(lease, WorkerState.SERVING, self._load())
+        self._registry.update(lease, WorkerState.SERVING, drawn_load(self._random))
 
     def _attach(self, number: int, workers: int) -> Lease:
-        identity = WorkerIdentity(
-            worker_id=f"w{number:05}",
-            incarnation="0",
-            role=WorkerRole.PREFILL if number < workers // 3 else WorkerRole.DECODE,
-            endpoint="127.0.0.1:1",
-            model=MODEL,
-            kv_namespace=NAMESPACE,
-            context_tokens=100_000,
-            total_blocks=BLOCKS,
-            max_requests=64,
-            can_prefill=True,
-            block_bytes=4_500_000,
-        )
-        lease = self._registry.attach(identity)
-        self._registry.update(lease, WorkerState.SERVING, self._load())
-        held = [block for _ in range(HELD_PREFIXES) for block in self._random.choice(self._prefixes)]
-        self._registry.record_blocks(lease, False, held, [])
+        lease = self._registry.attach(identity_of(number, workers))
+        self._registry.update(lease, WorkerState.SERVING, drawn_load(self._random))
+        self._registry.record_blocks(lease, False, drawn_blocks(self._prefixes, self._random), [])
         return lease
 
-    def _load(self) -> WorkerLoad:
-        random = self._random
-        return WorkerLoad(
-            running_requests=random.randrange(40),
-            queued_prefill_tokens=random.randrange(4000),
-            free_blocks=15_000,
-            prefill_tokens_per_second=random.uniform(5000, 20_000),
-            decode_step_ms=random.uniform(20, 40),
-            mean_output_tokens=500.0,
-            decode_step_requests=random.uniform(1, 40),
-            push_bytes_per_second=random.uniform(1e9, 4e9),
-        )
+
+def identity_of(number: int, workers: int) -> WorkerIdentity:
+    """Of so many workers that one; the first third compute prompts alone."""
+    return WorkerIdentity(
+        worker_id=f"w{number:05}",
+        incarnation="0",
+        role=WorkerRole.PREFILL if number < workers // 3 else WorkerRole.DECODE,
+        endpoint="127.0.0.1:1",
+        model=MODEL,
+        kv_namespace=NAMESPACE,
+        context_tokens=100_000,
+        total_blocks=BLOCKS,
+        max_requests=64,
+        can_prefill=True,
+        block_bytes=4_500_000,
+    )
+
+
+def drawn_load(random: Random) -> WorkerLoad:
+    return WorkerLoad(
+        running_requests=random.randrange(40),
+        queued_prefill_tokens=random.randrange(4000),
+        free_blocks=15_000,
+        prefill_tokens_per_second=random.uniform(5000, 20_000),
+        decode_step_ms=random.uniform(20, 40),
+        mean_output_tokens=500.0,
+        decode_step_requests=random.uniform(1, 40),
+        push_bytes_per_second=random.uniform(1e9, 4e9),
+    )
+
+
+def drawn_prefixes(random: Random) -> list[list[bytes]]:
+    """What prompts begin with, as hashes of blocks."""
+    return [[random.randbytes(16) for _ in range(PREFIX_BLOCKS)] for _ in range(PREFIXES)]
+
+
+def drawn_blocks(prefixes: Sequence[Sequence[bytes]], random: Random) -> list[bytes]:
+    """What one worker holds."""
+    return [block for _ in range(HELD_PREFIXES) for block in random.choice(prefixes)]
+
+
+def drawn_chain(prefixes: Sequence[Sequence[bytes]], random: Random) -> list[bytes]:
+    """A prompt: a beginning that many share, and an end of its own."""
+    return [*random.choice(prefixes), *(random.randbytes(16) for _ in range(FRESH_BLOCKS))]
 
 
 def measure(workers: int, placements: int) -> tuple[list[float], list[float]]:
