@@ -4,10 +4,17 @@
 
 #include "hopper.cuh"
 
-__device__ __forceinline__ uint4 load_shared(const void* from) {
+__device__ __forceinline__ uint4 load_shared(u32 address) {
   uint4 found;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(shared_address(from)));
+               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(address));
+  return found;
+}
+__device__ __forceinline__ uint4 load_shared(const void* from) { return load_shared(shared_address(from)); }
+
+__device__ __forceinline__ uint2 load_shared_pair(u32 address) {
+  uint2 found;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(found.x), "=r"(found.y) : "r"(address));
   return found;
 }
 

@@ -57,17 +57,17 @@ def _pack_codes(nibbles: torch.Tensor) -> torch.Tensor:
     lanes = split.permute(4, 0, 5, 1, 3, 8, 6, 7, 2, 9).flatten(7, 8).long()
     pairs = (lanes & 7) << 6 | (lanes & 8) << 12
     first, second, third, fourth = (pairs[..., 0] | pairs[..., 1] << 16).unbind(-1)
-    word = first | (second & MAGNITUDES | (second & SIGNS)) >> 3
-    word |= ((third ^ word << 1) & MAGNITUDES) >> 6
-    word |= ((fourth ^ word << 2) & MAGNITUDES) << 3
-    word |= ((third ^ word << 6) & SIGNS) >> 1
-    word |= ((fourth ^ word >> 3) & SIGNS) >> 2
+    word = first | second >> 6 | (third << 4 | third >> 28) & 0xFFFFFFFF
+    # The fourth is the difference of two shifted words, whose other bits are known each time.
+    word |= ((fourth ^ word << 2) & 0x01000100) << 6
+    for place in (0x00400040, 1 << 31, 1 << 23, 1 << 15, 1 << 7):
+        word |= ((fourth ^ word >> 6) & place) >> 2
     return _bytes(word).flatten(2)
 
 
 def _pairs(word: torch.Tensor) -> torch.Tensor:
     """The four pairs of a word [..., 4], as the kernel takes them out: each code as a bf16 number, 2^-126 times it."""
-    parts = word, word << 3, word << 6 ^ word << 1, word >> 3 ^ word << 2
+    parts = word, word << 6, word >> 4 | word << 28, word << 2 ^ word >> 6
     return torch.stack(parts, dim=-1) & (MAGNITUDES | SIGNS)
 
 

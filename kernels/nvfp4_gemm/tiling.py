@@ -34,10 +34,12 @@ WIDE = {
 }
 # Of fewer outputs, for too few tiles.
 NARROW = (Tiling(16, 4, 1, 4), Tiling(32, 4, 1, 4), Tiling(64, 4, 1, 2))
-TILINGS = (*WIDE.values(), *NARROW)
+# Of more outputs: these read an expert's rows fewer times.
+DOUBLE = (Tiling(16, 4, 2, 1), Tiling(32, 4, 2, 1), Tiling(48, 4, 2, 1))
+TILINGS = (*WIDE.values(), *NARROW, *DOUBLE)
 # Measured on an H200: a tile takes as long as its outputs times its rows and so many more, for which its weights are
-# decoded; a narrow one by this factor longer.
-MORE_ROWS, NARROW_COST = 96, 1.2
+# read and decoded; a narrow or double one by this factor longer.
+MORE_ROWS, FACTORS = 96, dict.fromkeys(NARROW, 1.2) | dict.fromkeys(DOUBLE, 0.92)
 
 
 def choose_tiling(rows: int, experts: int, outputs: int, inputs: int, processors: int) -> Tiling:
@@ -49,6 +51,6 @@ def choose_tiling(rows: int, experts: int, outputs: int, inputs: int, processors
     def cost(tiling: Tiling) -> float:
         tiles = min(experts * -(-expected // tiling.rows), rows) * -(-outputs // tiling.outputs)
         rounds = -(-tiles // processors)
-        return rounds * tiling.outputs * (tiling.rows + MORE_ROWS) * (NARROW_COST if tiling.split > 1 else 1)
+        return rounds * tiling.outputs * (tiling.rows + MORE_ROWS) * FACTORS.get(tiling, 1)
 
     return min((each for each in TILINGS if inputs // TILE_INPUTS % each.split == 0), key=cost)

@@ -49,7 +49,7 @@ def test_a_few_operations_on_words_make_bfloat16_weights() -> None:
     # Half, warp, thread / 4, thread % 4, word.
     half, warp, row, quad, step = (torch.arange(size).view([-1 if i == at else 1 for i in range(5)])
                                    for at, size in enumerate((2, 4, 8, 4, 4)))  # fmt: skip
-    for at, numbers in enumerate((word, word << 3, word << 6 ^ word << 1, word >> 3 ^ word << 2)):
+    for at, numbers in enumerate((word, word << 6, word >> 4 | word << 28, word << 2 ^ word >> 6)):
         for of_pair in range(2):
             number = (numbers & 0x81C081C0) >> 16 * of_pair & 0xFFFF
             own_scale = scale >> 16 * (at % 2) & 0xFFFF
@@ -65,6 +65,12 @@ def bfloat16(bits: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 32), (32, 48), (64, 96), (96, 128), (4096, 128)])
 def test_a_tile_holds_most_experts_rows(rows: int, expected: int) -> None:
     assert choose_tiling(32 * rows, 32, 4096, 7168, PROCESSORS).rows == expected
+
+
+def test_tiles_have_more_outputs_where_multiprocessors_stay_occupied() -> None:
+    # 256 tiles of 512 outputs are nearly two for each. With 448 the fourth round would be half empty.
+    assert choose_tiling(32, 32, 4096, 7168, PROCESSORS).outputs == 512
+    assert choose_tiling(32, 32, 7168, 2048, PROCESSORS).outputs == 256
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64])

@@ -2,15 +2,15 @@
 // time to read the weights, outputs * inputs * (1/2 + 1/16) bytes an expert; with many it is the tensor cores' for
 // 2 * rows * outputs * inputs operations.
 //
-// Work. A tile is up to 256 outputs of one expert for up to 128 of its rows. Operands are swapped: the tensor cores' 64 rows
+// Work. A tile is 256 or 512 outputs of one expert for up to 128 of its rows. Operands are swapped: the tensor cores' 64 rows
 // hold outputs and N holds rows. The weights are the operand that comes from registers: they lie in shared memory in the order
-// in which threads want them (weight.py), 16 bytes a thread, and become bf16 in registers, multiplied by their group's scale.
+// in which threads want them (packing.py), 16 bytes a thread, and become bf16 in registers, multiplied by their group's scale.
 // So sums run over all inputs in the tensor cores. A matrix's own scale is applied when the tile is stored.
 //
 // A CTA fills a multiprocessor and goes from tile to tile. Four warps copy codes, scales and rows into a ring of stages, and
 // run ahead into the next tile while sums are stored. A warpgroup decodes the weights of 64 inputs while the tensor cores
-// multiply those before. If there are too few tiles for all multiprocessors, a tile has fewer outputs, and the warpgroups
-// share its inputs (SPLIT) and add up their sums.
+// multiply those before, or, with 512 outputs, those of other warpgroups. If there are too few tiles for all multiprocessors,
+// a tile has fewer outputs, and the warpgroups share its inputs (SPLIT) and add up their sums.
 
 #include "../../cuda/copies.cuh"
 #include "../../cuda/registers.cuh"
@@ -36,6 +36,8 @@ struct Shape {
   static constexpr int REST_BYTES = 1024 + CONSUMERS / SPLIT / 32 * STORED * 32 + SUM_BYTES + MOST_EXPERTS * 4;
   static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (STAGE_BYTES + 64);
   static constexpr int STAGES = FIT < 12 ? FIT : 12;
+  // Sets of operands: the next is decoded while the tensor cores use one, if there are registers for two.
+  static constexpr int SETS = WARPGROUPS > 2 && PARTS > 1 ? 1 : 2;
   static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 32, REGISTERS = WARPGROUPS == 2 ? 232 : 112;
 };
 
@@ -69,6 +71,21 @@ struct Product {
   // The same for a whole warp, as the compiler knows: so descriptors stay in uniform registers. `split` is the share of the
   // inputs, `first_part` the first of the own tiles of outputs.
   int split, first_part;
+  // This thread's places in the first stage, and the low half of the descriptor of its rows.
+  u32 codes_at, scales_at, x_at;
+  // EXPONENT in a register, which the compiler does not know: an instruction with two masks has room for one constant.
+  u32 exponent;
+
+  __device__ __forceinline__ Product(Shared<Of>& shared, const Arguments& given, int warpgroup)
+      : shared(shared), given(given), split(warpgroup % Of::SPLIT), first_part(warpgroup / Of::SPLIT * PARTS) {
+    int thread = threadIdx.x % WARPGROUP;
+    codes_at = shared_address(shared.codes[0][split][first_part]) + thread * 16;
+    scales_at = shared_address(shared.scales[0][split][first_part]) + thread / 4 * 8;
+    x_at = (u32)descriptor<1>(shared_address(shared.x[0][split]));
+    exponent = EXPONENT | given.groups >> 31;
+    // Else they are computed again for each stage.
+    asm volatile("" : "+r"(codes_at), "+r"(scales_at));
+  }
 
   __device__ __forceinline__ void prepare() const {
     if (threadIdx.x == 0) {
@@ -122,19 +139,19 @@ struct Product {
   }
 
   __device__ __forceinline__ void load_words(int stage, int half, Words (&words)[PARTS]) const {
-    int thread = threadIdx.x % WARPGROUP;
+    u32 codes = codes_at + stage * (Of::SPLIT * Of::OUTPUT_TILES * CODE_BYTES);
+    u32 scales = scales_at + stage * (Of::SPLIT * Of::OUTPUT_TILES * SCALE_BYTES);
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-      const u8* scales = shared.scales[stage][split][first_part + part] + half * (SCALE_BYTES / 2);
-      words[part].codes = load_shared(shared.codes[stage][split][first_part + part] + half * (CODE_BYTES / 2) + thread * 16);
-      words[part].scales = *reinterpret_cast<const uint2*>(scales + thread / 4 * 8);
+      words[part].codes = load_shared(codes + part * CODE_BYTES + half * (CODE_BYTES / 2));
+      words[part].scales = load_shared_pair(scales + part * SCALE_BYTES + half * (SCALE_BYTES / 2));
     }
   }
 
-  __device__ __forceinline__ static void decode_words(const Words& words, u32 (&a)[4][4]) {
+  __device__ __forceinline__ void decode_words(const Words& words, u32 (&a)[4][4]) const {
     u32 early[2], late[2];
-    decode_scales(early, words.scales.x);
-    decode_scales(late, words.scales.y);
+    decode_scales(early, words.scales.x, exponent);
+    decode_scales(late, words.scales.y, exponent);
     decode(a[0], words.codes.x, early[0]);
     decode(a[1], words.codes.y, early[1]);
     decode(a[2], words.codes.z, late[0]);
@@ -145,7 +162,8 @@ struct Product {
 
   // Start the products of half of a stage's inputs.
   __device__ __forceinline__ void multiply_half(int stage, int half, const u32 (&a)[PARTS][4][4], float (&total)[PARTS][SUMS]) const {
-    u64 x = descriptor<1>(shared_address(shared.x)) + ((stage * Of::SPLIT + split) * 2 + half) * (Of::BOX_BYTES / 16);
+    // The addresses of all boxes fit the low half.
+    u64 x = (descriptor<1>(0) & ~0xFFFFFFFFull) | (x_at + (stage * Of::SPLIT * 2 + half) * (Of::BOX_BYTES / 16));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -162,7 +180,7 @@ struct Product {
   // The sums of a tile over this warpgroup's share of the inputs. Operands of half a stage are decoded while those before are
   // multiplied.
   __device__ __forceinline__ void sum_tile(int& stage, int& phase, float (&total)[PARTS][SUMS]) const {
-    u32 a[2][PARTS][4][4];
+    u32 a[Of::SETS][PARTS][4][4];
     int before = stage;
     Words words[PARTS];
     load_words(stage, 0, words);
@@ -173,15 +191,15 @@ struct Product {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) decode_words(words[part], a[half][part]);
-        multiply_half(stage, half, a[half], total);
+        for (int part = 0; part < PARTS; part++) decode_words(words[part], a[half % Of::SETS][part]);
+        multiply_half(stage, half, a[half % Of::SETS], total);
         if (half == 0) {
           load_words(stage, 1, words);
         } else if (group + Of::SPLIT < given.groups) {
           wait(&shared.full[next], phase);
           load_words(next, 0, words);
         }
-        wgmma_wait<1>();
+        wgmma_wait<Of::SETS - 1>();
         if (half == 0 && group) release(before);
       }
       before = stage;
@@ -241,14 +259,21 @@ struct Product {
       if (i * 16 + lane / 2 < rows) store_global(out, found[i]);
   }
 
-  __device__ __forceinline__ void store(const Tile& tile, int part, const float (&total)[SUMS]) const {
+  // The scales of the matrices of each part's outputs; weights are 2^-8 times their values.
+  __device__ __forceinline__ void load_global_scales(const Tile& tile, float (&scales)[PARTS]) const {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      int output_tile = min(tile.first_output_tile + first_part + part, given.output_tiles - 1);
+      scales[part] = given.global_scales[tile.expert * given.parts + output_tile * given.parts / given.output_tiles] * 256.0f;
+    }
+  }
+
+  __device__ __forceinline__ void store(const Tile& tile, int part, float scale, const float (&total)[SUMS]) const {
     int lane = threadIdx.x % 32, output_tile = tile.first_output_tile + first_part + part;
     if (output_tile >= given.output_tiles) return;
     long long width = (long long)given.output_tiles * TILE_OUTPUTS;
     unsigned short* out = given.out + (tile.first_row + lane / 2) * width + output_tile * TILE_OUTPUTS +
                           threadIdx.x % WARPGROUP / 32 * 16 + lane % 2 * 8;
-    // Weights were 2^-8 times their values.
-    float scale = given.global_scales[tile.expert * given.parts + output_tile * given.parts / given.output_tiles] * 256.0f;
 #pragma unroll
     for (int first = 0; first < Of::ROWS; first += Of::STORED)
       store_rows(total + first / 2, scale, out + first * width, width, tile.rows - first);
@@ -260,12 +285,14 @@ struct Product {
       wait(&shared.full[stage], phase);
       Tile tile = shared.tiles[slot];
       if (!tile.rows) break;
-      float total[PARTS][SUMS] = {};
+      float total[PARTS][SUMS] = {}, scales[PARTS];
+      // Before they are needed: behind the sums, the tensor cores would wait for memory.
+      load_global_scales(tile, scales);
       sum_tile(stage, phase, total);
       if constexpr (Of::SPLIT > 1) add_splits(total[0]);
       for (int turn = split; turn == 0; turn = 1)
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) store(tile, part, total[part]);
+        for (int part = 0; part < PARTS; part++) store(tile, part, scales[part], total[part]);
       slot = slot == Of::STAGES ? 0 : slot + 1;
     }
   }
@@ -276,8 +303,7 @@ __device__ __forceinline__ void run(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   static_assert(sizeof(Shared<Of>) <= SHARED_BYTES);
   start_next();
-  int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0);
-  Product<Of> product{*reinterpret_cast<Shared<Of>*>(memory), given, warpgroup % Of::SPLIT, warpgroup / Of::SPLIT * Of::PARTS};
+  Product<Of> product(*reinterpret_cast<Shared<Of>*>(memory), given, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0));
   product.prepare();
   if (threadIdx.x >= Of::CONSUMERS) {
     give_registers<Of::FEW_REGISTERS>();
@@ -297,6 +323,9 @@ __device__ __forceinline__ void run(const Arguments& given) {
 NVFP4(16, 4, 1, 1)
 NVFP4(32, 4, 1, 1)
 NVFP4(48, 4, 1, 1)
+NVFP4(16, 4, 2, 1)
+NVFP4(32, 4, 2, 1)
+NVFP4(48, 4, 2, 1)
 NVFP4(64, 4, 1, 1)
 NVFP4(96, 2, 2, 1)
 NVFP4(128, 2, 2, 1)

@@ -6,6 +6,8 @@
 
 // Places of a sign and an e2m1 magnitude in two bf16 numbers: 2^-126 times the code's value, the subnormal 0.5 included.
 constexpr u32 CODES = 0x81C081C0u;
+// The bits that scales' exponents have beside the packed ones.
+constexpr u32 EXPONENT = 0x70007000u;
 
 __device__ __forceinline__ u32 scaled(u32 values, u32 scale) {
   u32 product;
@@ -24,20 +26,20 @@ __device__ __forceinline__ u32 twice_high(u32 pair) {
   return twice;
 }
 
-// A thread's operand of one product: a word of eight codes (weight.py) of two outputs, and the scales of both.
+// A thread's operand of one product: a word of eight codes (packing.py) of two outputs, and the scales of both.
 __device__ __forceinline__ void decode(u32 (&a)[4], u32 word, u32 scales) {
   u32 first = twice_low(scales), second = twice_high(scales);
   a[0] = scaled(word & CODES, first);
-  a[1] = scaled(word << 3 & CODES, second);
-  a[2] = scaled((word << 6 ^ word << 1) & CODES, first);
-  a[3] = scaled((word >> 3 ^ word << 2) & CODES, second);
+  a[1] = scaled(word << 6 & CODES, second);
+  a[2] = scaled(__funnelshift_r(word, word, 4) & CODES, first);
+  a[3] = scaled((word << 2 ^ word >> 6) & CODES, second);
 }
 
-// Scales of two products for two outputs each (weight.py): bf16 numbers, 2^118 times the scales.
-__device__ __forceinline__ void decode_scales(u32 (&scales)[2], u32 word) {
-  constexpr u32 BITS = 0x0FF00FF0u, EXPONENT = 0x70007000u;
-  scales[0] = (word & BITS) | EXPONENT;
-  scales[1] = (__byte_perm(word, word, 0x2301) & BITS) | EXPONENT;
+// Scales of two products for two outputs each (packing.py): bf16 numbers, 2^118 times the scales.
+__device__ __forceinline__ void decode_scales(u32 (&scales)[2], u32 word, u32 exponent) {
+  constexpr u32 BITS = 0x0FF00FF0u;
+  scales[0] = (word & BITS) | exponent;
+  scales[1] = (__byte_perm(word, word, 0x2301) & BITS) | exponent;
 }
 
 // Operands are ready here: else the compiler decodes between products, and each then waits for the one before.
