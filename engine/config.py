@@ -100,6 +100,11 @@ class EngineConfig(Config):
     """How the KV pool stores latents: as the model computes, or in one byte."""
     kv_scale: float = Field(default=1.0, gt=0)
     """A latent is this times what a pool of one-byte numbers holds."""
+    prompt_attention_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
+    """In which prompts' queries, keys and values are multiplied: as the model computes, or in one byte, into which they
+    are brought on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts, and short
+    chunks behind a long prefix, are computed as by default.
+    """
     weights: Literal["auto", "quantized", "dequantized"] = "auto"
     """Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
     when they are loaded; "auto" keeps them on a GPU.
@@ -197,6 +202,7 @@ class ResolvedEngineConfig:
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
+    prompt_attention_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
     weights: Literal["quantized", "dequantized"]
     decode_graphs: bool
     warm_up: bool
@@ -245,6 +251,7 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         device=device,
         dtype=dtype,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
+        prompt_attention_dtype=dtype if config.prompt_attention_dtype == "auto" else config.prompt_attention_dtype,
         weights=weights,
         decode_graphs=device == "cuda" and config.decode_graphs == "auto",
         warm_up=device == "cuda" and config.warm_up == "auto",

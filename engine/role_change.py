@@ -13,6 +13,7 @@ MAY_DIFFER = frozenset(
         "kv_dtype",
         "kv_scale",
         "kv_namespace",
+        "prompt_attention_dtype",
         "decode_graphs",
         "graph_rows",
         "warm_up",

@@ -9,7 +9,8 @@ from bench.kernels import prompt_peers
 from bench.kernels.deepseek_r1 import HEADS, NOPE, ROPE, VALUE
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
-from kernels.mla_prefill import PrefillPlan, bf16, plan_prefill, triton
+from kernels.mla_prefill import PrefillPlan, bf16, fp8, plan_prefill, triton
+from kernels.mla_prefill.key_blocks import quantize_blocks
 
 SCALE = (NOPE + ROPE) ** -0.5
 LENGTHS = ([4096], [8192], [32768], [3500] * 4)
@@ -27,14 +28,23 @@ def cases() -> Iterable[Case]:
         providers.append(("FlashAttention-3", prompt_peers.flash_attention))
     for lengths in LENGTHS:
         tokens, scores = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+        shape = f"prefill {len(lengths)} x {lengths[0]}, {HEADS} heads"
+        flops = 2.0 * scores * HEADS * (NOPE + ROPE + VALUE)
+        size_bytes = 2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE)
         for provider, attend in providers:
-            yield Case(
-                shape=f"prefill {len(lengths)} x {lengths[0]}, {HEADS} heads",
-                provider=provider,
-                make=partial(_call, attend, lengths),
-                size_bytes=2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE),
-                flops=2.0 * scores * HEADS * (NOPE + ROPE + VALUE),
-            )
+            yield Case(shape, provider, partial(_call, attend, lengths), size_bytes, flops)
+        # With the quantization of keys and values, without it, and it alone; that of queries is part of attention.
+        yield Case(shape, "deepmesh, FP8", partial(_fp8_call, lengths), size_bytes, flops, fp8=True)
+        yield Case(
+            shape, "deepmesh, FP8, keys quantized before", partial(_fp8_attend, lengths), size_bytes, flops, fp8=True
+        )
+        read, written = HEADS * 2 * (NOPE + VALUE) + 2 * ROPE, HEADS * (NOPE + ROPE + VALUE)
+        yield Case(
+            f"{shape}, keys and values",
+            "deepmesh, to FP8",
+            partial(_quantize, lengths),
+            float(tokens * (read + written)),
+        )
 
 
 def _call(attend: Attend, lengths: list[int]) -> Callable[[], object]:
@@ -43,3 +53,30 @@ def _call(attend: Attend, lengths: list[int]) -> Callable[[], object]:
     query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
     value = random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
     return lambda: attend(query, key, value, plan, SCALE)
+
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _fp8_inputs(lengths: list[int]) -> tuple[torch.Tensor, Parts, PrefillPlan]:
+    """Queries; keys in two parts, and values."""
+    tokens = sum(lengths)
+    own, value = random_bfloat16(tokens, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=2)
+    plan = plan_prefill(lengths, lengths, torch.device("cuda"), quantized=True)
+    return random_bfloat16(tokens, HEADS, NOPE + ROPE), (own, random_bfloat16(tokens, ROPE), value), plan
+
+
+def _fp8_call(lengths: list[int]) -> Callable[[], object]:
+    query, parts, plan = _fp8_inputs(lengths)
+    return lambda: fp8.mla_prefill(query, *parts, plan, SCALE)
+
+
+def _fp8_attend(lengths: list[int]) -> Callable[[], object]:
+    query, parts, plan = _fp8_inputs(lengths)
+    blocks = quantize_blocks(*parts, plan)
+    return lambda: fp8.attend(query, blocks, plan, SCALE)
+
+
+def _quantize(lengths: list[int]) -> Callable[[], object]:
+    _, parts, plan = _fp8_inputs(lengths)
+    return lambda: quantize_blocks(*parts, plan)

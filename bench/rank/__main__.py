@@ -1,7 +1,7 @@
 """One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--experts fp8|w4a8] [--requests 1 8 32 64 96]
-[--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
+`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8] [--experts fp8|w4a8]
+[--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
 
 The real engine over random FP8 weights, routed experts in INT4 if asked, each token's experts drawn uniformly at
 random; communication is left out. DIR gets rank.json and rank.png.
@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
     parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which they attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
@@ -125,7 +126,9 @@ def main() -> int:
     if arguments.next_n is not None:
         _drafts(arguments, console)
         return 0
-    bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.requests)
+    bench = RankBench(
+        arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.requests, arguments.prompts
+    )
     if arguments.growth:
         console.print(bench.growth(arguments.growth))
         return 0

@@ -1,6 +1,7 @@
 """Long prompts of one rank of DeepSeek-R1, exact and with sparse attention, in one run: tokens/s and memory.
 
-`python -m bench.rank.long_prompts [--tokens 32768 131072] [--kept 0.05 0.025] [--step-tokens 16384] [--kv bf16|fp8]`
+`python -m bench.rank.long_prompts [--tokens 32768 131072] [--kept 0.05 0.025] [--step-tokens 16384] [--kv bf16|fp8]
+[--prompts bf16|fp8]`
 
 What sparse attention leaves out depends on the text, and random weights attend to everything. So the engine chooses its
 lines, which takes the time it takes, and is then given others that keep about the share --kept of a chunk's blocks, one
@@ -67,12 +68,15 @@ class InjectedLines:
 
 
 class LongPromptBench:
-    def __init__(self, shape: str, layers: int, kv: str, experts: str, step_tokens: int, most_tokens: int) -> None:
+    def __init__(
+        self, shape: str, layers: int, kv: str, prompts: str, experts: str, step_tokens: int, most_tokens: int
+    ) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
                 model_dir=write_shape(Path(scratch), shape, layers, experts),
                 random_weights=True,
                 kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
+                prompt_attention_dtype="float8_e4m3fn" if prompts == "fp8" else "auto",
                 max_requests=1,
                 graph_rows=(1,),
                 max_step_tokens=step_tokens,
@@ -131,6 +135,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
     parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which exact ones attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 131072])
     parser.add_argument("--kept", type=float, nargs="+", default=[0.05, 0.025])
@@ -142,8 +147,8 @@ def main() -> None:
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=120)
     bench = LongPromptBench(
-        arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.step_tokens,
-        max(arguments.tokens),
+        arguments.shape, arguments.layers, arguments.kv, arguments.prompts, arguments.experts,
+        arguments.step_tokens, max(arguments.tokens),
     )  # fmt: skip
     bench.warm_up(min(arguments.tokens), min(arguments.kept))
     measured = []

@@ -29,7 +29,7 @@ CHURNED_REQUESTS = 32
 SPARE_TOKENS = 256
 # Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
-    "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
+    "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
     "experts": r"w4a8|sorted_rows|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|few_rows|many_rows|_dense",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb_queries|_expand_values",
@@ -104,7 +104,9 @@ class Report:
 class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
 
-    def __init__(self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int]) -> None:
+    def __init__(
+        self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int], prompts: str = "bf16"
+    ) -> None:
         self._shape, self._layers, self._kv, self._experts = shape, layers, kv, experts
         self._most_requests = max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
@@ -115,6 +117,7 @@ class RankBench:
                 model_dir=write_shape(Path(scratch), shape, layers, experts),
                 random_weights=True,
                 kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
+                prompt_attention_dtype="float8_e4m3fn" if prompts == "fp8" else "auto",
                 max_requests=max(requests),
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,

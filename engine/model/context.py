@@ -69,6 +69,8 @@ class DeviceState:
     draft_states: torch.Tensor | None = None
     # None where prompts are computed exactly, whatever they ask for.
     sparse_meter: SparseMeter | None = None
+    # Whether attention of prompts in the expanded form multiplies in e4m3.
+    quantized_prompts: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -236,7 +236,7 @@ def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Absor
 
 def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> ExpandedRows:
     lengths = [stop - first for first, stop in spans]
-    plan = plan_prefill(lengths, lengths, state.device)
+    plan = plan_prefill(lengths, lengths, state.device, quantized=state.quantized_prompts)
     return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, earlier=[])
 
 
@@ -244,12 +244,13 @@ def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -
     """The row with as much of its prefix as can be expanded at once; the rest of the prefix in earlier parts."""
     queries = stop - first
     begin = min(max(row.end - EXPANDED_TOKENS, 0), row.start)
-    plan = plan_prefill([queries], [row.end - begin], state.device)
+    quantized = state.quantized_prompts
+    plan = plan_prefill([queries], [row.end - begin], state.device, quantized=quantized)
     bounds = [*range(0, begin, EXPANDED_TOKENS), begin]
     earlier = [
         PrefixPart(
             slots=to_device(slots_between(row, start, end), state.device),
-            plan=plan_prefill([queries], [end - start], state.device, causal=False),
+            plan=plan_prefill([queries], [end - start], state.device, causal=False, quantized=quantized),
         )
         for start, end in pairwise(bounds)
     ]

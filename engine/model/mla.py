@@ -16,7 +16,7 @@ from engine.model.sparse_attention import SparseRow, attend, measure
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
-from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill
+from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill, quantized_mla_prefill
 from kernels.mla_prefill.keys import join_keys
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
@@ -176,12 +176,20 @@ class Attention:
         self, query: torch.Tensor, latents: torch.Tensor, plan: PrefillPlan
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
-        return mla_prefill(query, *self._keys_and_values(latents), plan, scale=self.config.softmax_scale)
+        scale = self.config.softmax_scale
+        if plan.quantized:
+            return quantized_mla_prefill(query, *self._expand_latents(latents), plan, scale=scale)
+        return mla_prefill(query, *self._keys_and_values(latents), plan, scale=scale)
 
     def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[keys, heads, nope + rope] and [keys, heads, value]."""
+        own, shared, value = self._expand_latents(latents)
+        return join_keys(own, shared), value
+
+    def _expand_latents(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The keys' parts, [keys, heads, nope] and for all heads [keys, rope], and [keys, heads, value]."""
         config = self.config
         expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
         expanded = expanded.unflatten(1, (self._heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
-        return join_keys(nope, latents[:, config.kv_lora_rank :]), value
+        return nope, latents[:, config.kv_lora_rank :], value

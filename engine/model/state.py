@@ -27,9 +27,11 @@ def make_state(
     drafts: int = 0,
     dtype: torch.dtype = torch.float32,
     sparse: bool = False,
+    quantized_prompts: bool = False,
 ) -> DeviceState:
     """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
-    with up to `drafts` drafts. dtype: of hidden states; sparse: prompts that ask for it are computed so.
+    with up to `drafts` drafts. dtype: of hidden states; sparse: prompts that ask for it are computed so;
+    quantized_prompts: see DeviceState.
     """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
     draft_states = None
@@ -48,6 +50,7 @@ def make_state(
         workspace=make_workspace(device),
         draft_states=draft_states,
         sparse_meter=SparseMeter() if sparse else None,
+        quantized_prompts=quantized_prompts,
     )
 
 

@@ -20,6 +20,8 @@ def kv_namespace(model: ModelConfig, resolved: ResolvedEngineConfig, kv_scale: f
     )
 
 
+# How products are rounded (engine.dtype, weights, query_weights, prompt_attention_dtype) is no part of it: KV that
+# differs by rounding alone may be shared. That of sparse prompts lacks something, and has hashes of its own.
 def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
     """Equal for workers whose KV means the same; a declared name never equals a digest."""
     if config.kv_namespace is not None:

@@ -63,6 +63,7 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
         drafts=resolved.config.drafts.most,
         dtype=model.dtype,
         sparse=resolved.config.sparse_prefill.offered is not None,
+        quantized_prompts=resolved.prompt_attention_dtype == "float8_e4m3fn",
     )
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from kernels.mla_prefill import reference
+from kernels.mla_prefill import fp8_reference, reference
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
-__all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill"]
+__all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill", "quantized_mla_prefill"]
 
 
 def mla_prefill(
@@ -21,7 +21,7 @@ def mla_prefill(
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
     assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
-    assert query.dtype == key.dtype == value.dtype
+    assert query.dtype == key.dtype == value.dtype and not plan.quantized
     if not query.is_cuda:
         return reference.mla_prefill(query, key, value, plan, scale)
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
@@ -30,6 +30,34 @@ def mla_prefill(
     if hopper_inputs.takes(query, key, value):
         return bf16.mla_prefill(query, key, value, plan, scale)
     return triton.mla_prefill(query, key, value, plan, scale)
+
+
+def quantized_mla_prefill(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    *,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`mla_prefill` with queries, keys, weights and values in e4m3: `fp8_reference` defines how they are rounded.
+
+    query: [queries, heads, 192]; own: [keys, heads, 128], each head's own part of the keys; shared: [keys, 64], the
+    part that all heads share; value: [keys, heads, 128]; otherwise as there, and so are the results, which may be
+    merged. On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16; all else, and every other GPU,
+    runs the definition, which is slow.
+    """
+    assert own.shape[:2] == value.shape[:2] and shared.shape[0] == own.shape[0]
+    assert query.shape[1:] == (own.shape[1], own.shape[2] + shared.shape[1])
+    assert query.shape[0] == plan.queries and own.shape[0] == plan.keys and plan.quantized
+    assert query.dtype == own.dtype == shared.dtype == value.dtype
+    if query.is_cuda:
+        from kernels.mla_prefill import fp8
+
+        if fp8.takes(query, own, shared, value):
+            return fp8.mla_prefill(query, own, shared, value, plan, scale)
+    return fp8_reference.mla_prefill(query, own, shared, value, plan, scale)
 
 
 def merge_attention(

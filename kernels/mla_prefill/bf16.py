@@ -38,5 +38,5 @@ def mla_prefill(
     )
     kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
     arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)
-    kernel.launch((blocks_of_launch(inputs, query.device), 1, 1), THREADS, arguments)
+    kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)
     return results

@@ -44,11 +44,11 @@ def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
         query.dtype == torch.bfloat16
         and (query.shape[2], value.shape[2]) == (WIDTH, VALUE)
         and is_hopper(query.device)
-        and all(_has_rows(part) for part in (query, key, value))
+        and all(has_rows(part) for part in (query, key, value))
     )
 
 
-def _has_rows(part: torch.Tensor) -> bool:
+def has_rows(part: torch.Tensor) -> bool:
     """Whether all heads of a row lie within it, and rows and heads begin at multiples of 16 bytes."""
     row, head, _ = part.stride()
     aligned = part.data_ptr() % 16 == 0 and row % 8 == 0 and head % 8 == 0
@@ -77,24 +77,25 @@ def prepare_inputs(
     out, log_sums = results
     queries, heads, _ = query.shape
     return Inputs(
-        _boxes(query, QUERIES // 2), _boxes(key, box_keys), _boxes(value, box_keys),
+        boxes(query, QUERIES // 2), boxes(key, box_keys), boxes(value, box_keys),
         taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
-        tile_count, heads, queries, _heads_together(key.shape[0], heads),
+        tile_count, heads, queries, heads_together(key.shape[0] * (WIDTH + VALUE) * 2, heads),
         *(part.stride(1) * part.element_size() for part in (query, key, value)), scale * math.log2(math.e),
     )  # fmt: skip
 
 
-def blocks_of_launch(inputs: Inputs, device: torch.device) -> int:
+def blocks_of_launch(units: int, device: torch.device) -> int:
     """A block fills a multiprocessor and takes one tile of a head after another."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return int(min(inputs.tile_count * inputs.heads, processors))
+    return int(min(units, processors))
 
 
-def _boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
+def boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
     """The tensor map of rows of all heads, for boxes of 64 channels of one head."""
     row_bytes = part.stride(0) * part.element_size()
     return encode_rows(part.data_ptr(), rows=part.shape[0], row_bytes=row_bytes, box_rows=rows, box_bytes=BOX_BYTES)
 
 
-def _heads_together(keys: int, heads: int) -> int:
-    return min(max(CACHED_BYTES // (keys * (WIDTH + VALUE) * 2), 1), heads)
+def heads_together(head_bytes: int, heads: int) -> int:
+    """Of how many heads tiles are taken at a time; a head's keys and values have so many bytes."""
+    return min(max(CACHED_BYTES // head_bytes, 1), heads)

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from kernels.hopper import is_hopper
-from kernels.mla_prefill.tiles import cut_tiles
+from kernels.mla_prefill.tiles import cut_blocks, cut_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,12 @@ class PrefillPlan:
     # [prompts + 1] int32 on the device: the index of each prompt's first query and first key; last, their number.
     query_starts: torch.Tensor
     key_starts: torch.Tensor
-    # [tiles, 4] int32 on the device: `tiles.cut_tiles`. None where our Hopper kernel does not run.
+    # If true, queries, keys and values are multiplied in e4m3: see `quantized_mla_prefill`.
+    quantized: bool
+    # [tiles, 4] int32 on the device: `tiles.cut_tiles`. None where our Hopper kernels do not run.
     tiles: torch.Tensor | None
+    # [blocks, 2] int32 on the device: `tiles.cut_blocks`. None where our Hopper kernels do not run or do not quantize.
+    blocks: torch.Tensor | None
 
     @property
     def queries(self) -> int:
@@ -40,7 +44,12 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device, *, causal: bool = True
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    device: torch.device,
+    *,
+    causal: bool = True,
+    quantized: bool = False,
 ) -> PrefillPlan:
     """Make the plan that all layers of one step share.
 
@@ -49,14 +58,20 @@ def plan_prefill(
     """
     assert all(count >= 1 for count in query_lengths)
     assert all(size >= (count if causal else 1) for count, size in zip(query_lengths, key_lengths, strict=True))
-    on_hopper = device.type == "cuda" and is_hopper(device)
+    tiles = blocks = None
+    if device.type == "cuda" and is_hopper(device):
+        cut = cut_tiles(query_lengths, key_lengths, causal=causal, in_blocks=quantized)
+        tiles = _table(cut, 4, device)
+        blocks = _table(cut_blocks(key_lengths), 2, device) if quantized else None
     return PrefillPlan(
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(key_lengths),
         causal=causal,
         query_starts=_starts(query_lengths, device),
         key_starts=_starts(key_lengths, device),
-        tiles=_tiles(query_lengths, key_lengths, device, causal) if on_hopper else None,
+        quantized=quantized,
+        tiles=tiles,
+        blocks=blocks,
     )
 
 
@@ -64,11 +79,8 @@ def _starts(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     return _to_device(torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32), device)
 
 
-def _tiles(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device, causal: bool
-) -> torch.Tensor:
-    tiles = cut_tiles(query_lengths, key_lengths, causal=causal)
-    return _to_device(torch.tensor(tiles, dtype=torch.int32).view(len(tiles), 4), device)
+def _table(rows: Sequence[tuple[int, ...]], width: int, device: torch.device) -> torch.Tensor:
+    return _to_device(torch.tensor(rows, dtype=torch.int32).view(len(rows), width), device)
 
 
 def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

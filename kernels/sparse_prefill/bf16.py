@@ -39,5 +39,5 @@ def sparse_prefill(
     inputs = prepare_inputs(query, key, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale)
     kernel = load_kernel(SOURCE, "attend_blocks", query.device.index or 0)
     arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, key.shape[0], offset)
-    kernel.launch((blocks_of_launch(inputs, query.device), 1, 1), THREADS, arguments)
+    kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)
     return results

@@ -55,6 +55,12 @@ def test_kv_is_stored_as_the_model_computes_unless_compressed(kv_dtype: str, exp
     assert resolve(config, GPU).kv_dtype == expected
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("float8_e4m3fn", "float8_e4m3fn")])
+def test_prompts_attend_as_the_model_computes_unless_quantized(dtype: str, expected: str) -> None:
+    config = EngineConfig.model_validate({"model_dir": "checkpoint", "prompt_attention_dtype": dtype})
+    assert resolve(config, CPU).prompt_attention_dtype == expected
+
+
 def test_a_gpu_keeps_quantized_weights_and_captures_decode_steps() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"))
     on_gpu, on_cpu = resolve(config, GPU), resolve(config, CPU)

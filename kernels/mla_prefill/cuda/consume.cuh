@@ -6,25 +6,6 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
-// Which keys a thread's two rows and its warpgroup's rows see.
-struct Sight {
-  // The last key that each of the thread's rows sees.
-  int last[2];
-  // All of the warpgroup's rows see this many keys.
-  int all;
-
-  __device__ __forceinline__ Sight(const Unit& unit, int half, int row) {
-    all = seen_by(unit, half * HALF_QUERIES);
-    last[0] = seen_by(unit, row) - 1;
-    last[1] = seen_by(unit, row + 8) - 1;
-  }
-
- private:
-  __device__ __forceinline__ static int seen_by(const Unit& unit, int row) {
-    return min(unit.seen - unit.queries + 1 + row, unit.keys);
-  }
-};
-
 struct Consumer {
   Shared& shared;
   const Inputs& given;
@@ -176,44 +157,7 @@ struct Consumer {
     } else {
       release(&shared.query_empty[half]);
     }
-    store(out, softmax, unit, row);
-  }
-
-  // Four threads exchange 8 columns' words, so that each has 16 bytes.
-  __device__ __forceinline__ static uint4 exchange(const u32 (&words)[4]) {
-    bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
-    u32 kept[2] = {high ? words[2] : words[0], high ? words[3] : words[1]};
-    u32 got[2] = {__shfl_xor_sync(~0u, high ? words[0] : words[2], 2), __shfl_xor_sync(~0u, high ? words[1] : words[3], 2)};
-    u32 own = odd ? kept[1] : kept[0], far = odd ? got[1] : got[0];
-    u32 near = __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 1), farthest = __shfl_xor_sync(~0u, odd ? got[0] : got[1], 1);
-    uint2 here = odd ? make_uint2(near, own) : make_uint2(own, near);
-    uint2 there = odd ? make_uint2(farthest, far) : make_uint2(far, farthest);
-    return high ? make_uint4(there.x, there.y, here.x, here.y) : make_uint4(here.x, here.y, there.x, there.y);
-  }
-
-  __device__ __forceinline__ void store(const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) const {
-    int thread = threadIdx.x % 4;
-#pragma unroll
-    for (int side = 0; side < 2; side++) {
-      int own = row + side * 8;
-      bool known = own < unit.queries;
-      long long query = unit.first_query + own;
-      // A query that sees no key has zeros.
-      float inverse = softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
-      u8* target = given.out + ((query * given.heads + unit.head) * VALUE + thread * 8) * 2;
-#pragma unroll
-      for (int group = 0; group < 4; group++) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          int at = (group * 4 + i) * 4 + side * 2;
-          words[i] = pack_bf16(out[at] * inverse, out[at + 1] * inverse);
-        }
-        uint4 values = exchange(words);
-        if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
-      }
-      if (known && thread == 0) given.log_sums[(long long)unit.head * given.total_queries + query] = softmax.log_sum(side);
-    }
+    store_rows(given, out, softmax, unit, row);
   }
 
   __device__ __forceinline__ void run() {

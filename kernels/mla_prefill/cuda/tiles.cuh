@@ -2,13 +2,10 @@
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
+#include "rows.cuh"
 
-constexpr int QUERIES = 128, KEYS = 128, WIDTH = 192, VALUE = 128;
-// Each of the two warpgroups that compute has half of a tile's queries.
-constexpr int WARPGROUP = 128, CONSUMERS = 2, HALF_QUERIES = QUERIES / CONSUMERS;
 // A step attends to two blocks of keys. They may lie anywhere, in falling order.
-constexpr int BLOCK = KEYS / 2;
+constexpr int KEYS = 128, BLOCK = KEYS / 2;
 // Channels of a box: rows of 128 bytes, swizzled.
 constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
@@ -57,12 +54,3 @@ struct Shared {
   u64 query_full[CONSUMERS], query_empty[CONSUMERS];
   u64 key_full[STAGES], key_empty[STAGES], value_full[STAGES], value_empty[STAGES];
 };
-
-// The index-th head and tile: heads in groups, and in each group the tiles with most keys first. Tile -1: there are no more.
-__device__ __forceinline__ int2 head_and_tile(const Inputs& given, int index) {
-  int together = given.heads_together * given.tile_count, first_head = index / together * given.heads_together;
-  int heads = min(given.heads_together, given.heads - first_head), at = index % together;
-  // Also where the last group has fewer heads.
-  if (first_head >= given.heads || at >= heads * given.tile_count) return {0, -1};
-  return {first_head + at % heads, at / heads};
-}

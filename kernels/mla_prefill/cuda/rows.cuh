@@ -1,0 +1,80 @@
+// A thread's two rows of a tile: which keys they see, and where their results go.
+
+#pragma once
+
+#include "../../cuda/hopper.cuh"
+
+constexpr int QUERIES = 128, WIDTH = 192, VALUE = 128;
+// Each of the two warpgroups that compute has half of a tile's queries.
+constexpr int WARPGROUP = 128, CONSUMERS = 2, HALF_QUERIES = QUERIES / CONSUMERS;
+
+// Which keys a thread's two rows and its warpgroup's rows see.
+struct Sight {
+  // The last key that each of the thread's rows sees.
+  int last[2];
+  // All of the warpgroup's rows see this many keys.
+  int all;
+
+  // row: the first of the thread's rows; its second is 8 behind.
+  template <class Unit>
+  __device__ __forceinline__ Sight(const Unit& unit, int half, int row) {
+    all = seen_by(unit, half * HALF_QUERIES);
+    last[0] = seen_by(unit, row) - 1;
+    last[1] = seen_by(unit, row + 8) - 1;
+  }
+
+ private:
+  template <class Unit>
+  __device__ __forceinline__ static int seen_by(const Unit& unit, int row) {
+    return min(unit.seen - unit.queries + 1 + row, unit.keys);
+  }
+};
+
+// Four threads exchange 8 columns' words, so that each has 16 bytes.
+__device__ __forceinline__ uint4 exchange(const u32 (&words)[4]) {
+  bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
+  u32 kept[2] = {high ? words[2] : words[0], high ? words[3] : words[1]};
+  u32 got[2] = {__shfl_xor_sync(~0u, high ? words[0] : words[2], 2), __shfl_xor_sync(~0u, high ? words[1] : words[3], 2)};
+  u32 own = odd ? kept[1] : kept[0], far = odd ? got[1] : got[0];
+  u32 near = __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 1), farthest = __shfl_xor_sync(~0u, odd ? got[0] : got[1], 1);
+  uint2 here = odd ? make_uint2(near, own) : make_uint2(own, near);
+  uint2 there = odd ? make_uint2(farthest, far) : make_uint2(far, farthest);
+  return high ? make_uint4(there.x, there.y, here.x, here.y) : make_uint4(here.x, here.y, there.x, there.y);
+}
+
+// Divides sums by the softmax's denominators, and stores them in bf16 and the denominators' logarithms.
+template <class Inputs, class Softmax, class Unit>
+__device__ __forceinline__ void store_rows(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
+  int thread = threadIdx.x % 4;
+#pragma unroll
+  for (int side = 0; side < 2; side++) {
+    int own = row + side * 8;
+    bool known = own < unit.queries;
+    long long query = unit.first_query + own;
+    // A query that sees no key has zeros.
+    float inverse = softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
+    u8* target = given.out + ((query * given.heads + unit.head) * VALUE + thread * 8) * 2;
+#pragma unroll
+    for (int group = 0; group < 4; group++) {
+      u32 words[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int at = (group * 4 + i) * 4 + side * 2;
+        words[i] = pack_bf16(out[at] * inverse, out[at + 1] * inverse);
+      }
+      uint4 values = exchange(words);
+      if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
+    }
+    if (known && thread == 0) given.log_sums[(long long)unit.head * given.total_queries + query] = softmax.log_sum(side);
+  }
+}
+
+// The index-th head and tile: heads in groups, and in each group the tiles with most keys first. Tile -1: there are no more.
+template <class Inputs>
+__device__ __forceinline__ int2 head_and_tile(const Inputs& given, int index) {
+  int together = given.heads_together * given.tile_count, first_head = index / together * given.heads_together;
+  int heads = min(given.heads_together, given.heads - first_head), at = index % together;
+  // Also where the last group has fewer heads.
+  if (first_head >= given.heads || at >= heads * given.tile_count) return {0, -1};
+  return {first_head + at % heads, at / heads};
+}

@@ -1,0 +1,81 @@
+"""Our attention over prompts in FP8 on Hopper: `cuda/fp8_prefill.cu`."""
+
+import ctypes
+import math
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.mla_prefill.hopper_inputs import THREADS, blocks_of_launch, boxes, empty_results, has_rows, heads_together
+from kernels.mla_prefill.key_blocks import OWN, ROPE, VALUE, WIDTH, KeyBlocks, quantize_blocks
+from kernels.mla_prefill.plan import PrefillPlan
+from kernels.mla_prefill.tiles import BLOCK_KEYS, QUERIES
+from kernels.nvrtc import load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "fp8_prefill.cu"
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("query_boxes", ctypes.c_uint64 * 16),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("tiles", ctypes.c_void_p),
+        ("taken", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("log_sums", ctypes.c_void_p),
+        ("tile_count", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("total_queries", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+        ("heads_together", ctypes.c_int),
+        ("query_head", ctypes.c_int),
+        ("scale_log2", ctypes.c_float),
+        ("causal", ctypes.c_int),
+        # The tensor map aligns the structure to 64 bytes.
+        ("padding", ctypes.c_byte * 40),
+    )
+
+
+def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether these kernels compute it: DeepSeek's widths in bf16 on Hopper, in rows read 16 bytes at a time."""
+    return (
+        query.dtype == torch.bfloat16
+        and (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE)
+        and is_hopper(query.device)
+        and all(has_rows(part) for part in (query, own, value, shared.unsqueeze(1)))
+    )
+
+
+def mla_prefill(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not query.shape[0]:
+        return empty_results(query)
+    return attend(query, quantize_blocks(own, shared, value, plan), plan, scale)
+
+
+def attend(query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    assert plan.tiles is not None
+    results = out, log_sums = empty_results(query)
+    queries, heads, _ = query.shape
+    taken = torch.zeros(1, dtype=torch.int32, device=query.device)
+    blocks, tiles = found.keys.shape[1], plan.tiles.shape[0]
+    arguments = Arguments(
+        boxes(query, QUERIES // 2), found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
+        plan.tiles.data_ptr(), taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
+        tiles, heads, queries, blocks, heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
+        query.stride(1) * query.element_size(), scale * math.log2(math.e), plan.causal,
+    )  # fmt: skip
+    kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
+    kernel.launch((blocks_of_launch(tiles * heads, query.device), 1, 1), THREADS, arguments)
+    return results
