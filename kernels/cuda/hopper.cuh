@@ -76,10 +76,11 @@ __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int accum
       : BIND_32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
 
-__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b, int accumulate) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;"
-      : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+      : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 // The largest e4m3 number, and the smallest magnitude that the scale of a group stands for.

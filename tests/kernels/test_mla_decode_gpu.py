@@ -137,6 +137,23 @@ def test_scores_that_grow_along_the_context_keep_their_precision(e4m3: bool) -> 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [2048, 16384])
+@pytest.mark.parametrize("query_tokens", [1, 2])
+def test_sums_over_a_long_context_lose_nothing(tokens: int, query_tokens: int) -> None:
+    """Values of one: no product cancels another, and the tensor cores' own sums are short."""
+    rows, blocks = 140, tokens // 64
+    # So many requests that each is one piece; all of them have the same blocks.
+    pool = torch.ones(blocks, 64, WIDTH, device=DEVICE).to(E4M3)
+    # Scores differ by their other channels: probabilities that are powers of two would be summed exactly.
+    pool[:, :, LATENT:] = torch.randn(blocks, 64, WIDTH - LATENT, device=DEVICE).to(E4M3)
+    table = torch.arange(blocks, dtype=torch.int32, device=DEVICE).repeat(rows, 1)
+    plan = plan_decode(table, torch.full((rows,), tokens, dtype=torch.int32, device=DEVICE), query_tokens)
+    query = torch.randn(rows * query_tokens, HEADS, WIDTH, device=DEVICE).bfloat16()
+    found = mla_decode(query, pool, plan, value_width=LATENT, scale=SCALE, kv_scale=KV_SCALE)
+    assert (found.float() / KV_SCALE - 1).abs().max() < 0.005
+
+
+@pytest.mark.gpu
 def test_equal_contexts_are_not_split_if_each_finds_a_part() -> None:
     from kernels.mla_decode import bf16
 

@@ -24,8 +24,8 @@
 #include "fp8_score.cuh"
 #include "fp8_values.cuh"
 
-// Of each thread of the value warpgroups and of the producers. The scoring warpgroup keeps the 128 that each thread starts with.
-constexpr int VALUE_REGISTERS = 176, PRODUCER_REGISTERS = 32;
+// Registers of a thread, by role: 65,536 in all. A value thread needs 128 for its sums and 32 for those of the tensor cores.
+constexpr int VALUE_REGISTERS = 184, SCORE_REGISTERS = 112, PRODUCER_REGISTERS = 32;
 
 template <int CTAS>
 __device__ __forceinline__ Place own_place(const Work& work) {
@@ -136,6 +136,7 @@ __device__ __forceinline__ void attend(const Arguments& given) {
     take_registers<VALUE_REGISTERS>();
     add_values_of_part<CTAS>(shared, given, __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
   } else if (threadIdx.x < VALUE_THREADS + SCORE_THREADS) {
+    give_registers<SCORE_REGISTERS>();
     score_part<CTAS>(shared, given);
   } else {
     give_registers<PRODUCER_REGISTERS>();

@@ -26,12 +26,19 @@ __device__ __forceinline__ void separate(Values& values, const Values& pairs) {
   values[3] = __byte_perm(pairs[2], pairs[3], 0x7531);
 }
 
-template <int STEP, int M>
-__device__ __forceinline__ void load_values(Values& values, u32 tile, int group) {
-  Values pairs;
-  load_pairs<STEP, M>(pairs, tile, group);
-  separate(values, pairs);
-}
+// A block's 64 tokens of V^T for 64 channels.
+struct Operands {
+  Values first, second;
+
+  template <int M>
+  __device__ __forceinline__ void load(u32 tile, int group) {
+    Values pairs[2];
+    load_pairs<0, M>(pairs[0], tile, group);
+    load_pairs<1, M>(pairs[1], tile, group);
+    separate(first, pairs[0]);
+    separate(second, pairs[1]);
+  }
+};
 
 __device__ __forceinline__ u32 arrived_tile(Shared& shared, const Ring& ring) {
   wait(&shared.full[ring.stage], ring.phase);
@@ -49,16 +56,22 @@ __device__ __forceinline__ void release_probabilities(Shared& shared, int buffer
   if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_empty[buffer]);
 }
 
-__device__ __forceinline__ void pin_all(float (&out)[4][32]) {
-#pragma unroll
-  for (int m = 0; m < 4; m++) pin(out[m]);
+// Issues V^T P^T over a block's tokens for 64 channels, and does not wait.
+__device__ __forceinline__ void multiply_block(float (&sums)[32], const Operands& values, u64 probabilities) {
+  wgmma_fence();
+  multiply(sums, values.first, probabilities, 0);
+  multiply(sums, values.second, further(probabilities, 32), 1);
+  wgmma_commit();
 }
 
-// Issues O^T += V^T P^T over 32 tokens for a group of 64 channels, and does not wait.
-__device__ __forceinline__ void accumulate(float (&out)[32], const Values& values, u64 probabilities) {
-  wgmma_fence();
-  multiply(out, values, probabilities);
-  wgmma_commit();
+// Waits for a block's products and adds them up in float32: the tensor cores' own sums have too few bits for many blocks.
+__device__ __forceinline__ void add_products(float (&out)[32], float (&sums)[32]) {
+  wgmma_wait<0>();
+  pin(sums);
+#pragma unroll
+  for (int i = 0; i < 32; i++) out[i] += sums[i];
+  // Before the next products may write the sums.
+  pin(out);
 }
 
 __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int buffer) {
@@ -80,64 +93,40 @@ __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int
   }
 }
 
-// Loads the next operand, puts it in the place of the oldest of the four in flight once that has been read, and multiplies.
-template <int M>
-__device__ __forceinline__ void replace(float (&out)[4][32], Values (&values)[4], u32 tile, u64 probabilities, int group) {
-  Values pairs;
-  load_pairs<1, M>(pairs, tile, group);
-  wgmma_wait<3>();
-  separate(values[M], pairs);
-  accumulate(out[M], values[M], probabilities);
-}
-
-// Waits for the block's probabilities and issues its products. The operands of the first 32 tokens have been loaded. Leaves the
-// last four products in flight.
-__device__ __forceinline__ void add_block(float (&out)[4][32], Shared& shared, Values (&values)[4], const Ring& ring, int group) {
-  int buffer = ring.buffer();
-  u32 tile = shared_address(shared.tiles[ring.stage]);
-  u64 first = descriptor<2>(shared_address(shared.probabilities[buffer])), second = further(first, 32);
-  wait(&shared.probabilities_full[buffer], ring.buffer_phase());
-  rescale(shared, out, buffer);
-  pin_all(out);
-#pragma unroll
-  for (int m = 0; m < 4; m++) accumulate(out[m], values[m], first);
-  replace<0>(out, values, tile, second, group);
-  replace<1>(out, values, tile, second, group);
-  replace<2>(out, values, tile, second, group);
-  replace<3>(out, values, tile, second, group);
-}
-
-// Adds all blocks of a piece. Leaves the last block's probabilities to the caller to release.
+// Adds all blocks of a piece to `out`. While the products of 64 channels run, the operands of the next 64 are loaded.
 template <int CTAS>
 __device__ __forceinline__ void add_piece(float (&out)[4][32], Shared& shared, Ring& ring, int blocks, int group) {
-  Values values[4];
+  float sums[32];
+  Operands even, odd;
   u32 tile = arrived_tile(shared, ring);
-  load_values<0, 0>(values[0], tile, group);
-  load_values<0, 1>(values[1], tile, group);
-  load_values<0, 2>(values[2], tile, group);
-  load_values<0, 3>(values[3], tile, group);
+  even.load<0>(tile, group);
 #pragma unroll 1
-  for (int block = 0; block < blocks - 1; block++) {
-    add_block(out, shared, values, ring, group);
-    int stage = ring.stage, buffer = ring.buffer();
-    ring.next();
-    tile = arrived_tile(shared, ring);
-    wgmma_wait<3>();
-    load_values<0, 0>(values[0], tile, group);
-    wgmma_wait<2>();
-    load_values<0, 1>(values[1], tile, group);
-    wgmma_wait<1>();
-    load_values<0, 2>(values[2], tile, group);
-    wgmma_wait<0>();
-    pin_all(out);
+  for (int block = 0; block < blocks; block++) {
+    int buffer = ring.buffer(), stage = ring.stage;
+    u64 probabilities = descriptor<2>(shared_address(shared.probabilities[buffer]));
+    wait(&shared.probabilities_full[buffer], ring.buffer_phase());
+    rescale(shared, out, buffer);
+    multiply_block(sums, even, probabilities);
+    odd.load<1>(tile, group);
+    add_products(out[0], sums);
+    multiply_block(sums, odd, probabilities);
+    even.load<2>(tile, group);
+    add_products(out[1], sums);
+    multiply_block(sums, even, probabilities);
+    odd.load<3>(tile, group);
     release_tile<CTAS>(shared, stage);
-    release_probabilities(shared, buffer);
-    load_values<0, 3>(values[3], tile, group);
+    add_products(out[2], sums);
+    multiply_block(sums, odd, probabilities);
+    bool last = block + 1 == blocks;
+    if (!last) {
+      ring.next();
+      tile = arrived_tile(shared, ring);
+      even.load<0>(tile, group);
+    }
+    add_products(out[3], sums);
+    // The caller reads the last block's scales before it releases its buffer.
+    if (!last) release_probabilities(shared, buffer);
   }
-  add_block(out, shared, values, ring, group);
-  wgmma_wait<0>();
-  pin_all(out);
-  release_tile<CTAS>(shared, ring.stage);
 }
 
 // Stores O^T divided by the sum to [heads, 512] bf16. Only the first `rows` heads of the 64 exist. The thread has heads pair * 2
