@@ -19,20 +19,22 @@ struct Place {
   u32 rank;
 };
 
-// A block, and likewise the query: four chunks of 64 rows of 128 bytes, and one of 64 rows of 64 bytes, swizzled.
+// A block, and likewise the query: four chunks of 64 rows of 128 bytes, and one of 64 rows of 64 bytes, swizzled. A block's
+// probabilities take the place of that last one, its rope keys, once these have been scored.
+static_assert(TILE_BYTES - ROPE_OFFSET == HEADS * BLOCK, "probabilities fit where rope keys were");
 struct Shared {
   u8 query[TILE_BYTES];
   u8 tiles[STAGES][TILE_BYTES];
-  u8 probabilities[2][HEADS * BLOCK];
   // For each row: the factor by which earlier sums shrink, and at a piece's end kv_scale over the sum.
-  float alpha[2][HEADS];
-  float inverse[2][HEADS];
+  float alpha[STAGES][HEADS];
+  float inverse[STAGES][HEADS];
   // For each scoring warp: whether any of its factors is not one.
-  uint4 raised[2];
+  uint4 raised[STAGES];
   // Here rather than in registers, which are scarce.
   Place place;
-  u64 probabilities_full[2];
-  u64 probabilities_empty[2];
+  // For even and odd blocks: all scoring warps have read the rope keys.
+  u64 scored[2];
+  u64 probabilities_full[STAGES];
   u64 full[STAGES];
   u64 empty[STAGES];
 };
@@ -42,8 +44,6 @@ struct Ring {
   int count = 0, stage = 0;
   u32 phase = 0;
 
-  __device__ __forceinline__ int buffer() const { return count & 1; }
-  __device__ __forceinline__ u32 buffer_phase() const { return count / 2 & 1; }
   __device__ __forceinline__ void next() {
     count++;
     advance();

@@ -6,7 +6,8 @@
 // `combine` joins the pieces of split requests.
 //
 // Roles in a CTA: one warpgroup copies blocks. One computes scores (S = Q K^T, both operands from shared memory) and leaves
-// probabilities in e4m3 in shared memory. Two more accumulate 256 of the 512 value channels each, transposed: O^T = V^T P^T.
+// probabilities in e4m3 where the block's rope keys were. Two more accumulate 256 of the 512 value channels each, transposed:
+// O^T = V^T P^T, two blocks in the tensor cores' own sums, which have too few bits for more, and those in float32.
 // FP8 tensor cores want the summed dimension contiguous, and tokens of V are not. As the first operand, from registers, V^T
 // needs no second copy, only a transposing load and a byte permutation. The permutation fixes an order of tokens within 16, and
 // the scores' registers already have that order. All scores of a block are issued before the probabilities of the block before
@@ -15,7 +16,7 @@
 //
 // Bytes: 576 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile, which is 1,088
 // cycles a block. Shared memory is read and written by 172 KB a block and row tile, 1,376 cycles. Measured on an H200, with 64
-// requests: 2,150 cycles a block. That is the chain of the scoring warpgroup: 620 cycles until its products are issued, 310
+// requests, before sums were in float32, which adds 6%: 2,150 cycles a block. That is the chain of the scoring warpgroup: 620 cycles until its products are issued, 310
 // until they are done, 790 for the softmax, and 220 until the probabilities are published and the next block has arrived. The
 // value warpgroups wait 740 of them. `notes.md` has what was tried.
 
@@ -54,28 +55,25 @@ __device__ __forceinline__ void score_part(Shared& shared, const Arguments& give
 #pragma unroll 1
     for (int block = piece.first;; block++) {
       bool last = block + 1 == piece.last;
-      int buffer = ring.buffer();
-      // Wait until the probabilities of two blocks before have been read, while this block's products are in flight.
-      wait(&shared.probabilities_empty[buffer], ring.buffer_phase() ^ 1);
-      wgmma_wait<0>();
-      pin(scores);
-      to_probabilities(scores, state, shared, scale, left, buffer);
+      int stage = ring.stage;
+      await_scores(scores, shared, ring);
+      to_probabilities(scores, state, shared, scale, left, ring);
       ring.next();
       left -= BLOCK;
       if (last) {
         long long target = row_of(work, piece, place.query_index, place.first_head);
-        store_sums(shared, state, given.kv_scale, piece.whole() ? nullptr : work.log_sums + target, work.heads - place.first_head, buffer);
-        publish(shared, buffer);
+        store_sums(shared, state, given.kv_scale, piece.whole() ? nullptr : work.log_sums + target, work.heads - place.first_head, stage);
+        publish(shared, stage);
         break;
       }
       // If the next block is still on its way, publish first: the value warpgroups must not wait for it.
       bool ready = __all_sync(~0u, arrived(&shared.full[ring.stage], ring.phase));
       if (!ready) {
-        publish(shared, buffer);
+        publish(shared, stage);
         wait(&shared.full[ring.stage], ring.phase);
       }
       score(scores, shared, ring);
-      if (ready) publish(shared, buffer);
+      if (ready) publish(shared, stage);
     }
   }
 }
@@ -93,11 +91,11 @@ __device__ __forceinline__ void add_values_of_part(Shared& shared, const Argumen
     ring.advance();
     ring.advance();
     add_piece<CTAS>(out, shared, ring, work.pieces[index].last - work.pieces[index].first, group);
-    int buffer = ring.buffer();
     float2 inverse[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) inverse[i] = reinterpret_cast<const float2*>(shared.inverse[buffer])[i * 4 + threadIdx.x % 4];
-    release_probabilities(shared, buffer);
+    for (int i = 0; i < 8; i++) inverse[i] = reinterpret_cast<const float2*>(shared.inverse[ring.stage])[i * 4 + threadIdx.x % 4];
+    values_meet(group);
+    release_tile<CTAS>(shared, ring.stage);
     ring.next();
     // Read again, as registers are scarce.
     Piece piece = work.pieces[index];
@@ -109,11 +107,9 @@ __device__ __forceinline__ void add_values_of_part(Shared& shared, const Argumen
 template <int CTAS>
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   if (threadIdx.x) return;
-  for (int buffer = 0; buffer < 2; buffer++) {
-    init_barrier(&shared.probabilities_full[buffer], SCORE_THREADS / 32);
-    init_barrier(&shared.probabilities_empty[buffer], VALUE_THREADS / 32);
-  }
+  for (int parity = 0; parity < 2; parity++) init_barrier(&shared.scored[parity], SCORE_THREADS / 32);
   for (int stage = 0; stage < STAGES; stage++) {
+    init_barrier(&shared.probabilities_full[stage], SCORE_THREADS / 32);
     init_barrier(&shared.full[stage], 1);
     init_barrier(&shared.empty[stage], 2 * CTAS);
   }

@@ -65,6 +65,11 @@ __device__ __forceinline__ void take_query(float (&scale)[2], Shared& shared, Ri
     scale[1] = quantize_row(shared, stage, ring.stage, row + half * 8, row + half * 8 < heads) * factor;
   }
   fence_async_proxy();
+  // These stages get no probabilities, but their barriers go on with the ring.
+  if (threadIdx.x % 32 == 0) {
+    arrive(&shared.probabilities_full[stage]);
+    arrive(&shared.probabilities_full[ring.stage]);
+  }
   scorers_meet();
   // The value warpgroups, which release the other stages, do not read these.
   if (threadIdx.x % 128 < 2 * CTAS) {

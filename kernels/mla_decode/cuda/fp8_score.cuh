@@ -19,10 +19,17 @@ __device__ __forceinline__ bool arrived(u64* barrier, u32 parity) {
 }
 
 // Publishes the probabilities. One lane arrives for its warp: __syncwarp orders the other lanes' stores before it.
-__device__ __forceinline__ void publish(Shared& shared, int buffer) {
+__device__ __forceinline__ void publish(Shared& shared, int stage) {
   fence_async_proxy();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_full[buffer]);
+  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_full[stage]);
+}
+
+// Waits for a block's scores, and tells the other scoring warps that this one's products have read its keys.
+__device__ __forceinline__ void await_scores(float (&scores)[32], Shared& shared, const Ring& ring) {
+  wgmma_wait<0>();
+  pin(scores);
+  if (threadIdx.x % 32 == 0) arrive(&shared.scored[ring.count & 1]);
 }
 
 // Issues S = Q K^T for one block, and does not wait.
@@ -78,12 +85,14 @@ __device__ __forceinline__ void raise_reference(const float (&scores)[32], Softm
   }
 }
 
-__device__ __forceinline__ void store_probabilities(Shared& shared, const u32 (&packed)[8], int buffer) {
+// Stores them over the block's rope keys, once no warp's products read these.
+__device__ __forceinline__ void store_probabilities(Shared& shared, const u32 (&packed)[8], const Ring& ring) {
+  wait(&shared.scored[ring.count & 1], ring.count / 2 & 1);
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
 #pragma unroll
   for (int word = 0; word < 8; word++) {
     int head = row + word % 2 * 8;
-    u8* target = shared.probabilities[buffer] + head * 64 + (word / 2 ^ ((head >> 1) & 3)) * 16 + pair * 4;
+    u8* target = shared.tiles[ring.stage] + ROPE_OFFSET + head * 64 + (word / 2 ^ ((head >> 1) & 3)) * 16 + pair * 4;
     *reinterpret_cast<u32*>(target) = packed[word];
   }
 }
@@ -91,7 +100,7 @@ __device__ __forceinline__ void store_probabilities(Shared& shared, const u32 (&
 // Turns a block's scores, of which the first `tokens` count, into probabilities in shared memory. `tokens` may be negative: a
 // causal mask may hide more tokens than the block has.
 __device__ __forceinline__ void to_probabilities(
-    float (&scores)[32], Softmax& state, Shared& shared, const float (&scale)[2], int tokens, int buffer) {
+    float (&scores)[32], Softmax& state, Shared& shared, const float (&scale)[2], int tokens, const Ring& ring) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, pair = lane % 4;
   if (tokens < BLOCK) {
 #pragma unroll
@@ -108,18 +117,18 @@ __device__ __forceinline__ void to_probabilities(
     raise_reference(scores, state, scale);
     exponentiate(scores, state, scale, sum, packed);
     if (pair == 0) {
-      shared.alpha[buffer][warp * 16 + lane / 4] = state.alpha[0];
-      shared.alpha[buffer][warp * 16 + lane / 4 + 8] = state.alpha[1];
+      shared.alpha[ring.stage][warp * 16 + lane / 4] = state.alpha[0];
+      shared.alpha[ring.stage][warp * 16 + lane / 4 + 8] = state.alpha[1];
     }
   }
-  if (lane == 0) reinterpret_cast<u32*>(&shared.raised[buffer])[warp] = raised;
-  store_probabilities(shared, packed, buffer);
+  if (lane == 0) reinterpret_cast<u32*>(&shared.raised[ring.stage])[warp] = raised;
+  store_probabilities(shared, packed, ring);
 #pragma unroll
   for (int half = 0; half < 2; half++) state.total[half] = state.total[half] * state.alpha[half] + sum[half];
 }
 
 // After a piece's last block: stores what its sums are divided by and, if the request is split, their logarithms.
-__device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, float kv_scale, float* log_sums, int rows, int buffer) {
+__device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, float kv_scale, float* log_sums, int rows, int stage) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -129,7 +138,7 @@ __device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, float
     int own = row + half * 8;
     bool any = total > 0.0f;
     if (lane % 4) continue;
-    shared.inverse[buffer][own] = any ? __fdividef(kv_scale, total) : 0.0f;
+    shared.inverse[stage][own] = any ? __fdividef(kv_scale, total) : 0.0f;
     if (log_sums && own < rows) log_sums[own] = any ? state.reference[half] + __log2f(total) : LOWEST;
   }
 }

@@ -26,19 +26,12 @@ __device__ __forceinline__ void separate(Values& values, const Values& pairs) {
   values[3] = __byte_perm(pairs[2], pairs[3], 0x7531);
 }
 
-// A block's 64 tokens of V^T for 64 channels.
-struct Operands {
-  Values first, second;
-
-  template <int M>
-  __device__ __forceinline__ void load(u32 tile, int group) {
-    Values pairs[2];
-    load_pairs<0, M>(pairs[0], tile, group);
-    load_pairs<1, M>(pairs[1], tile, group);
-    separate(first, pairs[0]);
-    separate(second, pairs[1]);
-  }
-};
+template <int STEP, int M>
+__device__ __forceinline__ void load_values(Values& values, u32 tile, int group) {
+  Values pairs;
+  load_pairs<STEP, M>(pairs, tile, group);
+  separate(values, pairs);
+}
 
 __device__ __forceinline__ u32 arrived_tile(Shared& shared, const Ring& ring) {
   wait(&shared.full[ring.stage], ring.phase);
@@ -51,20 +44,18 @@ __device__ __forceinline__ void release_tile(Shared& shared, int stage) {
   if (threadIdx.x % 128 < CTAS) arrive_at(&shared.empty[stage], threadIdx.x % 128);
 }
 
-__device__ __forceinline__ void release_probabilities(Shared& shared, int buffer) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_empty[buffer]);
-}
+// All threads of this value warpgroup meet.
+__device__ __forceinline__ void values_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(4 + group) : "memory"); }
 
 // Issues V^T P^T over a block's tokens for 64 channels, and does not wait.
-__device__ __forceinline__ void multiply_block(float (&sums)[32], const Operands& values, u64 probabilities) {
+__device__ __forceinline__ void multiply_block(float (&sums)[32], const Values& first, const Values& second, u64 probabilities, int more) {
   wgmma_fence();
-  multiply(sums, values.first, probabilities, 0);
-  multiply(sums, values.second, further(probabilities, 32), 1);
+  multiply(sums, first, probabilities, more);
+  multiply(sums, second, further(probabilities, 32), 1);
   wgmma_commit();
 }
 
-// Waits for a block's products and adds them up in float32: the tensor cores' own sums have too few bits for many blocks.
+// Waits for products and adds them up in float32: the tensor cores' own sums have too few bits for many blocks.
 __device__ __forceinline__ void add_products(float (&out)[32], float (&sums)[32]) {
   wgmma_wait<0>();
   pin(sums);
@@ -74,10 +65,12 @@ __device__ __forceinline__ void add_products(float (&out)[32], float (&sums)[32]
   pin(out);
 }
 
-__device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int buffer) {
-  uint4 raised = shared.raised[buffer];
-  if (!(raised.x | raised.y | raised.z | raised.w)) return;
-  const float2* alphas = reinterpret_cast<const float2*>(shared.alpha[buffer]) + threadIdx.x % 4;
+__device__ __forceinline__ bool any(uint4 raised) { return raised.x | raised.y | raised.z | raised.w; }
+
+__device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int stage) {
+  uint4 raised = shared.raised[stage];
+  if (!any(raised)) return;
+  const float2* alphas = reinterpret_cast<const float2*>(shared.alpha[stage]) + threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     // Heads 16 * w to 16 * w + 15 are those of scoring warp w, which stores factors only if one is not one.
@@ -93,39 +86,79 @@ __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int
   }
 }
 
-// Adds all blocks of a piece to `out`. While the products of 64 channels run, the operands of the next 64 are loaded.
+__device__ __forceinline__ u64 arrived_probabilities(Shared& shared, const Ring& ring) {
+  wait(&shared.probabilities_full[ring.stage], ring.phase);
+  return descriptor<2>(shared_address(shared.tiles[ring.stage]) + ROPE_OFFSET);
+}
+
+// One or two blocks and their probabilities.
+struct Blocks {
+  u32 tile, next_tile;
+  u64 probabilities, next_probabilities;
+};
+
+// Adds the blocks for 64 channels, whose operands of the first block have been loaded. Loads those of the next 64 channels' first
+// block as soon as products have read theirs, and waits for all products.
+template <int M, bool TWO>
+__device__ __forceinline__ void add_channels(float (&out)[32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group) {
+  multiply_block(sums, values[0], values[1], blocks.probabilities, 0);
+  if (TWO) {
+    load_values<0, M>(values[2], blocks.next_tile, group);
+    load_values<1, M>(values[3], blocks.next_tile, group);
+    multiply_block(sums, values[2], values[3], blocks.next_probabilities, 1);
+    wgmma_wait<1>();
+  } else {
+    wgmma_wait<0>();
+  }
+  if (M < 3) {
+    load_values<0, M + 1>(values[0], blocks.tile, group);
+    load_values<1, M + 1>(values[1], blocks.tile, group);
+  }
+  add_products(out, sums);
+}
+
+template <bool TWO>
+__device__ __forceinline__ void add_blocks(float (&out)[4][32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group) {
+  add_channels<0, TWO>(out[0], sums, values, blocks, group);
+  add_channels<1, TWO>(out[1], sums, values, blocks, group);
+  add_channels<2, TWO>(out[2], sums, values, blocks, group);
+  add_channels<3, TWO>(out[3], sums, values, blocks, group);
+}
+
+// Adds all blocks of a piece to `out`, two at a time: that halves the additions in float32. A block whose probabilities have a
+// new reference begins a pair of its own. Leaves the last block's stage to the caller to release.
 template <int CTAS>
 __device__ __forceinline__ void add_piece(float (&out)[4][32], Shared& shared, Ring& ring, int blocks, int group) {
   float sums[32];
-  Operands even, odd;
-  u32 tile = arrived_tile(shared, ring);
-  even.load<0>(tile, group);
+  Values values[4];
 #pragma unroll 1
-  for (int block = 0; block < blocks; block++) {
-    int buffer = ring.buffer(), stage = ring.stage;
-    u64 probabilities = descriptor<2>(shared_address(shared.probabilities[buffer]));
-    wait(&shared.probabilities_full[buffer], ring.buffer_phase());
-    rescale(shared, out, buffer);
-    multiply_block(sums, even, probabilities);
-    odd.load<1>(tile, group);
-    add_products(out[0], sums);
-    multiply_block(sums, odd, probabilities);
-    even.load<2>(tile, group);
-    add_products(out[1], sums);
-    multiply_block(sums, even, probabilities);
-    odd.load<3>(tile, group);
-    release_tile<CTAS>(shared, stage);
-    add_products(out[2], sums);
-    multiply_block(sums, odd, probabilities);
-    bool last = block + 1 == blocks;
-    if (!last) {
-      ring.next();
-      tile = arrived_tile(shared, ring);
-      even.load<0>(tile, group);
+  for (int left = blocks;;) {
+    Blocks unit;
+    int first = ring.stage;
+    unit.tile = arrived_tile(shared, ring);
+    load_values<0, 0>(values[0], unit.tile, group);
+    load_values<1, 0>(values[1], unit.tile, group);
+    unit.probabilities = arrived_probabilities(shared, ring);
+    rescale(shared, out, first);
+    bool two = false;
+    if (left > 1) {
+      Ring next = ring;
+      next.next();
+      unit.next_probabilities = arrived_probabilities(shared, next);
+      unit.next_tile = shared_address(shared.tiles[next.stage]);
+      two = !any(shared.raised[next.stage]);
+      if (two) ring = next;
     }
-    add_products(out[3], sums);
-    // The caller reads the last block's scales before it releases its buffer.
-    if (!last) release_probabilities(shared, buffer);
+    if (two) {
+      add_blocks<true>(out, sums, values, unit, group);
+      release_tile<CTAS>(shared, first);
+    } else {
+      add_blocks<false>(out, sums, values, unit, group);
+    }
+    left -= two ? 2 : 1;
+    if (!left) break;
+    release_tile<CTAS>(shared, ring.stage);
+    ring.next();
   }
 }
 
