@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.balance.config import BalanceConfig
+from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from mesh.config import Config
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -153,6 +154,7 @@ class EngineConfig(Config):
     parallel: ParallelConfig = ParallelConfig()
     balance: BalanceConfig = BalanceConfig()
     """Which rank holds which routed experts."""
+    offload: OffloadConfig = OffloadConfig()
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
     sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
@@ -170,6 +172,15 @@ class EngineConfig(Config):
             raise ValueError("engine.model_dir is required for backend 'model'")
         if self.backend == "oracle" and self.drafts.acceptance == "relaxed":
             raise ValueError("engine.drafts.acceptance=relaxed needs a model: the oracle's tokens must be exact")
+        return self
+
+    @model_validator(mode="after")
+    def _experts_in_host_memory_stay_where_they_are(self) -> Self:
+        if self.offload.layers != 0 and self.balance.interval_steps is not None:
+            raise ValueError(
+                "engine.offload.layers does not go with engine.balance.interval_steps: experts in host memory do not"
+                " move between ranks, leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

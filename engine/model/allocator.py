@@ -14,6 +14,7 @@ from engine.model.expert_slots import ExpertSlots
 from engine.model.formats.choice import Formats
 from engine.model.formats.interface import Experts, ExpertShape, Linear
 from engine.model.formats.plain import PlainFormat
+from engine.model.offload.experts import OffloadedLayers
 from engine.model.quantization import LinearKind
 from engine.model.side_stream import SideStream
 from engine.model.tensor_group import TensorGroup
@@ -25,6 +26,7 @@ class Allocator:
     Attributes:
         group: the ranks that compute the same tokens, each with its share of the model; all layers have it.
         expert_group: the ranks that hold the routed experts together; all mixtures have it.
+        offloaded: the layers whose experts lie in host memory, None if there are none.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Allocator:
         self.device = device
         self.formats = formats
         self._draft_formats = draft_formats or formats
-        exchange = exchange or Alone()
+        self._exchange = exchange = exchange or Alone()
         self.group = TensorGroup(exchange)
         self.expert_group = ExpertGroup(exchange)
         self._placements = placements
+        self.offloaded: OffloadedLayers | None = None
         # All layers share it.
         self.side_stream = SideStream(device)
 
@@ -59,6 +62,20 @@ class Allocator:
         other.formats = self._draft_formats
         return other
 
+    def with_offloaded(self, layers: Sequence[int], slots: int) -> "Allocator":
+        """The same with these layers' experts in host memory, and slots for so many of them on the device."""
+        other = copy(self)
+        other.offloaded = OffloadedLayers(layers, slots, self.device)
+        return other
+
+    def without_memory(self) -> "Allocator":
+        """The same for a model that only says how large it is."""
+        other = copy(self)
+        other.device = torch.device("meta")
+        # Of its own: no other rank makes this model.
+        other.expert_group = ExpertGroup(self._exchange)
+        return other
+
     def linear(self, kind: LinearKind, inputs: int, parts: Sequence[int]) -> Linear:
         """parts: rows of the published matrices that the layer's weight joins."""
         wanted = self.formats.linear[kind]
@@ -69,9 +86,14 @@ class Allocator:
         """None if the layer's experts lie in order and stay there."""
         if layer not in self._placements:
             return None
-        return ExpertSlots(self._placements[layer], self.expert_group.share.index, self.device)
+        # Its tables are small, and filled at once.
+        device = torch.device("cpu") if self.device.type == "meta" else self.device
+        return ExpertSlots(self._placements[layer], self.expert_group.share.index, device)
 
-    def experts(self, shape: ExpertShape) -> Experts:
+    def experts(self, shape: ExpertShape, layer: int | None = None) -> Experts:
+        """layer: that computes them, if it is one of the model's."""
         wanted = self.formats.experts
         form = wanted if wanted.takes_experts(shape) else PlainFormat()
+        if layer is not None and self.offloaded is not None and layer in self.offloaded:
+            return self.offloaded.experts(layer, form, shape, self.dtype)
         return form.experts(shape, self)

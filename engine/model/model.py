@@ -15,6 +15,7 @@ from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.turns import Turns, take_turns
+from engine.offload.ring import Ring
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
@@ -38,6 +39,8 @@ class Model:
         self.embedding = allocate(own_tokens, config.hidden_size)
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
         self._counts = any(True for _ in self._balanced())
+        # None if no experts lie in host memory.
+        self.offloaded = allocate.offloaded
         self.norm = allocate(config.hidden_size)
         self.head = allocate(own_tokens, config.hidden_size)
         self.mtp = [
@@ -114,13 +117,19 @@ class Model:
         self, parts: Sequence[ForwardContext], on_layers: OnLayers | None
     ) -> list[tuple[Delta, torch.Tensor]]:
         """By part, all layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
-        several = len(parts) > 1
+        several, ring = len(parts) > 1, None if self.offloaded is None else self.offloaded.ring
+        passed = on_layers if ring is None else _telling(ring, on_layers)
         turns = [
             # The last part is behind the others in every layer.
-            self._part(replace(part, takes_turns=several), on_layers if part is parts[-1] else None)
+            self._part(replace(part, takes_turns=several), passed if part is parts[-1] else None)
             for part in parts
         ]
-        return take_turns(turns)
+        if ring is None:
+            return take_turns(turns)
+        ring.begin()
+        computed = take_turns(turns)
+        ring.end()
+        return computed
 
     def _part(self, context: ForwardContext, on_layers: OnLayers | None) -> Turns[tuple[Delta, torch.Tensor]]:
         if self._counts:
@@ -146,6 +155,17 @@ class Model:
         foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
         known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
         return self.group.sum(known.masked_fill(foreign.unsqueeze(1), 0))
+
+
+def _telling(ring: Ring, on_layers: OnLayers | None) -> OnLayers:
+    """Called when n layers are computed, by all parts of the step."""
+
+    def passed(count: int) -> None:
+        ring.passed(count - 1)
+        if on_layers is not None:
+            on_layers(count)
+
+    return passed
 
 
 def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:

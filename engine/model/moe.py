@@ -69,7 +69,8 @@ class MixtureOfExperts:
                 elsewhere=slots - group.share.size(slots),
                 width_share=group.width_share,
                 published=None if self.slots is None else self.slots.held,
-            )
+            ),
+            index,
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
         self._side_stream = allocate.side_stream

@@ -230,10 +230,10 @@ class ModelBackend:
 
 
 def _make_balancer(model: Model, exchange: Exchange | None, config: BalanceConfig) -> Balancer | None:
-    layers = model.balanced_layers()
-    if exchange is None or not layers or config.interval_steps is None:
+    if exchange is None or config.interval_steps is None:
         return None
-    return Balancer(layers, exchange, config)
+    layers = model.balanced_layers()
+    return Balancer(layers, exchange, config) if layers else None
 
 
 def _relaxes(config: EngineConfig) -> bool:

@@ -23,6 +23,7 @@ from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
 from engine.weights.checkpoint import load_weights
 from engine.weights.nvfp4 import nvfp4_layers
+from engine.weights.offloading import Offloading
 from engine.weights.random_weights import fill_randomly
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
@@ -45,18 +46,21 @@ def load_model(
     fp8_queries: bool = False,
     exchange: Exchange | None = None,
     balance: BalanceConfig | None = None,
+    offloading: Offloading | None = None,
 ) -> Model:
     """Read a checkpoint into a new model of `dtype`, with as many of its modules that draft as `drafts` may need.
 
     fp8_queries: multiply queries' projections in FP8 that are published plain, if weights are kept quantized.
-    exchange: with the worker's other ranks, of whose model this is a share. Raises CheckpointError, and ConfigError if
-    the ranks cannot divide it.
+    exchange: with the worker's other ranks, of whose model this is a share; offloading: which experts lie in host
+    memory, by default none. Raises CheckpointError, and ConfigError if the ranks cannot divide it or memory cannot hold
+    it.
     """
     config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
         _check_draft_module(config, shards)
         config = settle(config, shards)
-        model = Model(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance))
+        allocate = make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance)
+        model = _make(config, allocate, offloading)
         parameters = list(model.parameters())
         # The ranks of a worker read shares of one size at one time: the first speaks for all.
         quiet = exchange is not None and exchange.place.rank > 0
@@ -76,11 +80,12 @@ def random_model(
     fp8_queries: bool = False,
     exchange: Exchange | None = None,
     balance: BalanceConfig | None = None,
+    offloading: Offloading | None = None,
 ) -> Model:
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
     config = _with_drafts(read_model_config(model_dir), drafts)
-    model = Model(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance))
-    fill_randomly(model.parameters())
+    model = _make(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance), offloading)
+    fill_randomly(model.parameters(), device)
     model.finish()
     return model
 
@@ -131,6 +136,10 @@ def make_allocator(
         placements = _of_first_rank(own, exchange)
     formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
     return Allocator(dtype, device, formats, exchange, of_drafts, placements)
+
+
+def _make(config: ModelConfig, allocate: Allocator, offloading: Offloading | None) -> Model:
+    return Model(config, allocate if offloading is None else offloading.offloaded(config, allocate))
 
 
 def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int, Placement]:

@@ -19,20 +19,20 @@ INTEGER_RMS = 4.18
 LARGEST_INPUT = 8.0
 
 
-def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
-    """Fill what `Model.parameters` lists so that activations keep their magnitude from layer to layer.
+def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: int = 0) -> None:
+    """Fill what `Model.parameters` lists so that activations keep their magnitude from layer to layer. device: where
+    numbers are drawn, also those that go to host memory.
 
     Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; quantized ones are random bytes.
     """
-    generators: dict[torch.device, torch.Generator] = {}
+    generator = torch.Generator(device).manual_seed(seed)
     listed = list(parameters)
     integers = {parameter.name for parameter in listed if parameter.place.dtype == torch.int8}
     code_inputs = {each.name: 2 * each.shape[-1] for each in listed if each.place.dtype == torch.uint8}
     for parameter in listed:
-        name, place, inputs = parameter.name, parameter.place, parameter.shape[-1]
-        if place.device not in generators:
-            generators[place.device] = torch.Generator(place.device).manual_seed(seed)
-        generator = generators[place.device]
+        name, inputs = parameter.name, parameter.shape[-1]
+        elsewhere = parameter.place.device.type != device.type
+        place = torch.empty_like(parameter.place, device=device) if elsewhere else parameter.place
         if place.dtype == torch.float8_e4m3fn:
             raw = place.view(torch.uint8)
             raw.random_(0, 256, generator=generator).bitwise_and_(BELOW_TWO)
@@ -53,6 +53,8 @@ def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
             place.fill_(1.0 if name.endswith(("norm.weight", PRE_SCALE)) else 0.0)
         else:
             place.normal_(0.0, inputs**-0.5, generator=generator)
+        if elsewhere:
+            parameter.place.copy_(place)
 
 
 def _fill_integers(place: torch.Tensor, generator: torch.Generator) -> None:

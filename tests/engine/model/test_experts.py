@@ -55,7 +55,7 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
     # Few tokens and many: both layouts of FP8 experts.
     config, dtype = config_with(shared, "float8" if fp8 else "float32"), torch.bfloat16 if fp8 else torch.float32
     joined, apart = (mixture_of(config, dtype, shared_apart=each) for each in (False, True))
-    fill_randomly(joined.parameters("mlp"))
+    fill_randomly(joined.parameters("mlp"), CPU)
     fill(apart.parameters("mlp"), joined.parameters("mlp"))
     plain = torch.randn(tokens, config.hidden_size).to(dtype)
     hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
@@ -68,7 +68,7 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
 def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config, device = config_with(1, "float8"), torch.device("cuda")
     mixture = mixture_of(config, torch.bfloat16, shared_apart=True, device=device)
-    fill_randomly(mixture.parameters("mlp"))
+    fill_randomly(mixture.parameters("mlp"), device)
     plain = torch.empty(tokens, config.hidden_size, dtype=torch.bfloat16, device=device)
     workspace = make_workspace(device)
 

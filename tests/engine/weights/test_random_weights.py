@@ -48,7 +48,7 @@ def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> No
     config = read_model_config(write_config(tmp_path))
     projection = make_allocator(config, torch.bfloat16, cpu, "quantized").linear(LinearKind.OUTPUT, 256, (256,))
     assert projection.input_form is InputForm.FP8_GROUPS
-    fill_randomly(projection.parameters("projection"))
+    fill_randomly(projection.parameters("projection"), cpu)
     out = projection.forward(quantize(torch.randn(64, 256)), make_workspace(cpu))
     assert 0.8 < float(out.float().std()) < 1.25
 
@@ -62,6 +62,6 @@ def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
 
 def test_no_random_integer_is_one_that_quantizers_do_not_write() -> None:
     place = torch.empty(128, 64, dtype=torch.int8)
-    fill_randomly([whole("experts.0.up_proj.weight", place)])
+    fill_randomly([whole("experts.0.up_proj.weight", place)], torch.device("cpu"))
     nibbles = torch.cat([place & 15, (place >> 4) & 15]).unique()
     assert nibbles.tolist() == [nibble for nibble in range(16) if nibble != 8]

@@ -1,0 +1,1 @@
+"""Layers whose experts lie in host memory."""

@@ -1,0 +1,34 @@
+"""Host memory from which a GPU copies by itself."""
+
+import mmap
+
+import torch
+
+from mesh.errors import EngineFailed
+
+
+class HostPages:
+    """Page-locked if a GPU is to copy from it. Torch's own such memory comes in powers of two: half as much again.
+
+    Attributes:
+        tensor: [bytes] uint8.
+    """
+
+    def __init__(self, size_bytes: int, *, page_locked: bool) -> None:
+        self._locked = False
+        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Locked page by page, small ones take minutes for a model.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        self.tensor = torch.frombuffer(pages, dtype=torch.uint8)
+        if page_locked:
+            status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size_bytes, 0)
+            if int(status):
+                raise EngineFailed(
+                    f"CUDA cannot page-lock {size_bytes / 1e9:.1f} GB of host memory for engine.offload ({status}):"
+                    " lower engine.offload.layers, or give the worker more memory"
+                )
+            self._locked = True
+
+    def __del__(self) -> None:
+        if self._locked:
+            torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())

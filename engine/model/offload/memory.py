@@ -1,0 +1,56 @@
+"""Where offloaded layers' experts lie: all of them in host memory, those in use in slots on the device."""
+
+import torch
+
+from engine.model.offload.host_pages import HostPages
+
+
+class SlotMemory:
+    """engine.offload.ring.Copies. On a CPU slots are host memory too, and copies are done at once."""
+
+    def __init__(self, device: torch.device, slots: int) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pages: dict[int, HostPages] = {}
+        self._slots: list[torch.Tensor | None] = [None] * slots
+        self._copied: list[torch.cuda.Event | None] = [None] * slots
+
+    def make_host(self, layer: int, size_bytes: int) -> torch.Tensor:
+        """The layer's part of host memory: [bytes] uint8."""
+        self._pages[layer] = HostPages(size_bytes, page_locked=self._stream is not None)
+        return self._pages[layer].tensor
+
+    def slot(self, number: int, size_bytes: int) -> torch.Tensor:
+        """[bytes] uint8, the same for all layers that share the slot: their experts are as large."""
+        memory = self._slots[number]
+        if memory is None:
+            memory = self._slots[number] = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        assert len(memory) == size_bytes
+        return memory
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all layers together."""
+        return sum(len(pages.tensor) for pages in self._pages.values())
+
+    def start(self, layer: int, slot: int) -> None:
+        memory = self._slots[slot]
+        assert memory is not None
+        if self._stream is None:
+            memory.copy_(self._pages[layer].tensor)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            memory.copy_(self._pages[layer].tensor, non_blocking=True)
+        self._copied[slot] = self._stream.record_event()
+
+    def wait(self, slot: int) -> None:
+        copied = self._copied[slot]
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+
+    def keep(self, layer: int, slot: int) -> None:
+        """Bring what the slot has to host memory, once, after loading; the host waits."""
+        memory = self._slots[slot]
+        assert memory is not None
+        self._pages[layer].tensor.copy_(memory)

@@ -1,0 +1,171 @@
+"""Experts in host memory, on a CPU: there copies are done where they are queued. So one that is queued before its slot
+is free, or only after its layer is computed, gives other tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.rank.model import EXPERTS, SHAPES
+from engine.config import DraftsConfig, EngineConfig
+from engine.exchange.alone import Alone
+from engine.model import moe
+from engine.model.config import parse_model_config
+from engine.offload.config import OffloadConfig
+from engine.parallel.config import ParallelConfig
+from engine.parallel.layout import Layout, Place
+from engine.weights import offloading as module
+from engine.weights.loading import KeptWeights, load_model, make_allocator, random_model
+from engine.weights.offloading import Offloading
+from mesh.errors import ConfigError
+from tests.support.checkpoints import generate, model_backend, random_prompt, tiny_checkpoint
+from tests.support.engines import submit_of
+from tests.support.int4 import WIDE, int4_checkpoint
+from tests.support.layouts import run_layout
+from tests.support.nvfp4 import nvfp4_checkpoint
+
+CPU = torch.device("cpu")
+LAYERS = 7
+BLOCKS = [5, 6, 2, 9, 1]
+
+
+def fp8_checkpoint(directory: Path) -> Path:
+    return tiny_checkpoint(directory, dtype="float8", num_hidden_layers=LAYERS, **WIDE)
+
+
+# With the dtype that they are computed in, and whether they keep their weights as these are published.
+CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, str]]] = {
+    "float32": (lambda path: tiny_checkpoint(path, num_hidden_layers=LAYERS), {}),
+    "bfloat16": (lambda path: tiny_checkpoint(path, num_hidden_layers=LAYERS), {"dtype": "bfloat16"}),
+    "FP8": (fp8_checkpoint, {"dtype": "bfloat16", "weights": "quantized"}),
+    "FP8, dequantized": (fp8_checkpoint, {}),
+    "INT4": (
+        lambda path: int4_checkpoint(path, static=True, pre_scaled=True, num_hidden_layers=LAYERS),
+        {"dtype": "bfloat16", "weights": "quantized"},
+    ),
+    "INT4, scales of each row": (
+        lambda path: int4_checkpoint(path, pre_scaled=True, num_hidden_layers=LAYERS),
+        {"dtype": "bfloat16", "weights": "quantized"},
+    ),
+    "NVFP4": (
+        lambda path: nvfp4_checkpoint(path, num_hidden_layers=LAYERS),
+        {"dtype": "bfloat16", "weights": "quantized"},
+    ),
+}
+
+
+def offloading(layers: Any, slots: int = 2) -> Offloading:
+    return Offloading(layers, slots, None, 4, 0.25, None, 64, 0, 1.0, 1)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_experts_in_host_memory_change_no_token(tmp_path: Path, name: str) -> None:
+    make, settings = CHECKPOINTS[name]
+    directory, prompt = make(tmp_path), random_prompt(80)
+    expected = generate(model_backend(directory, **settings), prompt, 8, BLOCKS)
+    for layers, slots in ((2, 1), (3, 2), (6, 2), (6, 5)):
+        backend = model_backend(directory, offload=OffloadConfig(layers=layers, slots=slots), **settings)
+        assert generate(backend, prompt, 8, BLOCKS) == expected
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_hidden_layers=5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [8192, 16])
+@pytest.mark.parametrize(
+    "parallel",
+    [ParallelConfig(), ParallelConfig(dp=2, ep=2, two_batch="on"), ParallelConfig(tp=2, ep=1, two_batch="on")],
+    ids=["alone", "dp 2", "tp 2"],
+)
+def test_ranks_with_drafts_and_two_micro_batches_get_the_same_tokens(
+    checkpoint: Path, parallel: ParallelConfig, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts compute few tokens at once, or all."""
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", chunk_tokens)
+    submits = [
+        submit_of(key, random_prompt(length, seed=length), 10, ignore_eos=True)
+        for key, length in enumerate((1, 63, 65, 130))
+    ]
+
+    def tokens(offload: OffloadConfig) -> dict[int, list[int]]:
+        config = EngineConfig(
+            model_dir=checkpoint,
+            device="cpu",
+            parallel=parallel,
+            drafts=DraftsConfig(next_n=2),
+            offload=offload,
+            max_step_tokens=96,
+            max_requests=8,
+            total_blocks=64,
+            threads=1,
+        )
+        return run_layout(config, submits).token_ids
+
+    expected = tokens(OffloadConfig())
+    assert tokens(OffloadConfig(layers=4)) == tokens(OffloadConfig(layers=2, slots=1)) == expected
+
+
+@pytest.mark.parametrize("weights", ["dequantized", "quantized"])
+def test_random_experts_are_the_same_in_host_memory(tmp_path: Path, weights: KeptWeights) -> None:
+    directory = fp8_checkpoint(tmp_path)
+    on_device, offloaded = (
+        random_model(directory, torch.bfloat16, CPU, weights, offloading=offloading(layers)) for layers in (0, 4)
+    )
+    for one, other in zip(on_device.parameters(), offloaded.parameters(), strict=True):
+        assert one.name == other.name
+        assert torch.equal(one.place.contiguous().view(torch.uint8), other.place.contiguous().view(torch.uint8))
+
+
+def test_layers_share_slots_and_have_host_memory_of_their_own(checkpoint: Path) -> None:
+    model = load_model(checkpoint, torch.float32, CPU, offloading=offloading(4))
+    assert model.offloaded is not None and model.offloaded.ring.layers == (1, 2, 3, 4)
+    config = model.config
+    experts = (config.n_routed_experts + config.n_shared_experts) * 3 * config.hidden_size
+    assert model.offloaded.memory.host_bytes == 4 * experts * config.moe_intermediate_size * 4
+    places = [
+        parameter.place.data_ptr()
+        for parameter in model.parameters()
+        if parameter.name.endswith("experts.0.gate_proj.weight")
+    ]
+    assert len(set(places)) == 4 + config.draft_layers
+
+
+def test_on_a_cpu_auto_offloads_nothing(checkpoint: Path) -> None:
+    assert load_model(checkpoint, torch.float32, CPU, offloading=offloading("auto")).offloaded is None
+
+
+def test_more_layers_than_have_experts_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.offload\.layers=5: the model has 4 layers with experts$"):
+        load_model(checkpoint, torch.float32, CPU, offloading=offloading(5))
+
+
+@pytest.mark.parametrize(
+    ("experts", "ranks", "layers"), [("w4a8", 1, 41), ("w4a8", 2, 22), ("w4a8", 4, 0), ("fp8", 4, 21), ("fp8", 8, 0)]
+)
+def test_auto_makes_deepseek_r1_fit_fewer_gpus(
+    monkeypatch: pytest.MonkeyPatch, experts: str, ranks: int, layers: int
+) -> None:
+    config = parse_model_config({**SHAPES["r1"], "quantization_config": EXPERTS[experts]})
+    exchange = Alone()
+    exchange.place = Place(Layout(dp=ranks, ep=ranks))
+    allocate = make_allocator(config, torch.bfloat16, CPU, "quantized", exchange).without_memory()
+    monkeypatch.setattr(module, "free_bytes", lambda device, share: 141 * 10**9)
+    monkeypatch.setattr(module, "virtual_memory", lambda: SimpleNamespace(available=10**12))
+    auto = replace(offloading("auto"), kv_item_bytes=1, kv_fraction=0.95, kv_tokens=32768, step_tokens=16384)
+    offloaded = auto.offloaded(config, allocate).offloaded
+    assert (0 if offloaded is None else len(offloaded.ring.layers)) == layers
+
+
+def test_experts_that_host_memory_cannot_hold_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "virtual_memory", lambda: SimpleNamespace(available=10**5))
+    with pytest.raises(
+        ConfigError, match=r"layers=4 takes 0\.0 GB of host memory for the host's 1 ranks, and 0\.0 GB are free"
+    ):
+        load_model(checkpoint, torch.float32, CPU, offloading=offloading(4))
