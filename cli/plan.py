@@ -21,6 +21,9 @@ def plan(
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
     tpot_ms: Annotated[float | None, typer.Option(min=0.1, help="No more requests than keep this.")] = None,
     kv: Annotated[str, typer.Option(help="bf16 or fp8.")] = "bf16",
+    offload: Annotated[
+        int, typer.Option(min=0, metavar="LAYERS", help="Layers whose experts lie in host memory, for prompts.")
+    ] = 0,
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the cost file of one GPU, for simulate.")
     ] = None,
@@ -37,7 +40,7 @@ def plan(
 
     if kv not in ("bf16", "fp8"):
         raise typer.BadParameter("expected bf16 or fp8", param_hint="--kv")
-    asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2)
+    asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2, offload)
     found = make_plan(read_model_config(model), asked)
     Console(width=140).print(_table(asked, found))
     if costs is not None:
@@ -51,6 +54,9 @@ def _table(asked: "Asked", found: "Plan") -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     weights = f"{found.weights_bytes / GB:.1f} GB a GPU, {found.experts_bytes / GB:.1f} of them experts"
     table.add_row("weights", weights)
+    if asked.offloaded:
+        host = f"{found.host_bytes / GB:.1f} GB a GPU, of {asked.offloaded} layers, copied in every step"
+        table.add_row("experts in host memory", host)
     if not found.fits:
         table.add_row("fits", f"no: {_why_not(asked, found)}")
         return table
@@ -68,7 +74,13 @@ def _table(asked: "Asked", found: "Plan") -> Table:
 
 def _why_not(asked: "Asked", found: "Plan") -> str:
     if found.free_bytes <= 0:
-        return f"a GPU lacks {-found.free_bytes / GB:.1f} GB for weights and work: take more GPUs"
+        return f"a GPU lacks {-found.free_bytes / GB:.1f} GB for weights and work: {_remedy(asked, found)}"
     if asked.tpot_ms is not None and found.kv_tokens >= asked.prompt_tokens + asked.output_tokens:
         return f"not even one request keeps {asked.tpot_ms:g} ms a token"
-    return f"{found.kv_tokens:,} tokens of KV on a GPU are less than one request: take more GPUs"
+    return f"{found.kv_tokens:,} tokens of KV on a GPU are less than one request: {_remedy(asked, found)}"
+
+
+def _remedy(asked: "Asked", found: "Plan") -> str:
+    if found.offload_needed is None or found.offload_needed <= asked.offloaded:
+        return "take more GPUs"
+    return f"take more GPUs, or for prompts --offload {found.offload_needed}"

@@ -15,15 +15,29 @@ ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: IN
 class Weights:
     """Of one of `gpus` GPUs, which share the routed experts; all else is on each of them."""
 
-    experts: float
+    # Of one layer, and on how many layers there are any.
+    layer_experts: float
+    expert_layers: int
     rest: float
+    # Layers whose experts lie in host memory, and how many of these the GPU has room for at a time.
+    offloaded: int = 0
+    slots: int = 0
+
+    @property
+    def experts(self) -> float:
+        return (self.expert_layers - self.offloaded + self.slots) * self.layer_experts
 
     @property
     def total(self) -> float:
         return self.experts + self.rest
 
+    @property
+    def host(self) -> float:
+        """In host memory, all of which a step copies to the GPU."""
+        return self.offloaded * self.layer_experts
 
-def weights_of(config: ModelConfig, gpus: int) -> Weights:
+
+def weights_of(config: ModelConfig, gpus: int, offloaded: int = 0, slots: int = 0) -> Weights:
     layers, hidden = config.num_hidden_layers, config.hidden_size
     dense = sum(config.is_dense(layer) for layer in range(layers))
     linear = ITEM_BYTES[config.quantization.linear_of(LinearKind.INPUT)]
@@ -37,7 +51,7 @@ def weights_of(config: ModelConfig, gpus: int) -> Weights:
         + (layers - dense) * (shared + gate)
         + 2 * config.vocab_size * hidden * BF16
     )
-    return Weights((layers - dense) * expert * config.n_routed_experts / gpus, rest)
+    return Weights(expert * config.n_routed_experts / gpus, layers - dense, rest, offloaded, slots)
 
 
 def kv_bytes_a_token(config: ModelConfig, item_bytes: int) -> int:

@@ -1,7 +1,8 @@
 """Fits or not, tokens of KV, requests, and the predicted time per token and requests a minute.
 
 A step is predicted as its floor (bytes and FLOPs at the rates that the card keeps up) times what a measured engine took
-beyond its own floor with as many requests. For the layout that was measured that is the measurement itself.
+beyond its own floor with as many requests. For the layout that was measured that is the measurement itself. No step is
+shorter than the copy of the experts that lie in host memory.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ import msgspec
 from bench.rank.ceilings import Ceilings
 from bench.rank.floor import decode_floor, decode_operations
 from bench.rank.model import SHAPES
-from bench.sizing.memory import kv_bytes_a_token, weights_of
+from bench.sizing.memory import Weights, kv_bytes_a_token, weights_of
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
+from engine.offload.choice import MemoryNeed, fewest_layers
+from engine.offload.config import OffloadConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostFile
 from mesh.errors import ConfigError
@@ -27,23 +30,30 @@ MEASURED_SHAPE = "r1-ep8-rank"
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 # What the engine leaves of the memory, and what activations and graphs of steps of 16,384 tokens take.
 POOL_SHARE = 0.95
+STEP_TOKENS = 16384
 WORK_BYTES = 8e9
+SLOTS = OffloadConfig().slots
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`ceilings` are the rates that the card keeps up, measured by bench.rank (docs/performance.md)."""
+    """`ceilings` are the rates that the card keeps up, measured by bench.rank (docs/performance.md); link_rate: bytes a
+    second that come from host memory.
+    """
 
     memory_bytes: float
     ceilings: Ceilings
+    link_rate: float
 
 
-GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": Gpu(149.2e9, Ceilings(4.24e12, 692e12, 1288e12))})
+GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": Gpu(149.2e9, Ceilings(4.24e12, 692e12, 1288e12), 55e9)})
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to plan for; `kv_item_bytes` is 2 for bf16 and 1 for FP8."""
+    """What to plan for; `kv_item_bytes` is 2 for bf16 and 1 for FP8, `offloaded` the layers whose experts lie in host
+    memory.
+    """
 
     gpu: str
     gpus: int
@@ -51,6 +61,7 @@ class Asked:
     output_tokens: int
     tpot_ms: float | None = None
     kv_item_bytes: int = 2
+    offloaded: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,10 @@ class Plan:
 
     weights_bytes: float
     experts_bytes: float
+    # Of experts in host memory.
+    host_bytes: float
+    # With how many layers' experts in host memory weights and one request fit; None if they never do.
+    offload_needed: int | None
     # For KV; negative is what a GPU lacks.
     free_bytes: float
     kv_token_bytes: int
@@ -81,13 +96,20 @@ class Plan:
 
 
 def plan(config: ModelConfig, asked: Asked) -> Plan:
-    """Raises ConfigError for a GPU that is not known, or experts that cannot be shared evenly."""
+    """Raises ConfigError for a GPU that is not known, experts that cannot be shared evenly, or a number of layers that
+    cannot be offloaded.
+    """
     gpu = GPUS.get(asked.gpu)
     if gpu is None:
         raise ConfigError(f"--gpu {asked.gpu}: nobody has measured it, known are {', '.join(GPUS)}")
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
-    weights = weights_of(config, asked.gpus)
+    weights = _weights(config, asked)
+    if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:
+        raise ConfigError(
+            f"--offload {asked.offloaded}: expected {SLOTS + 1} to {weights.expert_layers} layers, of which the GPU has"
+            f" room for {SLOTS} at a time, or 0"
+        )
     free_bytes = gpu.memory_bytes - weights.total - WORK_BYTES
     free_bytes *= POOL_SHARE if free_bytes > 0 else 1
     token_bytes = kv_bytes_a_token(config, asked.kv_item_bytes)
@@ -105,6 +127,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     return Plan(
         weights_bytes=weights.total,
         experts_bytes=weights.experts,
+        host_bytes=weights.host,
+        offload_needed=_offload_needed(config, asked, gpu, each_blocks * BLOCK_TOKENS * token_bytes),
         free_bytes=free_bytes,
         kv_token_bytes=token_bytes,
         kv_tokens=blocks * BLOCK_TOKENS,
@@ -126,24 +150,45 @@ def predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu) -> CostFile:
     ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
     theirs = _measured_config(config.quantization.experts)
     measured_item_bytes = 1 if measured.format.endswith("fp8 KV") else 2
+    copy_seconds = _weights(config, asked).host / gpu.link_rate
     steps = []
     for requests in GRID:
         beyond = measured.costs.decode_ms(requests) / _floor_ms(
             theirs, requests, int(measured.costs.decode_context_tokens), measured_item_bytes, gpu
         )
-        steps.append((float(requests), beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)))
-    work = _flops(theirs) / _flops(ours)
+        own_ms = beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)
+        steps.append((float(requests), max(own_ms, 1000 * copy_seconds)))
+    prefill_rate = measured.costs.prefill_tokens_per_second * _flops(theirs) / _flops(ours)
     costs = msgspec.structs.replace(
         measured.costs,
         decode_steps=tuple(steps),
         decode_context_tokens=float(context),
-        prefill_tokens_per_second=measured.costs.prefill_tokens_per_second * work,
+        prefill_tokens_per_second=min(prefill_rate, STEP_TOKENS / copy_seconds) if copy_seconds else prefill_rate,
         prefill_pairs_ms=measured.costs.prefill_pairs_ms
         * (config.num_hidden_layers * config.num_attention_heads)
         / (theirs.num_hidden_layers * theirs.num_attention_heads),
     )
     layout = f"experts over {asked.gpus} GPUs, all else on each"
     return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
+
+
+def _weights(config: ModelConfig, asked: Asked) -> Weights:
+    return weights_of(config, asked.gpus, asked.offloaded, SLOTS if asked.offloaded else 0)
+
+
+def _offload_needed(config: ModelConfig, asked: Asked, gpu: Gpu, request_bytes: int) -> int | None:
+    weights = weights_of(config, asked.gpus)
+    need = MemoryNeed(
+        weights=int(weights.total),
+        layer_experts=int(weights.layer_experts),
+        work=int(WORK_BYTES),
+        kv=int(request_bytes / POOL_SHARE),
+        free=int(gpu.memory_bytes),
+    )
+    try:
+        return fewest_layers(need, SLOTS, weights.expert_layers)
+    except ConfigError:
+        return None
 
 
 def shipped_costs(name: str) -> CostFile:

@@ -50,7 +50,34 @@ def test_rates_add_up() -> None:
     assert 1 / found.both_per_minute == pytest.approx(1 / found.decode_per_minute + 1 / found.prefill_per_minute)
 
 
-@pytest.mark.parametrize(("change", "told"), [({"gpu": "b200"}, "nobody has measured"), ({"gpus": 3}, "evenly")])
+def test_experts_in_host_memory_make_r1_fit_four_cards_without_slower_prompts() -> None:
+    lacking = plan(R1, replace(EIGHT, gpus=4))
+    assert lacking.offload_needed is not None
+    found = plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed))
+    assert found.fits and found.host_bytes == pytest.approx(lacking.offload_needed * 256 / 4 * 3 * 7168 * 2048)
+    assert not plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed - 1)).fits
+    eight = plan(R1, EIGHT)
+    assert found.prefill_per_minute == pytest.approx(eight.prefill_per_minute / 2, rel=1e-3)
+    # A step that decodes waits for the copy.
+    assert found.tpot_ms == pytest.approx(found.host_bytes / 55e9 * 1000)
+
+
+def test_prompts_are_slower_if_the_copy_takes_longer_than_their_steps() -> None:
+    whole, offloaded = plan(R1, EIGHT), plan(R1, replace(EIGHT, offloaded=58))
+    copy = offloaded.host_bytes / 55e9
+    assert offloaded.costs.costs.prefill_tokens_per_second == pytest.approx(16384 / copy)
+    assert offloaded.prefill_per_minute < whole.prefill_per_minute / 1.1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"gpu": "b200"}, "nobody has measured"),
+        ({"gpus": 3}, "evenly"),
+        ({"offloaded": 2}, "expected 3 to 58 layers"),
+        ({"offloaded": 59}, "expected 3 to 58 layers"),
+    ],
+)
 def test_what_cannot_be_planned_is_one_sentence(change: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         plan(R1, replace(EIGHT, **change))  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ def asked_for(layout: str) -> Asked:
     """What a row's first cell says: "8, FP8, 32,000 in" or "8, INT4 experts, FP8 KV, at most 50 ms"."""
     prompt = re.search(r"([\d,]+) in", layout)
     limit = re.search(r"at most (\d+) ms", layout)
+    offloaded = re.search(r"(\d+) layers in host memory", layout)
     return Asked(
         "h200",
         int(layout.split(",")[0]),
@@ -29,11 +30,12 @@ def asked_for(layout: str) -> Asked:
         1000,
         float(limit[1]) if limit else None,
         1 if "FP8 KV" in layout else 2,
+        int(offloaded[1]) if offloaded else 0,
     )
 
 
 def test_the_page_has_rows() -> None:
-    assert len(ROWS) == 7
+    assert len(ROWS) == 10
 
 
 @pytest.mark.parametrize(("layout", "figures"), ROWS)
