@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import DraftsConfig, EngineConfig
+from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Submit
 from mesh.domain.sampling import Sampling
@@ -100,9 +101,17 @@ async def test_two_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout
     assert again == expected_tokens(checkpoint, followed[2:4], first=2)
 
 
-@pytest.mark.parametrize("settings", [{"decode_graphs": "off"}, {"drafts": DraftsConfig(next_n=2)}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decode_graphs": "off"},
+        {"drafts": DraftsConfig(next_n=2)},
+        {"drafts": DraftsConfig(next_n=2), "offload": OffloadConfig(layers=2, slots=1)},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
-async def test_drafts_and_steps_that_are_not_captured_change_no_token(
+async def test_drafts_experts_in_host_memory_and_steps_that_are_not_captured_change_no_token(
     checkpoint: Path, layout: tuple[int, int, int], settings: dict[str, Any]
 ) -> None:
     async with running_group(config_of(checkpoint, *layout, **settings)) as (group, transcript):
