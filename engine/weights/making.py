@@ -6,7 +6,7 @@ from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import Exchange
 from engine.model.model import Model
 from engine.weights.loading import load_model, random_model
-from engine.weights.offloading import offloading_of
+from engine.weights.offloading import Offloading
 
 
 def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
@@ -24,5 +24,5 @@ def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None)
         fp8_queries=config.query_weights == "fp8",
         exchange=exchange,
         balance=config.balance,
-        offloading=offloading_of(resolved),
+        offloading=Offloading(resolved),
     )

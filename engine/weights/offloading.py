@@ -1,8 +1,6 @@
 """Which layers of a model are made with their experts in host memory."""
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from psutil import virtual_memory
@@ -10,6 +8,7 @@ from psutil import virtual_memory
 from engine.config import ResolvedEngineConfig
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
+from engine.model.expert_group import ExpertGroup
 from engine.model.model import Model
 from engine.model.moe import CHUNK_TOKENS, MixtureOfExperts
 from engine.model.parameters import NamedParameters
@@ -25,96 +24,79 @@ FIXED_WORK_BYTES = 1 << 30
 HIDDEN_STATES = 8
 
 
-@dataclass(frozen=True)
 class Offloading:
-    """What is known before the model is.
+    """What a configuration asks for, before there is a model."""
 
-    Attributes:
-        kv_tokens: for which "auto" leaves room, with item_bytes a number; fraction: of what is left that KV gets.
-    """
+    def __init__(self, resolved: ResolvedEngineConfig) -> None:
+        self._resolved = resolved
+        self._config = resolved.config
+        self._asked = resolved.config.offload
 
-    layers: int | Literal["auto"]
-    slots: int
-    kv_tokens: int | None
-    kv_item_bytes: int
-    kv_fraction: float
-    context_tokens: int | None
-    step_tokens: int
-    transfer_bytes: int
-    memory_share: float
-    ranks_a_host: int
-
-    def offloaded(self, config: ModelConfig, allocate: Allocator) -> Allocator:
+    def offloaded(self, model: ModelConfig, allocate: Allocator) -> Allocator:
         """`allocate`, made to offload. All ranks of a worker call it at once, and come to the same layers.
 
         Raises ConfigError if there are fewer layers with experts, or too little memory.
         """
-        with_experts = [index for index in range(config.num_hidden_layers) if not config.is_dense(index)]
-        if self.layers == 0 or not with_experts:
-            return allocate
-        weights, layer_experts = _sizes(config, allocate, with_experts[0])
-        layers = self.layers
-        if layers == "auto":
-            layers = self._fewest(config, allocate, weights, layer_experts, len(with_experts))
-        if layers > len(with_experts):
+        with_experts = [index for index in range(model.num_hidden_layers) if not model.is_dense(index)]
+        layers = self._asked.layers
+        if layers != "auto" and layers > len(with_experts):
             raise ConfigError(f"engine.offload.layers={layers}: the model has {len(with_experts)} layers with experts")
-        if not layers:
+        if layers == 0 or not with_experts:
             return allocate
-        self._check_host(layers, layer_experts)
+        weights, layer_experts = _sizes(model, allocate, with_experts[0])
+        if layers == "auto":
+            layers = self._fewest(model, allocate, weights, layer_experts, len(with_experts))
+        if layers == 0:
+            return allocate
+        self._check_host(allocate.expert_group, layers * layer_experts)
         _log.info(
             "experts lie in host memory",
             extra={"fields": {
                 "layers": layers,
                 "of": len(with_experts),
                 "host_gb": round(layers * layer_experts / GB, 1),
-                "saved_gb": round((layers - self.slots) * layer_experts / GB, 1),
+                "saved_gb": round((layers - self._asked.slots) * layer_experts / GB, 1),
             }},
         )  # fmt: skip
-        return allocate.with_offloaded(spread(with_experts, layers), self.slots)
+        return allocate.with_offloaded(spread(with_experts, layers), self._asked.slots)
 
-    def _fewest(self, config: ModelConfig, allocate: Allocator, weights: int, layer_experts: int, most: int) -> int:
+    def _fewest(self, model: ModelConfig, allocate: Allocator, weights: int, layer_experts: int, most: int) -> int:
         if allocate.device.type == "cpu":
             _log.info("engine.offload.layers=auto: on a CPU weights lie in host memory anyway")
             return 0
-        longest = min(self.context_tokens or config.max_position_embeddings, config.max_position_embeddings)
-        tokens = self.kv_tokens or max(longest, 2 * self.step_tokens)
-        token_bytes = config.kv_layers * config.latent_dim * self.kv_item_bytes
+        work = work_bytes(model, self._config.max_step_tokens, allocate.dtype.itemsize)
         need = MemoryNeed(
             weights=weights,
             layer_experts=layer_experts,
-            work=work_bytes(config, self.step_tokens, allocate.dtype.itemsize) + self.transfer_bytes,
-            kv=int(tokens * token_bytes / self.kv_fraction),
-            free=free_bytes(allocate.device, self.memory_share),
+            work=work + transfer_bytes(self._config.transfer),
+            kv=self._least_kv_bytes(model),
+            # What the rank has that has least, so that all come to the same.
+            free=allocate.expert_group.least(free_bytes(allocate.device, self._config.memory_share)),
         )
-        layers = int(allocate.expert_group.largest(fewest_layers(need, self.slots, most)))
+        layers = fewest_layers(need, self._asked.slots, most)
         fields = {f"{name}_gb": round(getattr(need, name) / GB, 1) for name in ("weights", "work", "kv", "free")}
         _log.info("engine.offload.layers=auto", extra={"fields": {"layers": layers, **fields}})
         return layers
 
-    def _check_host(self, layers: int, layer_experts: int) -> None:
-        """Ranks that load at once may not have taken theirs yet."""
-        wanted, there = layers * layer_experts * self.ranks_a_host, virtual_memory().available
-        if wanted > there:
+    def _least_kv_bytes(self, model: ModelConfig) -> int:
+        config = self._config
+        longest = min(config.context_tokens or model.max_position_embeddings, model.max_position_embeddings)
+        tokens = self._asked.kv_tokens or max(longest, 2 * config.max_step_tokens)
+        if config.parallel.context_parallel_tokens is not None:
+            # Room for a prompt of another rank.
+            tokens += longest
+        item_bytes: int = getattr(torch, self._resolved.kv_dtype).itemsize
+        token_bytes = model.kv_layers * model.latent_dim * item_bytes
+        return int(tokens * token_bytes / self._resolved.kv_memory_fraction)
+
+    def _check_host(self, group: ExpertGroup, rank_bytes: int) -> None:
+        """Before any rank has taken its part."""
+        ranks, there = self._config.parallel.ranks_a_host, group.least(virtual_memory().available)
+        if ranks * rank_bytes > there:
             raise ConfigError(
-                f"engine.offload.layers={layers} takes {wanted / GB:.1f} GB of host memory for the host's"
-                f" {self.ranks_a_host} ranks, and {there / GB:.1f} GB are free: lower it, or give the host more"
+                f"engine.offload takes {ranks * rank_bytes / GB:.1f} GB of host memory for the host's {ranks} ranks,"
+                f" and {there / GB:.1f} GB are free: lower engine.offload.layers, or give the host more"
             )
-
-
-def offloading_of(resolved: ResolvedEngineConfig) -> Offloading:
-    config = resolved.config
-    return Offloading(
-        layers=config.offload.layers,
-        slots=config.offload.slots,
-        kv_tokens=config.offload.kv_tokens,
-        kv_item_bytes=getattr(torch, resolved.kv_dtype).itemsize,
-        kv_fraction=resolved.kv_memory_fraction,
-        context_tokens=config.context_tokens,
-        step_tokens=config.max_step_tokens,
-        transfer_bytes=transfer_bytes(config.transfer),
-        memory_share=config.memory_share,
-        ranks_a_host=config.parallel.ranks_a_host,
-    )
 
 
 def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int) -> int:

