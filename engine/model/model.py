@@ -119,10 +119,11 @@ class Model:
         """By part, all layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
         several, ring = len(parts) > 1, None if self.offloaded is None else self.offloaded.ring
         passed = on_layers if ring is None else _telling(ring, on_layers)
+        done = [0] * len(parts)
         turns = [
             # The last part is behind the others in every layer.
-            self._part(replace(part, takes_turns=several), passed if part is parts[-1] else None)
-            for part in parts
+            self._part(replace(part, takes_turns=several), done, index, passed if part is parts[-1] else None)
+            for index, part in enumerate(parts)
         ]
         if ring is None:
             return take_turns(turns)
@@ -131,7 +132,10 @@ class Model:
         ring.end()
         return computed
 
-    def _part(self, context: ForwardContext, on_layers: OnLayers | None) -> Turns[tuple[Delta, torch.Tensor]]:
+    def _part(
+        self, context: ForwardContext, done: list[int], index: int, on_layers: OnLayers | None
+    ) -> Turns[tuple[Delta, torch.Tensor]]:
+        """done: by part, how many layers it has computed; index: of this part."""
         if self._counts:
             padding = (context.kv_pool.shape[1] - 1) * BLOCK_TOKENS
             context = replace(context, counted=self.group.own((context.slots < padding).long().unsqueeze(1)).squeeze(1))
@@ -139,6 +143,11 @@ class Model:
         residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
         for count, layer in enumerate(self.layers, start=1):
             delta = yield from layer.forward(delta, residual, context)
+            done[index] = count
+            while index and done[index - 1] < count:
+                # The part before takes more turns, one for each chunk of its experts. Its keys of the next layer come
+                # first: tokens of this part may attend to them.
+                yield
             if on_layers is not None:
                 on_layers(count)
         return delta, residual

@@ -107,6 +107,31 @@ def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
     assert torch.equal(torch.as_tensor(halved), torch.as_tensor(whole)) and torch.as_tensor(whole).sum() > 0
 
 
+def test_a_half_with_fewer_chunks_of_experts_waits_for_the_keys_of_the_half_before(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 65 tokens the first half has 33, in two chunks, and the second 32, in one, which attend to the first."""
+
+    def compute(peers: Peers) -> tuple[torch.Tensor, torch.Tensor]:
+        model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers))
+        state = make_state(model.config, CPU, blocks=4, positions=150, rows=2, kv_dtype=torch.float32)
+        rows = [Row(TOKENS[:65], 0, [0, 1], GREEDY)]
+        logits = []
+        for two_batch in (NEVER, ALWAYS):
+            # Keys of the last step must not stand in for those that are missing.
+            state.kv_pool.zero_()
+            parts = MicroBatches(two_batch, lambda tokens: tokens).of(rows, shape_of(rows))
+            with torch.inference_mode():
+                logits.append(
+                    model.forward(*(build_context(model.config, each.rows, state, each.size) for each in parts))
+                )
+        return logits[0], logits[1]
+
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", 64)
+    for one, two in on_each_rank(Layout(dp=2, ep=2), compute, 60.0):
+        assert relative_error(two, one) < 1e-5
+
+
 def test_computations_go_on_in_turns_until_each_has_ended() -> None:
     seen: list[str] = []
 
