@@ -38,7 +38,7 @@ SLOTS = OffloadConfig().slots
 @dataclass(frozen=True)
 class Gpu:
     """`ceilings` are the rates that the card keeps up, measured by bench.rank (docs/performance.md); link_rate: bytes a
-    second that come from host memory.
+    second that come from host memory, measured by bench.rank.offload.
     """
 
     memory_bytes: float
