@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from decode_svc.requests import Request, submit_of
 from decode_svc.session import Session
-from engine.protocol.messages import Submit
+from engine.protocol.messages import FirstToken, Output, Submit
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Census
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -20,7 +20,7 @@ from mesh.tracing import TraceContext
 
 
 class Ranks(Protocol):
-    """Where requests run. `submit` and `cancel` raise EngineFailed if a rank has gone."""
+    """Where requests run. What sends raises EngineFailed if a rank has gone."""
 
     def new_key(
         self,
@@ -35,6 +35,8 @@ class Ranks(Protocol):
     def submit(self, submit: Submit) -> None: ...
 
     def cancel(self, key: int) -> None: ...
+
+    def first_token(self, first: FirstToken) -> None: ...
 
 
 class RemotePrompts(Protocol):
@@ -109,6 +111,15 @@ class LiveRequests:
     def prompt_computed(self, request: Request) -> None:
         """The request's first token has come."""
         self.queued_prefill_tokens -= request.own_prefill_tokens
+
+    def go_on(self, first: Output) -> None:
+        """Have the rank go on behind a first token that a prefill worker drew, or forget the request if it ends so."""
+        # If the rank has gone, every request ends with that error anyway.
+        with suppress(EngineFailed):
+            if first.finish is None:
+                self._ranks.first_token(FirstToken(first.key, first.token_ids[0], first.drafts_end))
+            else:
+                self._ranks.cancel(first.key)
 
     def cancel(self, request: Request) -> None:
         """Have the rank end it. A request that no rank has (any more) is left alone: the messages crossed."""

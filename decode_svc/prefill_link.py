@@ -11,7 +11,7 @@ import grpc
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
-from engine.protocol.messages import FirstToken, LandingOpened
+from engine.protocol.messages import LandingOpened, Output
 from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
@@ -63,10 +63,10 @@ class PrefillLink:
 
     async def call(
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
-    ) -> AsyncGenerator[FirstToken, None]:
+    ) -> AsyncGenerator[Output, None]:
         """See `decode_svc.prefills.PrefillCalls`."""
         await self._registered.check(target)
-        request = wire.prefill_request(submission, opened)
+        request, position = wire.prefill_request(submission, opened), len(submission.request.token_ids)
         with self._channel(target.endpoint) as channel:
             # The caller enforces the landing's deadline; this timeout tells the prefill worker of it.
             seconds = opened.ticket.deadline_ms / 1000
@@ -78,7 +78,7 @@ class PrefillLink:
                     if response is None:
                         raise InvalidRequest("it sent a malformed message")
                     if response.HasField("first_token"):
-                        yield wire.first_token(opened.key, response.first_token)
+                        yield wire.first_output(opened.key, position, response.first_token)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error) from error
             finally:

@@ -3,27 +3,21 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode_svc.requests import prefill_lost
-from engine.protocol.messages import FirstToken, LandingOpened
+from decode_svc.requests import finish_with, prefill_lost
+from engine.protocol.messages import LandingOpened, Output, Ready
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.targets import WorkerTarget
-from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
+from mesh.errors import InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
 from mesh.observe import request_id, span
 from mesh.tracing import TraceContext, trace_context
 
 _log = logging.getLogger("deepmesh.decode")
-
-
-class LandingRank(Protocol):
-    """The rank that receives the KV. Raises EngineFailed if it has gone."""
-
-    def first_token(self, first: FirstToken) -> None: ...
 
 
 @dataclass(slots=True)
@@ -39,10 +33,10 @@ class _RemotePrompt:
 class PrefillCalls(Protocol):
     """Calls to prefill workers."""
 
-    def call(
-        self, target: WorkerTarget, submission: Submission, opened: LandingOpened
-    ) -> AsyncGenerator[FirstToken, None]:
+    def call(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> AsyncGenerator[Output, None]:
         """Have the prompt computed and its KV pushed into the landing; ends when all of it was pushed.
+
+        Brings the first token as soon as it is drawn: as the rank would report it, but for the end of the request.
 
         Raises MeshError if the worker refuses or is lost. Closing the generator cancels the call.
         """
@@ -56,21 +50,23 @@ class PrefillCalls(Protocol):
 class Prefills:
     """Keeps one call for each landing.
 
-    `on_lost` gets the rank's key of a request whose prompt does not come, unless its KV has landed already, and why:
-    PrefillLost if another prefill worker may do better, a plain MeshError if the call failed through a mistake of this
-    service.
+    `on_first_token` gets a request's first token while its KV is still on the way. `on_lost` gets the rank's key of a
+    request whose prompt does not come, unless its KV has landed already, and why: PrefillLost if another prefill worker
+    may do better, a plain MeshError if the call failed through a mistake of this service.
     """
 
     def __init__(
         self,
-        rank: LandingRank,
         calls: PrefillCalls,
-        vocabulary_size: int,
+        ready: Ready,
+        on_first_token: Callable[[Output], None],
         on_lost: Callable[[int, MeshError], None],
     ) -> None:
-        self._rank = rank
-        self._vocabulary_size = vocabulary_size
+        """ready: what the rank that receives the KV said of itself."""
+        self._vocabulary_size = ready.vocabulary_size
+        self._eos_token_ids = ready.eos_token_ids
         self._calls = calls
+        self._on_first_token = on_first_token
         self._on_lost = on_lost
         # By the rank's key of the request.
         self._prompts: dict[int, _RemotePrompt] = {}
@@ -151,29 +147,29 @@ class Prefills:
             return prefill_lost(target, error.message)
         return None
 
-    async def _relay(self, first_tokens: AsyncGenerator[FirstToken, None], submission: Submission) -> None:
-        """Give the rank the one first token that the prefill worker sends. Raises MeshError."""
-        resumes = False
+    async def _relay(self, first_tokens: AsyncGenerator[Output, None], submission: Submission) -> None:
+        """Pass on the one first token that the prefill worker sends. Raises MeshError."""
+        drawn = False
         async for first in first_tokens:
-            if resumes:
+            if drawn:
                 raise InvalidRequest("it sent a second first token")
             self._check(first, submission)
-            resumes = True
-            # If the rank has gone, every request ends with that error anyway.
-            with suppress(EngineFailed):
-                self._rank.first_token(first)
-        if not resumes:
+            drawn = True
+            first.finish = finish_with(first.token_ids[0], submission.request.stop, self._eos_token_ids)
+            self._on_first_token(first)
+        if not drawn:
             raise InvalidRequest("it ended without a first token")
 
-    def _check(self, first: FirstToken, submission: Submission) -> None:
+    def _check(self, first: Output, submission: Submission) -> None:
         """Raises InvalidRequest for a first token that this prompt cannot have: rank or gateway would fail on it."""
-        if first.token_id >= self._vocabulary_size:
-            raise InvalidRequest(f"it sent token {first.token_id}, and the vocabulary has {self._vocabulary_size}")
-        if first.cached_tokens > len(submission.request.token_ids):
+        (token_id,) = first.token_ids
+        if token_id >= self._vocabulary_size:
+            raise InvalidRequest(f"it sent token {token_id}, and the vocabulary has {self._vocabulary_size}")
+        if (first.cached_tokens or 0) > len(submission.request.token_ids):
             raise InvalidRequest(f"it found {first.cached_tokens} tokens cached of {len(submission.request.token_ids)}")
         top_logprobs = submission.request.sampling.top_logprobs
         asked = None if top_logprobs is None else min(top_logprobs, self._vocabulary_size)
-        given = None if first.logprobs is None else len(first.logprobs.top_token_ids)
+        given = None if first.logprobs is None else len(first.logprobs[0].top_token_ids)
         if given != asked:
             raise InvalidRequest("it sent a first token with other log probabilities than were asked for")
         if not _fits(first.prompt_logprobs, submission.request):

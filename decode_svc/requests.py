@@ -8,6 +8,7 @@ from typing import NamedTuple
 from engine.protocol.messages import Output, Submit
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import Submission
+from mesh.domain.sampling import StopConditions
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError, PrefillLost, rebuild
@@ -148,6 +149,16 @@ def make_request(submission: Submission) -> Request:
         prefill=submission.prefill,
         token_weight=weight,
     )
+
+
+def finish_with(first_token_id: int, stop: StopConditions, eos_token_ids: frozenset[int]) -> FinishReason | None:
+    """How a request ends with a first token that a prefill worker drew; None if it goes on.
+
+    eos_token_ids: the model's own. Later tokens are judged by the rank that draws them (`engine.outputs`).
+    """
+    if first_token_id in stop.ends(eos_token_ids):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if stop.max_tokens == 1 else None
 
 
 def prefill_lost(target: WorkerTarget, message: str) -> PrefillLost:

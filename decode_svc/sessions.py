@@ -189,6 +189,14 @@ class Sessions:
         for session in touched.values():
             session.wake()
 
+    def on_first_token(self, first: Output) -> None:
+        """A prefill worker drew a request's first token: it goes out while the KV is still on the way."""
+        live = self._live.get(first.key)
+        if live is not None:
+            self._live.go_on(first)
+            self._keep(live, first)
+            live.session.wake()
+
     def lose_prompt(self, key: int, error: MeshError) -> None:
         """The call to the prefill worker failed. A request that is past its first token has its KV, and goes on."""
         live = self._live.get(key)

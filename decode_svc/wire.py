@@ -5,7 +5,7 @@ from deepmesh.internal.v1 import decode_pb2, prefill_pb2
 from decode_svc.requests import OutputSlice
 from decode_svc.session import Frame
 from decode_svc.stream_logs import StreamLog
-from engine.protocol.messages import FirstToken, LandingOpened
+from engine.protocol.messages import LandingOpened, Output
 from mesh.domain import wire
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import Submission
@@ -81,11 +81,12 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
     )
 
 
-def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
-    return FirstToken(
+def first_output(key: int, position: int, first: prefill_pb2.PrefillFirstToken) -> Output:
+    return Output(
         key=key,
-        token_id=first.token_id,
-        logprobs=wire.logprobs(first.logprobs) if first.HasField("logprobs") else None,
+        first_position=position,
+        token_ids=[first.token_id],
+        logprobs=[wire.logprobs(first.logprobs)] if first.HasField("logprobs") else None,
         cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
         store_cached_tokens=first.store_cached_tokens,
         prompt_logprobs=wire.prompt_logprobs(first.prompt_logprobs) if first.HasField("prompt_logprobs") else None,

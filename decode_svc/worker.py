@@ -1,7 +1,7 @@
 """The worker: its ranks, the sessions of its gateways, and admission between them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from decode_svc.admission import QueueLimits, admit, check
@@ -9,7 +9,7 @@ from decode_svc.config import DecodeConfig
 from decode_svc.prefills import PrefillCalls, Prefills
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
-from engine.protocol.messages import LandingOpened, StepResult, TransferNews
+from engine.protocol.messages import LandingOpened, Output, StepResult, TransferNews
 from mesh import metrics
 from mesh.channel import Channels
 from mesh.domain.requests import Submission
@@ -35,7 +35,7 @@ class DecodeWorker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
-        self.prefills = Prefills(host.ranks, prefill_calls, host.ready.vocabulary_size, self._lose_prompt)
+        self.prefills = Prefills(prefill_calls, host.ready, self._on_first_token, self._lose_prompt)
         self.sessions = Sessions(host.ranks, self.prefills, clock, config.grace_seconds, log_seconds=config.log_seconds)
         self.grace_seconds = config.grace_seconds
         self._limits = QueueLimits(**config.queue.model_dump())
@@ -96,8 +96,7 @@ class DecodeWorker:
 
     def on_step(self, result: StepResult) -> None:
         self.sessions.on_step(result)
-        metrics.DECODE_OUTPUT_TOKENS.inc(sum(len(output.token_ids) for output in result.outputs))
-        metrics.DECODE_CACHED_TOKENS.inc(sum(output.cached_tokens or 0 for output in result.outputs))
+        _count(result.outputs)
 
     def on_news(self, news: TransferNews) -> None:
         if isinstance(news, LandingOpened):
@@ -111,5 +110,14 @@ class DecodeWorker:
         metrics.DECODE_UNACKNOWLEDGED.set(sessions.kept_requests - sessions.live_requests)
         metrics.DECODE_GATEWAYS.set(sessions.attached_gateways)
 
+    def _on_first_token(self, first: Output) -> None:
+        self.sessions.on_first_token(first)
+        _count([first])
+
     def _lose_prompt(self, key: int, error: MeshError) -> None:
         self.sessions.lose_prompt(key, error)
+
+
+def _count(outputs: Sequence[Output]) -> None:
+    metrics.DECODE_OUTPUT_TOKENS.inc(sum(len(output.token_ids) for output in outputs))
+    metrics.DECODE_CACHED_TOKENS.inc(sum(output.cached_tokens or 0 for output in outputs))

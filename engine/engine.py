@@ -127,26 +127,22 @@ class Engine:
         self._close(request)
 
     def first_token(self, message: FirstToken) -> None:
-        """The prefill worker drew a request's first token. The request goes on here once its KV has landed too."""
+        """The prefill worker drew a request's first token, which is not its last and which the service has passed on.
+
+        The request goes on here once its KV has landed too.
+        """
         request = self.transfers.awaiting_first_token(message.key)
         if request is None:
             return
-        request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
+        self._blocked = False
         if message.drafts_end is not None:
             request.progress.lack_drafts(message.drafts_end)
-        if request.prompt_scores is not None and message.prompt_logprobs is not None:
-            request.prompt_scores.add(0, message.prompt_logprobs)
-        output = next_output(
-            request, Sample([message.token_id], None if message.logprobs is None else [message.logprobs])
-        )
-        request.progress.received(output.token_ids)
+        # They came with the token.
+        request.prompt_scores = None
+        request.progress.received([message.token_id])
         if request.masks is not None:
-            request.masks.follow(output.token_ids)
-        self._report.outputs.append(output)
-        if output.finish is None:
-            self.transfers.on_first_token(request)
-        else:
-            self._close(request)
+            request.masks.follow([message.token_id])
+        self.transfers.on_first_token(request)
 
     def poll_transfers(self) -> None:
         """Note what the transfer agent reports. Call it when the agent wakes the rank, and between steps."""

@@ -68,7 +68,6 @@ def make_request(
     engine does, where a request says so.
     """
     request, stop = submit.request, submit.request.stop
-    eos = frozenset() if stop.ignore_eos else eos_token_ids
     progress = Progress(request.token_ids, drafting.rewind)
     wanted = request.sampling.drafts
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
@@ -80,7 +79,7 @@ def make_request(
         progress=progress,
         prompt_tokens=len(request.token_ids),
         limit=len(request.token_ids) + stop.max_tokens,
-        stop_token_ids=eos.union(stop.token_ids),
+        stop_token_ids=stop.ends(eos_token_ids),
         sampling=request.sampling,
         most_drafts=0 if wanted == DraftUse.OFF else drafting.most,
         phase=ThinkingPhase(drafting.think_tokens) if drafting.think_tokens and wanted == DraftUse.RELAXED else None,

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.protocol.messages import FirstToken, Output, PushTarget, Submit
+from engine.protocol.messages import Output, PushTarget, Submit
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
@@ -29,7 +29,8 @@ class Prompt:
         return Submit(key, self.request, push=PushTarget(self.ticket, self.held_blocks), fetch=self.store)
 
 
-Event = FirstToken | PushEnded
+# An output brings the first token.
+Event = Output | PushEnded
 
 
 class Job:
@@ -66,7 +67,7 @@ class Job:
             self.fail(rebuild(output.refusal.reason, output.refusal.message))
         elif output.token_ids and not self.has_first_token:
             self.has_first_token = True
-            self._emit(_first_token(output))
+            self._emit(output)
             self._end_if_pushed()
         elif output.finish is FinishReason.CANCELLED:
             self.fail(PushFailed("the prompt was cancelled"))
@@ -91,15 +92,3 @@ class Job:
     def _emit(self, event: Event | MeshError) -> None:
         if not self._ended:
             self._events.put_nowait(event)
-
-
-def _first_token(output: Output) -> FirstToken:
-    return FirstToken(
-        key=output.key,
-        token_id=output.token_ids[0],
-        logprobs=output.logprobs[0] if output.logprobs else None,
-        cached_tokens=output.cached_tokens or 0,
-        store_cached_tokens=output.store_cached_tokens or 0,
-        prompt_logprobs=output.prompt_logprobs,
-        drafts_end=output.drafts_end,
-    )

@@ -2,7 +2,7 @@
 
 from deepmesh.internal.v1 import prefill_pb2
 
-from engine.protocol.messages import FirstToken
+from engine.protocol.messages import Output
 from mesh.domain import wire
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import StopConditions
@@ -38,19 +38,19 @@ def accepted(predicted_seconds: float) -> prefill_pb2.PrefillResponse:
 
 
 def response(event: Event) -> prefill_pb2.PrefillResponse:
-    if isinstance(event, FirstToken):
+    if isinstance(event, Output):
         return prefill_pb2.PrefillResponse(first_token=_first_token(event))
     done = prefill_pb2.PrefillDone(pushed_bytes=event.size_bytes, transport=event.transport)
     return prefill_pb2.PrefillResponse(done=done)
 
 
-def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
-    scores = event.prompt_logprobs
+def _first_token(output: Output) -> prefill_pb2.PrefillFirstToken:
+    scores, stored = output.prompt_logprobs, output.store_cached_tokens or 0
     return prefill_pb2.PrefillFirstToken(
-        token_id=event.token_id,
-        logprobs=None if event.logprobs is None else wire.logprobs_message(event.logprobs),
-        worker_cached_tokens=event.cached_tokens - event.store_cached_tokens,
-        store_cached_tokens=event.store_cached_tokens,
+        token_id=output.token_ids[0],
+        logprobs=wire.logprobs_message(output.logprobs[0]) if output.logprobs else None,
+        worker_cached_tokens=(output.cached_tokens or 0) - stored,
+        store_cached_tokens=stored,
         prompt_logprobs=None if scores is None else wire.prompt_logprobs_message(scores),
-        drafts_end=event.drafts_end,
+        drafts_end=output.drafts_end,
     )

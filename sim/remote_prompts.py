@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.protocol.messages import FirstToken, LandingOpened, Output
+from engine.protocol.messages import LandingOpened, Output
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import StopConditions
 from mesh.domain.workers import WorkerIdentity
@@ -48,7 +48,7 @@ class RemotePrompts:
         self,
         timeline: Timeline,
         calls: Calls,
-        on_first_token: Callable[[FirstToken], None],
+        on_first_token: Callable[[Job, Output], None],
         on_lost: Callable[[Job, PrefillLost], None],
     ) -> None:
         self._timeline = timeline
@@ -88,8 +88,7 @@ class RemotePrompts:
 
         def first_token(output: Output) -> None:
             if job.key in self._live and output.token_ids:
-                cached, stored = output.cached_tokens or 0, output.store_cached_tokens or 0
-                self._on_first_token(FirstToken(job.key, output.token_ids[0], None, cached, stored))
+                self._on_first_token(job, output)
 
         def lost(error: MeshError) -> None:
             if job.key in self._live:

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from decode_svc import admission as decode_admission
-from decode_svc.requests import submit_of
+from decode_svc.requests import finish_with, submit_of
 from decode_svc.sessions import Backlog as DecodeBacklog
 from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Output, StepResult
 from mesh.domain.outputs import FinishReason
@@ -238,9 +238,14 @@ class SimulatedWorker:
             self._forget(job)
         self._leave_if_idle()
 
-    def _take_first_token(self, token: FirstToken) -> None:
-        if self.rank is not None:
-            self.rank.send(token)
+    def _take_first_token(self, job: Job, output: Output) -> None:
+        """A prefill worker drew it, under a key of its own."""
+        assert job.submission is not None and self.rank is not None
+        token_id, eos_token_ids = output.token_ids[0], self.rank.device.eos_token_ids
+        finish = finish_with(token_id, job.submission.request.stop, eos_token_ids)
+        self.rank.send(FirstToken(job.key, token_id) if finish is None else Cancel(job.key))
+        self._on_output(job, msgspec.structs.replace(output, key=job.key, finish=finish))
+        self._leave_if_idle()
 
     def _lose_prompt(self, job: Job, error: PrefillLost) -> None:
         if job.key in self._jobs:

@@ -117,7 +117,7 @@ class Transfers:
         return self._landings.awaiting_first_token(request_key)
 
     def on_first_token(self, request: Request) -> None:
-        """The request has its first token, and has not ended with it."""
+        """The request has its first token."""
         self._note_landed(self._landings.pop_complete(request.key))
 
     def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:

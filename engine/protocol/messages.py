@@ -1,9 +1,9 @@
 """The messages between a service process and its rank: msgspec frames over a Unix socket, nothing pickled.
 
 Service to rank: one Start, then Submit and Cancel at any time, and Stop at the end. After a Release the rank keeps its
-weights, says Released as its last word, and waits for another Start. FirstToken passes on what a
-prefill worker drew; AttachStore, DetachStore and PushOffer concern the stores. A message that names a transfer or a
-request that has ended is ignored: it crossed the message that reports the end. Found answers a LookUp.
+weights, says Released as its last word, and waits for another Start. FirstToken says what a prefill worker drew;
+AttachStore, DetachStore and PushOffer concern the stores. A message that names a transfer or a request that has ended
+is ignored: it crossed the message that reports the end. Found answers a LookUp.
 Rank to service: one Ready (or Failed), then a StepResult after each step that has something to report, or when
 transfers have. LandingOpened and PushEnded are for the service at the transfer's other end. With Publish and LookUp
 ranks on several hosts find each other, before they are Ready.
@@ -56,16 +56,10 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class FirstToken(msgspec.Struct, tag="first_token"):
-    """To the receiving rank: the resume state of a request with `remote_prefill`."""
+    """To the receiving rank: a request with `remote_prefill` goes on behind this token. The rank does not report it."""
 
     key: int
     token_id: int
-    logprobs: Logprobs | None = None
-    # Prompt tokens that the prefill worker did not compute, and how many of them came from a store.
-    cached_tokens: int = 0
-    store_cached_tokens: int = 0
-    # Those that the prompt's own tokens have, if they were asked for.
-    prompt_logprobs: PromptLogprobs | None = None
     # See Progress.
     drafts_end: int | None = None
 
@@ -133,6 +127,8 @@ class Ready(msgspec.Struct, tag="ready"):
     peak_bytes: int
     # UCX worker address; None without transfers.
     transfer_address: bytes | None = None
+    # The model's own ends of sequences.
+    eos_token_ids: frozenset[int] = frozenset()
     # What computes: a card's name, "CPU" or "oracle".
     device_name: str = ""
     # Seconds of each phase of the rank's start, in order.
@@ -154,7 +150,7 @@ class Refusal(msgspec.Struct, array_like=True):
 
 
 class Output(msgspec.Struct, array_like=True):
-    """What one step brought for one request.
+    """What one step brought for one request, or a prefill worker: its first token.
 
     Exactly one output of a request has `finish` or `refusal`, and it is the last.
     """

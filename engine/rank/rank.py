@@ -154,6 +154,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         namespace=backend.namespace,
         context_tokens=longest_context(backend),
         vocabulary_size=backend.vocabulary_size,
+        eos_token_ids=backend.eos_token_ids,
         total_blocks=backend.total_blocks,
         block_bytes=backend.block_bytes,
         max_requests=config.max_requests,

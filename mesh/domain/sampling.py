@@ -79,6 +79,10 @@ class StopConditions(msgspec.Struct, frozen=True, array_like=True):
     token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
+    def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end generation; eos_token_ids: the model's own."""
+        return frozenset(self.token_ids) if self.ignore_eos else eos_token_ids.union(self.token_ids)
+
 
 def settled_draft_use(sampling: Sampling, constrained: bool) -> int:
     """What a request wants of drafts; if it does not say, nothing that penalties, a bias or its form would suffer by.

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from decode_svc import prefill_link, wire
 from decode_svc.prefill_link import PrefillLink
-from engine.protocol.messages import LandingOpened, Output, Refusal
+from engine.protocol.messages import FirstToken, LandingOpened, Output, Refusal
 from mesh.blocks import BLOCK_TOKENS
 from mesh.channel import Channels
 from mesh.config import ServerConfig
@@ -28,7 +29,7 @@ from mesh.errors import (
     WorkerDraining,
     WorkerFull,
 )
-from mesh.metrics import DECODE_PREFILLS
+from mesh.metrics import DECODE_CACHED_TOKENS, DECODE_OUTPUT_TOKENS, DECODE_PREFILLS
 from mesh.ports import free_port
 from mesh.server import MeshServer, Registration
 from prefill_svc.__main__ import SERVICE
@@ -40,7 +41,7 @@ from tests.support.decode_server import (
     gateway_client,
 )
 from tests.support.fake_prefill import FakePrefill, FakePrefillCall, fake_prefill
-from tests.support.fake_rank import FakeRankClient
+from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually
 from transfer.ticket import Ticket
@@ -113,17 +114,39 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         call.first_token(worker_cached_tokens=64, store_cached_tokens=64, logprobs=logprobs)
         call.answer(done={"pushed_bytes": 1024, "transport": "tcp"})
         call.end()
-        await eventually(lambda: bool(rank.first_tokens))
-        (first,) = rank.first_tokens
-        assert (first.key, first.token_id, first.cached_tokens, first.store_cached_tokens) == (0, 42, 128, 64)
-        assert first.logprobs == Logprobs(-0.5, [42], [-0.5])
+        await eventually(lambda: rank.first_tokens == [FirstToken(0, 42)])
         # Else the request may end before its call.
         await eventually(lambda: ended("done") == done_before + 1)
-        rank.emit(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
+        rank.emit(rank.step(rank.output(0, 9, "length", [Logprobs(-0.5, [42], [-0.5])] * 9)))
         request = await gateway.ended(1)
         assert (request.error, len(request.tokens), len(request.logprobs)) == (None, 10, 10)
         assert not call.cancelled
     assert ended("done") == done_before + 1
+
+
+async def test_a_first_token_goes_out_before_the_rank_knows_of_it() -> None:
+    tokens_before, cached_before = DECODE_OUTPUT_TOKENS._value.get(), DECODE_CACHED_TOKENS._value.get()
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=1))
+        top = [common_pb2.TokenLogprob(token_id=42, logprob=-0.5)]
+        logprobs = common_pb2.PositionLogprobs(logprob=-0.5, top=top)
+        call.first_token(worker_cached_tokens=64, store_cached_tokens=64, logprobs=logprobs)
+        request = gateway.requests[1]
+        await gateway.until(lambda: request.tokens)
+        assert (request.tokens, request.logprobs, request.cached_tokens) == ([42], [logprobs], 128)
+        assert (request.ended, rank_of(running).steps) == (False, 0)
+    assert DECODE_OUTPUT_TOKENS._value.get() - tokens_before == 1
+    assert DECODE_CACHED_TOKENS._value.get() - cached_before == 128
+
+
+async def test_a_first_token_that_comes_while_the_stream_is_broken_is_kept() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill)
+        await gateway.break_stream()
+        call.first_token()
+        await eventually(lambda: bool(rank_of(running).first_tokens))
+        await gateway.attach()
+        await gateway.until(lambda: gateway.requests[1].tokens == [42])
 
 
 async def test_a_prompt_that_the_rank_computes_after_all_is_sent_nowhere() -> None:
@@ -209,13 +232,12 @@ async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         call = await called(running, gateway, prefill)
+        done_before = ended("done")
+        call.first_token()
         if says_done:
-            done_before = ended("done")
-            call.first_token()
             call.answer(done={"pushed_bytes": 2**40, "transport": "tcp"})
             call.end()
             await eventually(lambda: ended("done") == done_before + 1)
-        rank.emit(rank.step(rank.output(0)))
         await gateway.until(lambda: gateway.requests[1].tokens)
         refusal = Refusal(PrefillLost.reason, "a segment's digest was wrong")
         rank.emit(rank.step(Output(0, len(PROMPT) + 1, [], refusal=refusal)))
@@ -271,7 +293,7 @@ async def test_a_second_first_token_is_a_mistake_and_does_not_reach_the_rank() -
         call.first_token(43)
         await gateway.ended(1)
         lost(gateway)
-        assert [first.token_id for first in rank_of(running).first_tokens] == [42]
+        assert [first.token_id for first in rank_of(running).first_tokens] == gateway.requests[1].tokens == [42]
         await eventually(lambda: call.cancelled)
 
 
@@ -345,13 +367,48 @@ async def test_cancelling_ends_the_call_at_any_stage(stage: str) -> None:
     assert ended("cancelled") == before + (stage != "waiting")
 
 
-async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_prompt() -> None:
-    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
-        rank = rank_of(running)
-        call = await called(running, gateway, prefill)
-        rank.emit(rank.step(rank.output(0, 1, "stop")))
-        assert (await gateway.ended(1)).error is None
+@pytest.mark.parametrize(
+    ("stop", "finish"),
+    [
+        (decode_pb2.StopConditions(max_tokens=1), common_pb2.FINISH_REASON_LENGTH),
+        (decode_pb2.StopConditions(max_tokens=9, token_ids=[42]), common_pb2.FINISH_REASON_STOP),
+        (decode_pb2.StopConditions(max_tokens=1, token_ids=[42]), common_pb2.FINISH_REASON_STOP),
+        (decode_pb2.StopConditions(max_tokens=9), common_pb2.FINISH_REASON_STOP),
+    ],
+    ids=["length", "stop token", "stop token at max_tokens", "end of sequence"],
+)
+async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_prompt(
+    stop: decode_pb2.StopConditions, finish: int
+) -> None:
+    token_id = 41 if finish == common_pb2.FINISH_REASON_LENGTH else 42
+    ready = msgspec.structs.replace(TRANSFER_READY, eos_token_ids=frozenset({42}))
+    async with (
+        decode_without_rank(ready) as running,
+        fake_prefill() as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        rank, call = rank_of(running), await called(running, gateway, prefill, stop=stop)
+        call.first_token(token_id)
+        request = await gateway.ended(1)
+        assert (request.error, request.finished, request.tokens) == (None, finish, [token_id])
         await eventually(lambda: call.cancelled)
+        assert (rank.cancelled, rank.first_tokens) == ([0], [])
+        # The rank's last word of it is no news.
+        rank.emit(rank.step(rank.output(0, 0, "cancelled")))
+
+
+async def test_a_request_that_ignores_ends_of_sequences_goes_on_behind_one() -> None:
+    ready = msgspec.structs.replace(TRANSFER_READY, eos_token_ids=frozenset({42}))
+    async with (
+        decode_without_rank(ready) as running,
+        fake_prefill() as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        stop = decode_pb2.StopConditions(max_tokens=9, ignore_eos=True)
+        call = await called(running, gateway, prefill, stop=stop)
+        call.first_token(42)
+        await gateway.until(lambda: gateway.requests[1].tokens)
+        assert rank_of(running).first_tokens == [FirstToken(0, 42)]
 
 
 async def test_the_deadline_of_a_request_ends_its_call() -> None:
@@ -399,7 +456,7 @@ async def test_a_prompt_that_was_sent_is_lost_with_its_worker_unless_it_has_land
         call.end()
         await eventually(lambda: ended("done") == done_before + 1)
         tokens = 2 if landed else 1
-        rank.emit(*(rank.step(rank.output(0)) for _ in range(tokens)))
+        rank.emit(*(rank.step(rank.output(0)) for _ in range(tokens - 1)))
         await gateway.until(lambda: len(gateway.requests[1].tokens) == tokens)
         registered.forgets = True
         running.worker.prefills.on_tick()

@@ -3,8 +3,8 @@
 import pytest
 
 from decode_svc.requests import submit_of
-from decode_svc.wire import first_token
-from engine.protocol.messages import FirstToken
+from decode_svc.wire import first_output
+from engine.protocol.messages import Output
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import WorkerTarget
@@ -23,7 +23,7 @@ def test_the_rank_learns_how_many_draft_layers_the_prefill_worker_has(draft_laye
 
 @pytest.mark.parametrize("drafts_end", [None, 0, 3])
 def test_the_resume_state_says_from_where_on_draft_layers_are_not_whole(drafts_end: int | None) -> None:
-    drawn = FirstToken(0, 11, cached_tokens=128, store_cached_tokens=64, drafts_end=drafts_end)
+    drawn = Output(0, 200, [11], cached_tokens=128, store_cached_tokens=64, drafts_end=drafts_end)
     sent = response(drawn).first_token.SerializeToString()
     received = type(response(drawn).first_token).FromString(sent)
-    assert first_token(0, received) == drawn
+    assert first_output(0, 200, received) == drawn

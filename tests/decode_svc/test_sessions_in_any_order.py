@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from decode_svc.requests import prefill_lost
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
+from engine.protocol.messages import Output
+from mesh.domain.outputs import FinishReason
 from mesh.domain.shares import ONE_TENANT
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, WorkerFull
@@ -153,6 +155,14 @@ class AnyOrder(RuleBasedStateMachine):
             data.draw(st.sampled_from(sorted(self.prompts.expected))), prefill_lost(PREFILL, "it died")
         )
 
+    @precondition(lambda self: self.without_tokens())
+    @rule(data=st.data(), finish=st.sampled_from([None, None, FinishReason.STOP]))
+    def draw_a_first_token(self, data: st.DataObject, finish: FinishReason | None) -> None:
+        key = data.draw(st.sampled_from(self.without_tokens()))
+        position = len(self.rank.submitted[key].request.token_ids)
+        self.sessions.on_first_token(Output(key, position, self.rank.tokens(key, 0, 1), cached_tokens=0, finish=finish))
+        assert (key in self.prompts.expected) == (finish is None)
+
     @rule(seconds=st.sampled_from([0.001, 1.0, GRACE]))
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -181,6 +191,10 @@ class AnyOrder(RuleBasedStateMachine):
         for gateway in self.gateways.values():
             if gateway.attachment is not None:
                 assert set(gateway.attachment.session.requests) == set(gateway.requests)
+
+    def without_tokens(self) -> list[int]:
+        """Keys of requests whose prompts are computed elsewhere."""
+        return [key for key in sorted(self.prompts.expected) if self.rank.running[key] == 0]
 
     def attached_now(self) -> list[str]:
         return [name for name, gateway in self.gateways.items() if gateway.attachment is not None]

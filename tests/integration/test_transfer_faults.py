@@ -1,4 +1,4 @@
-"""A prefill worker killed before and after its push, a store that freezes: right tokens, nothing held afterwards."""
+"""A prefill worker killed before, amid and after its push, a store that freezes: the right tokens, and nothing held."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,16 +34,41 @@ async def slow_pair() -> AsyncIterator[ProcessMesh]:
         yield running
 
 
+async def until_a_landing_is_open(mesh: ProcessMesh) -> None:
+    async def is_open() -> bool:
+        return any(worker.transfers.open_landings for worker in await mesh.workers())
+
+    await eventually(is_open)
+
+
 async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair: ProcessMesh) -> None:
     answer = asyncio.create_task(assert_right(slow_pair, [prompt_of(PROMPT_TOKENS, 0)], 20))
-
-    async def lands() -> bool:
-        return any(worker.transfers.open_landings for worker in await slow_pair.workers())
-
-    await eventually(lands)
+    await until_a_landing_is_open(slow_pair)
     assert not answer.done()
     kill(slow_pair, "prefill-0")
     await answer
+    await slow_pair.whole()
+    await slow_pair.drained()
+
+
+async def test_a_prefill_worker_killed_between_first_token_and_kv_costs_no_token(slow_pair: ProcessMesh) -> None:
+    prompt = prompt_of(PROMPT_TOKENS, 2)
+    (rank,) = psutil.Process(slow_pair.supervisor.process_ids["decode-0"]).children()
+    answer = aiter(slow_pair.gateway.Generate(request_of(prompt, 20), timeout=ANSWER_SECONDS))
+    await until_a_landing_is_open(slow_pair)
+    tokens: list[int] = []
+    # Nothing lands in it, and it makes no step.
+    rank.suspend()
+    try:
+        while not tokens:
+            tokens += (await anext(answer)).delta.token_ids
+        kill(slow_pair, "prefill-0")
+    finally:
+        rank.resume()
+    assert len(tokens) == 1
+    async for message in answer:
+        tokens += message.delta.token_ids
+    assert tokens == oracle_tokens(prompt, 20, VOCABULARY)
     await slow_pair.whole()
     await slow_pair.drained()
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.protocol.messages import FirstToken, Output, Refusal
+from engine.protocol.messages import Output, Refusal
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -124,7 +124,7 @@ class AnyOrder(RuleBasedStateMachine):
         for call in self.calls:
             call.listen()
             if call.over and isinstance(call.heard[-1], PushEnded):
-                assert sum(isinstance(event, FirstToken) for event in call.heard) == 1
+                assert sum(isinstance(event, Output) for event in call.heard) == 1
                 assert call.pushed
 
     def teardown(self) -> None:

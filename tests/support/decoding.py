@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.protocol.messages import Output, Ready, StepResult, Submit
+from engine.protocol.messages import FirstToken, Output, Ready, StepResult, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -83,6 +83,12 @@ class FakeRank:
         if self.dead:
             raise EngineFailed("the engine process has ended")
         self.cancelled.append(key)
+
+    def first_token(self, first: FirstToken) -> None:
+        if self.dead:
+            raise EngineFailed("the engine process has ended")
+        assert self.running[first.key] == 0, "a second first token"
+        self.running[first.key] = 1
 
     def tokens(self, key: int, start: int, count: int) -> list[int]:
         """The tokens at those indices of a request's completion."""

@@ -13,7 +13,7 @@ from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, 
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
-from tests.support.remote_prompts import first_token_of, prefill_of
+from tests.support.remote_prompts import first_output_of, first_token_of, prefill_of
 from transfer.config import TransferConfig
 from transfer.events import PushEnded
 
@@ -74,7 +74,7 @@ class Pair:
         engine.poll_transfers()
         result = engine.step(self._meanwhile) if engine.has_work() else None
         if engine is self.decode:
-            self.transcript.record(result)
+            self.transcript.record_rest(result)
             self._relay_to_prefill(result)
         else:
             self.prefilled.record(result)
@@ -136,10 +136,21 @@ class Pair:
 
     def _relay_output(self, output: Output) -> None:
         if output.token_ids:
-            first = first_token_of(output)
-            self._messages.append(lambda: self.decode.first_token(first))
+            self._messages.append(partial(self._take_first_token, output))
         elif output.refusal is not None:
             self._lose(output.key)
+
+    def _take_first_token(self, output: Output) -> None:
+        if output.key in self.transcript.ends:
+            return
+        first = first_output_of(output, self.submits[output.key])
+        self.transcript.record_first(first)
+        match first_token_of(first):
+            case Cancel() as cancel:
+                self.decode.cancel(cancel)
+                self._messages.append(partial(self.prefill.cancel, cancel))
+            case message:
+                self.decode.first_token(message)
 
     def _lose(self, key: int) -> None:
         self.lost_keys.add(key)

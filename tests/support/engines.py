@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import EngineConfig, OracleConfig
@@ -159,6 +160,25 @@ class Transcript:
         for output in result.outputs:
             self._record_output(output)
 
+    def record_first(self, first: Output) -> None:
+        """The service of a decode rank reports what a prefill worker drew."""
+        if first.key not in self.ends:
+            self._record_output(first)
+
+    def record_rest(self, result: StepResult | None) -> None:
+        """What that rank reports behind it, which may not have heard yet of the first token, nor of an end with it."""
+        if result is None:
+            return
+        outputs = [
+            output if output.token_ids else replace(output, first_position=self._position(output))
+            for output in result.outputs
+            if output.key not in self.ends
+        ]
+        self.record(replace(result, outputs=outputs))
+
+    def _position(self, output: Output) -> int:
+        return self._next_position.get(output.key, output.first_position)
+
     def run(self, engine: Engine) -> "Transcript":
         """Step until there is no work."""
         while engine.has_work():
@@ -168,7 +188,7 @@ class Transcript:
     def _record_output(self, output: Output) -> None:
         key = output.key
         assert key not in self.ends, "an output after the last"
-        assert output.first_position == self._next_position.get(key, output.first_position)
+        assert output.first_position == self._position(output)
         self._next_position[key] = output.first_position + len(output.token_ids)
         self.token_ids.setdefault(key, []).extend(output.token_ids)
         self.logprobs.setdefault(key, []).extend(output.logprobs or [])

@@ -46,7 +46,7 @@ class FakeRankClient(FakeRank):
         return Progress(self.beats, 0, 0, 0)
 
     def first_token(self, first: FirstToken) -> None:
-        self._check_alive()
+        super().first_token(first)
         self.first_tokens.append(first)
 
     def attach_store(self, session: StoreSession) -> None:

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from engine.protocol.messages import LandingOpened, Output, StepResult, Submit
+from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, Submit
 from mesh.config import ObserveConfig
 from mesh.domain.workers import TransferCounters
 from tests.support.engines import Transcript
-from tests.support.remote_prompts import first_token_of, prefill_of
+from tests.support.remote_prompts import first_output_of, first_token_of, prefill_of
 from transfer.events import PushEnded
 from worker.rank_client import RankClient
 
@@ -35,7 +35,7 @@ class RankPair:
         async for message in self.decode.results:
             match message:
                 case StepResult():
-                    self.transcript.record(message)
+                    self.transcript.record_rest(message)
                     self.received = message.transfers or self.received
                     for output in message.outputs:
                         self._stop_prefill(output)
@@ -58,9 +58,19 @@ class RankPair:
 
     def _pass_on(self, output: Output) -> None:
         if output.token_ids:
-            self.decode.first_token(first_token_of(output))
+            first = first_output_of(output, self._submits[output.key], self.decode.ready.eos_token_ids)
+            self.transcript.record_first(first)
+            self._tell_decode(first)
         elif output.refusal is not None:
             self.decode.cancel(output.key)
+
+    def _tell_decode(self, first: Output) -> None:
+        match first_token_of(first):
+            case Cancel(key):
+                self.decode.cancel(key)
+                self.prefill.cancel(key)
+            case message:
+                self.decode.first_token(message)
 
     def _stop_prefill(self, output: Output) -> None:
         if output.finish or output.refusal:

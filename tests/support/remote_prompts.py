@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from engine.protocol.messages import FirstToken, LandingOpened, Output, PushTarget, Submit
+from decode_svc.requests import finish_with
+from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Output, PushTarget, Submit
 from mesh.domain.sampling import StopConditions
 from mesh.domain.targets import StoreTarget
 
@@ -17,14 +18,11 @@ def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None 
     )
 
 
-def first_token_of(output: Output) -> FirstToken:
-    """A prefill rank's answer, as the decode rank takes it."""
-    return FirstToken(
-        output.key,
-        output.token_ids[0],
-        output.logprobs[0] if output.logprobs else None,
-        output.cached_tokens or 0,
-        output.store_cached_tokens or 0,
-        output.prompt_logprobs,
-        output.drafts_end,
-    )
+def first_output_of(output: Output, submit: Submit, eos_token_ids: frozenset[int] = frozenset()) -> Output:
+    """A prefill rank's answer, as the decode service reports it of a request that was submitted so."""
+    return replace(output, finish=finish_with(output.token_ids[0], submit.request.stop, eos_token_ids))
+
+
+def first_token_of(first: Output) -> FirstToken | Cancel:
+    """What the decode rank hears of it."""
+    return Cancel(first.key) if first.finish else FirstToken(first.key, first.token_ids[0], first.drafts_end)

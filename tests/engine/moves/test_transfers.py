@@ -219,11 +219,27 @@ def test_a_first_token_that_nobody_waits_for_is_ignored() -> None:
 
 
 def test_a_second_first_token_is_ignored() -> None:
-    engine = moving_engine(make_fabric(), total_blocks=8)
-    opened_landing(engine, 100)
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8)
+    opened = opened_landing(engine, 100)
     engine.first_token(FirstToken(1, 7))
     engine.first_token(FirstToken(1, 8))
-    assert turn(engine).token_ids[1] == [7]
+    agent_of(engine, fabric).emit(Landed(opened.ticket.transfer_id, 1, "fake"))
+    # Of five tokens four are left.
+    assert len(turn(engine).token_ids[1]) == 4
+
+
+def test_a_first_token_is_left_to_the_service_to_report() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8)
+    opened = opened_landing(engine, 100)
+    engine.first_token(FirstToken(1, 7))
+    assert not engine.has_work()
+    agent_of(engine, fabric).emit(Landed(opened.ticket.transfer_id, 1, "fake"))
+    engine.poll_transfers()
+    result = engine.step()
+    assert result is not None
+    assert [(output.first_position, len(output.token_ids)) for output in result.outputs] == [(101, 1)]
 
 
 def test_a_lost_landing_ends_its_request_even_after_its_first_token() -> None:
@@ -303,7 +319,7 @@ def test_kv_that_lands_before_the_first_token_is_known_waits_for_it() -> None:
     assert not transcript.token_ids.get(1) and not engine.has_work()
     engine.first_token(FirstToken(1, 7))
     turn(engine, transcript)
-    assert transcript.token_ids[1][0] == 7 and transcript.ends[2].finish == "length"
+    assert len(transcript.token_ids[1]) == 4 and transcript.ends[2].finish == "length"
 
 
 def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:
