@@ -137,6 +137,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     worker_class: str = ""
     # When it will have computed the prompts that it has, by the clock of `Candidates.now`; None if that is not known.
     prompts_until: float | None = None
+    # When it last reported that a step has ended and another has begun, by that clock; None if it has not.
+    step_began: float | None = None
     # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.informed`.
     measures: Measures | None = None
     # Filled by `estimates.informed`, from what this worker and the others measured.

@@ -97,6 +97,7 @@ class Worker:
             self.ranks[0].measured_at,
             None,
             None,
+            None,
         )
 
     def _candidate(self, index: int, rank: Rank, costs: CostModel) -> CandidateWorker:
@@ -111,6 +112,7 @@ class Worker:
             rank.status.transfers,
             rank.measured_at,
             rank.prompts_until,
+            rank.step_began,
             rank.measures(costs),
         )
 
@@ -125,6 +127,7 @@ class Worker:
         transfers: TransferCounters,
         measured_at: MeasurementTimes,
         prompts_until: float | None,
+        step_began: float | None,
         measures: Measures | None,
     ) -> CandidateWorker:
         identity = self.identity
@@ -153,5 +156,6 @@ class Worker:
             requests_beside,
             identity.worker_class,
             prompts_until,
+            step_began,
             measures,
         )

@@ -4,11 +4,11 @@ A candidate is a decode worker that computes the prompt itself, or a decode work
 same KV namespace. Of a worker with several DP ranks each is a candidate: it has its own queue, room and prefixes.
 For each, placement predicts the time to the first token: the wait for a place in the batch or for the end of the step
 that runs, the prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if
-fetching is quicker than computing, in a store; for a pair also the handover, the push of blocks that the decode worker
-lacks, and the wait for the step that begins with them. Then it predicts the time per token (the step time with one
-more request). A prompt computed on a decode worker delays the requests that decode there; this counts against it if a
-prefill worker could compute it instead. A prompt with few uncached tokens delays no request. The candidate with the
-least total time wins; connected workers go before others.
+fetching is quicker than computing, in a store. Then it predicts the time per token (the step time with one more
+request), and for a pair what lies between its first token and the second: the handover, the push of blocks that the
+decode worker lacks, and the wait for the step that begins with them. A prompt computed on a decode worker delays the
+requests that decode there; this counts against it if a prefill worker could compute it instead. A prompt with few
+uncached tokens delays no request. The candidate with the least total time wins; connected workers go before others.
 
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
@@ -25,6 +25,9 @@ from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection, Terms
 
+# Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
+SHORTEST_KNOWN_STEP_MS = 50.0
+
 Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
@@ -37,7 +40,7 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
     ahead: float
     # Time until the step begins in which the request has a place.
     wait_ms: float
-    # Time until any step begins: what comes meanwhile waits for the end of the one that runs.
+    # Time until any step begins, for what comes at a moment that is not known.
     boundary_ms: float
     tpot_ms: float
     output_ms: float
@@ -106,7 +109,7 @@ def _terms(
     knobs: PlacementKnobs,
 ) -> list[Terms]:
     """fitting: the best offer of KV that the worker could take."""
-    share = _decode_share(request, worker, knobs)
+    share = _decode_share(request, worker, candidates.now, knobs)
     terms = []
     if worker.can_prefill:
         store = candidates.stores.get(worker.namespace) if candidates.stores else None
@@ -141,12 +144,13 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
-    calls_ms = knobs.costs.request_ms + knobs.costs.handover_ms
-    # Its KV lands while a step runs, and behind the next step it has its first token.
-    landed_ms = share.boundary_ms + share.tpot_ms
-    ttft_ms = share.wait_ms + offer.ready_ms + calls_ms + push_ms + landed_ms
+    # Half of the calls come before the computation, half when the KV has landed.
+    calls_ms = knobs.costs.handover_ms / 2
+    ttft_ms = share.wait_ms + offer.ready_ms + knobs.costs.request_ms + calls_ms
+    # Its KV lands while a step runs.
+    joining_ms = push_ms + calls_ms + share.boundary_ms
     verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
-    return _assemble(share, offer, offer.source, ttft_ms, 0.0, verdict)
+    return _assemble(share, offer, offer.source, ttft_ms, joining_ms, verdict)
 
 
 def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates: Candidates) -> Terms:
@@ -173,9 +177,10 @@ def _assemble(
     offer: PrefillOffer | None,
     found: Source,
     ttft_ms: float,
-    delay_ms: float,
+    more_ms: float,
     verdict: Verdict,
 ) -> Terms:
+    """more_ms: what counts beside the first token and a step for each token."""
     worker, (rejection, rejected) = share.candidate, verdict
     prefill_worker_id = prefill_rank = None
     drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1
@@ -196,7 +201,7 @@ def _assemble(
         share.tpot_ms,
         share.slots_left,
         drain_ms,
-        ttft_ms + share.output_ms + delay_ms,
+        ttft_ms + share.output_ms + more_ms,
         share.requests,
         disconnected,
         rejection,
@@ -208,7 +213,9 @@ def _assemble(
     )
 
 
-def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: PlacementKnobs) -> _DecodeShare:
+def _decode_share(
+    request: PlacementRequest, candidate: CandidateWorker, now: float, knobs: PlacementKnobs
+) -> _DecodeShare:
     load, requests, most = candidate.load, candidate.requests, candidate.max_requests
     output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
     if output_tokens > request.max_tokens:
@@ -218,8 +225,8 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
     # A step that runs is over in half of its time on average, and its worker's report is as old.
-    wait_ms = boundary_ms = tpot_ms / 2 if requests else 0.0
-    before = 0.0
+    boundary_ms = tpot_ms / 2 if requests else 0.0
+    wait_ms, before = _step_left_ms(candidate, now, knobs) if requests else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
         wait_ms = max(boundary_ms, before * drain_ms - boundary_ms)
@@ -237,6 +244,15 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
         requests,
         _reject(request, candidate, before, knobs),
     )
+
+
+def _step_left_ms(candidate: CandidateWorker, now: float, knobs: PlacementKnobs) -> float:
+    """How much is left of the step that runs when the request comes to the worker."""
+    whole_ms = step_ms(candidate, candidate.requests, knobs)
+    if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
+        return whole_ms / 2
+    # It may be the next step, or one behind, of which no report has come yet.
+    return whole_ms - ((now - candidate.step_began) * 1000 + knobs.costs.request_ms) % whole_ms
 
 
 def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:

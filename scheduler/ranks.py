@@ -95,6 +95,11 @@ class Rank:
             self._sparse_rate.changed_at,
         )
 
+    @property
+    def step_began(self) -> float | None:
+        """When it last began a step, as far as its reports say; None before the first."""
+        return None if self._load_at == float("-inf") else self._load_at
+
     def measures(self, costs: CostModel) -> Measures:
         """Its measurements beside these costs."""
         if self._measures is None or self._measures[0] is not costs:

@@ -85,9 +85,21 @@ def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None
 def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_its_kv_has_landed() -> None:
     idle, busy = (make_candidate("d", load=make_load(each, decode_step_requests=1)) for each in (0, 1))
     steady = PlacementKnobs(costs=CostModel(decode_steps=((1.0, 20.0),)))
-    ms = [predict(make_request(), Candidates([each], [make_prefill()]), steady)[1].ttft_ms for each in (idle, busy)]
+    alone, beside = (predict(make_request(), Candidates([each], [make_prefill()]), steady)[1] for each in (idle, busy))
     # A step takes 10 ms.
-    assert ms[1] - ms[0] == pytest.approx(5 + 5)
+    assert beside.ttft_ms - alone.ttft_ms == pytest.approx(5)
+    assert beside.total_ms - alone.total_ms == pytest.approx(5 + 5)
+
+
+def test_a_first_token_waits_neither_for_the_push_nor_for_a_step_behind_it() -> None:
+    pairs = [
+        predict(make_request(), Candidates([make_candidate("d", block_bytes=size)], [make_prefill()]), KNOBS)[1]
+        for size in (1, 10**8)
+    ]
+    # 640 tokens at 1000 a second, and half of the handover's 5 ms.
+    assert [pair.ttft_ms for pair in pairs] == pytest.approx([642.5, 642.5])
+    # Ten blocks of 100 MB at 2 GB/s.
+    assert pairs[1].total_ms - pairs[0].total_ms == pytest.approx(500)
 
 
 def test_a_decode_worker_that_cannot_compute_prompts_has_even_short_ones_computed() -> None:
@@ -124,36 +136,36 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
     terms = predict(request, Candidates(decodes, [prefill]), KNOBS)
     pushed = {term.worker_id: term for term in terms if term.prefill_worker_id}
     # Four blocks of 100 MB at 2 GB/s.
-    assert round(pushed["d0"].ttft_ms - pushed["d1"].ttft_ms) == 200
+    assert round(pushed["d0"].total_ms - pushed["d1"].total_ms) == 200
     assert pair_of(Candidates(decodes, [prefill]), request) == ("d1", "p")
 
 
 def test_a_push_takes_as_long_as_the_prefill_worker_measured() -> None:
-    def ttft_ms(prefill: CandidateWorker) -> float:
-        return predict(make_request(), Candidates([make_candidate("d")], [prefill]), KNOBS)[1].ttft_ms
+    def total_ms(prefill: CandidateWorker) -> float:
+        return predict(make_request(), Candidates([make_candidate("d")], [prefill]), KNOBS)[1].total_ms
 
     measured = make_prefill(load=make_load(push_bytes_per_second=1e8))
     # 10 MB at 100 MB/s, in place of 2 GB/s.
-    assert ttft_ms(measured) - ttft_ms(make_prefill()) == pytest.approx(95)
+    assert total_ms(measured) - total_ms(make_prefill()) == pytest.approx(95)
 
 
 def test_a_layerwise_push_hides_behind_the_computation() -> None:
-    ttft = layerwise_ttft(6400, 6400)
+    total = layerwise_total(6400, 6400)
     # 100 MB at 2 GB/s are 50 ms.
-    assert round(layerwise_ttft(6401, 6401) - ttft) == 45
+    assert round(layerwise_total(6401, 6401) - total) == 45
 
 
 def test_a_push_is_layerwise_where_both_workers_say_so() -> None:
-    assert layerwise_ttft(6400, 64) == layerwise_ttft(64, 6400) == layerwise_ttft(64, 64)
-    assert layerwise_ttft(6400, 6401) == layerwise_ttft(6401, 6400) == layerwise_ttft(6401, 6401)
+    assert layerwise_total(6400, 64) == layerwise_total(64, 6400) == layerwise_total(64, 64)
+    assert layerwise_total(6400, 6401) == layerwise_total(6401, 6400) == layerwise_total(6401, 6401)
 
 
-def layerwise_ttft(decode_tokens: int, prefill_tokens: int) -> float:
+def layerwise_total(decode_tokens: int, prefill_tokens: int) -> float:
     """Of a prompt of 6400 tokens, on a pair whose workers push layer by layer from these lengths on."""
     decode = make_candidate("d", context_tokens=10_000, layerwise_tokens=decode_tokens)
     prefill = make_prefill(context_tokens=10_000, layerwise_tokens=prefill_tokens)
     request, knobs = make_request(prompt_tokens=6400), PlacementKnobs(layerwise_rest=0.1)
-    return predict(request, Candidates([decode], [prefill]), knobs)[1].ttft_ms
+    return predict(request, Candidates([decode], [prefill]), knobs)[1].total_ms
 
 
 def test_workers_of_two_namespaces_are_never_paired() -> None:

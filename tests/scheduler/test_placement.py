@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.costs import CostModel
-from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.placement import choose, explain, placed_work
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.terms import Rejection, Terms
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
@@ -72,6 +72,26 @@ def test_the_first_token_is_predicted_from_queue_prompt_and_half_of_the_step_tha
     terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
     assert terms[0].ttft_ms == 1000.0 + ms
     assert terms[0].tpot_ms == 10.0
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "reported_at", "left_ms"),
+    [
+        (100.0, 4.97, 70.0),
+        # The report of the step behind it has not come.
+        (100.0, 4.87, 70.0),
+        (100.0, None, 50.0),
+        # Reports are further apart than such steps.
+        (40.0, 4.99, 20.0),
+    ],
+)
+def test_what_is_left_of_a_step_is_known_by_the_report_of_the_one_before(
+    step_ms: float, reported_at: float | None, left_ms: float
+) -> None:
+    load = make_load(1, prefill_tokens_per_second=1000.0, decode_step_ms=step_ms)
+    candidate = make_candidate(load=load, step_began=reported_at)
+    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), replace(KNOBS, costs=STEADY))
+    assert terms[0].ttft_ms == pytest.approx(640 + left_ms)
 
 
 def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_half_a_step_ago() -> None:
