@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.asks import Ask
+from gateway.delta import Delta, Usage
 from gateway.gateway import Gateway
-from gateway.generation import Delta, Usage
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from mesh.domain.sampling import check_prompt_logprobs

@@ -4,13 +4,12 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from gateway.delta import Delta, Finish, ScoredPrompt, Usage
 from gateway.prepared import Prepared
-from gateway.tools import ToolCallDelta
 from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
@@ -18,72 +17,11 @@ from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
 from mesh.tracing import current_traceparent
 
-# Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
-LONG_REPORT = 8192
-
 # Where a client says how many tokens it has.
 POSITION_FIELD = "position"
 
 # Calls the callback at that time of the event loop's clock.
 CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    reason: FinishReason
-    usage: Usage
-    # What ended the text, if a string or token did.
-    stop_string: str | None = None
-    stop_token_id: int | None = None
-    # The answer called tools.
-    called_tools: bool = False
-    # Some tokens were accepted in place of others that the seed gives.
-    relaxed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPrompt:
-    """A prompt, and the log probabilities of its tokens from the second on."""
-
-    token_ids: Sequence[int]
-    logprobs: PromptLogprobs
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it is to be written on a thread: the event loop has every other stream to serve."""
-        return self.logprobs.values > LONG_REPORT
-
-
-@dataclass(slots=True)
-class Delta:
-    """One piece of the answer for the client: all tokens received since it last read."""
-
-    token_ids: Sequence[int]
-    content: str
-    reasoning: str
-    # One entry for each token if the client asked for them, otherwise empty.
-    logprobs: Sequence[Logprobs] = ()
-    # Pieces of calls of tools.
-    calls: list[ToolCallDelta] = field(default_factory=list)
-    # Set in the last delta of a generation that did not fail.
-    finish: Finish | None = None
-    # Tokens of the answer up to the end of this delta.
-    position: int = 0
-    # In the first delta, if the client asked for it.
-    prompt: ScoredPrompt | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether it tells the client nothing."""
-        return not (self.token_ids or self.content or self.reasoning or self.calls or self.finish)
 
 
 class Generation:

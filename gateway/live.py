@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.config import DispatchConfig
-from gateway.generation import Delta, Generation
+from gateway.delta import Delta
+from gateway.generation import Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
 from gateway.rounds import Rounds
 from mesh.domain.outputs import FinishReason

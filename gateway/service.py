@@ -11,8 +11,9 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from gateway import form_wire, tool_wire
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.chat import TemplateOptions
+from gateway.delta import Delta, Finish, ScoredPrompt
 from gateway.gateway import Gateway
-from gateway.generation import Delta, Finish, Generation, ScoredPrompt
+from gateway.generation import Generation
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from gateway.tokenizer import Tokenizer

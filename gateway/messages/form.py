@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish, Usage
+from gateway.delta import Delta, Finish, Usage
 from gateway.messages.body import MessageRequest
 from gateway.messages.errors import failure
 from gateway.messages.output import (

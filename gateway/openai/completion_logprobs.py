@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gateway.generation import ScoredPrompt
+from gateway.delta import ScoredPrompt
 from gateway.openai.answer_bodies import CompletionLogprobs
 from gateway.openai.scored_prompts import scored_tokens
 from gateway.openai.token_texts import spelled_token

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish, ScoredPrompt
+from gateway.delta import Delta, Finish, ScoredPrompt
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import Logprobs
 from mesh.errors import MeshError

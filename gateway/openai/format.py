@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish, ScoredPrompt
+from gateway.delta import Delta, Finish, ScoredPrompt
 from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gateway.generation import ScoredPrompt
+from gateway.delta import ScoredPrompt
 from gateway.openai.answer_bodies import PromptTokenLogprob
 from gateway.openai.token_texts import spelled_token
 from gateway.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """Counting the tokens of a request with several choices."""
 
-from gateway.generation import Usage
+from gateway.delta import Usage
 from gateway.openai.answer_bodies import CompletionDetails, PromptDetails, UsageBody
 
 

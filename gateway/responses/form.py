@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish, Usage
+from gateway.delta import Delta, Finish, Usage
 from gateway.openai.errors import error_body
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.sampling import DEFAULT_TEMPERATURE

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from gateway.generation import Delta
+from gateway.delta import Delta
 from gateway.openai.answer_bodies import TokenLogprob
 from gateway.responses.output import (
     ArgumentsDelta,
