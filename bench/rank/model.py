@@ -1,7 +1,7 @@
 """One rank of a published model: the shapes that one GPU of an expert-parallel group computes, with random weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -63,6 +63,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
         # For ranks that divide it.
         "r1": DEEPSEEK_R1,
+        # Tokens choose among all experts, so that these are chosen as often as a distribution says.
+        "r1-one-group": dict(DEEPSEEK_R1) | {"n_group": 1, "topk_group": 1},
     }
 )
 
@@ -93,8 +95,11 @@ class UniformLogits:
     def of_layer(self, layer: int, like: torch.Tensor) -> torch.Tensor:
         """like: the gate's own, float32. Layers ask in order, from 0."""
         if layer == 0:
-            self._drawn[like.shape] = torch.randn(self._layers, *like.shape, device=like.device)
+            self._drawn[like.shape] = self._draw(like)
         return self._drawn[like.shape][layer]
+
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(self._layers, *like.shape, device=like.device)
 
 
 class UniformGate(Gate):
@@ -111,14 +116,18 @@ class UniformGate(Gate):
         return self._uniform.of_layer(self._layer, super().logits(hidden))
 
 
-def make_rank(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
-    """exchange: with other ranks, of whose model this is a share."""
+def make_rank(
+    resolved: ResolvedEngineConfig,
+    exchange: Exchange | None = None,
+    logits: Callable[[int], UniformLogits] = UniformLogits,
+) -> Model:
+    """exchange: with other ranks, of whose model this is a share; logits: of the gates of so many layers."""
     model = make_model(resolved, exchange)
     allocate = make_allocator(model.config, model.dtype, model.device, resolved.weights, exchange)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
-    uniform = UniformLogits(len(mixtures))
+    drawn = logits(len(mixtures))
     for index, mixture in enumerate(mixtures):
-        _route_uniformly(mixture, UniformGate(model.config, allocate, index, uniform))
+        _route_uniformly(mixture, UniformGate(model.config, allocate, index, drawn))
     for module in model.mtp:
         if isinstance(module.layer.feed_forward, MixtureOfExperts):
             # It runs several times a step, for different numbers of tokens.

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
+from msgspec.structs import replace
 
 from engine.balance.config import BalanceConfig
 from engine.balance.moves import Move, moves
@@ -115,6 +116,8 @@ class Balancer:
                     tensor[slot % slots].copy_(values)
         layer.slots.publish(move.placement)
         self._moved += len(received)
+        assert self.report is not None
+        self.report = replace(self.report, moved=self._moved)
         self._unsaved = self._file is not None
 
     def _sent(self, layer: BalancedLayer, source: int) -> Iterator[torch.Tensor]:

@@ -1,0 +1,201 @@
+"""Prompts beside answers, and prompts on a GPU of their own: two meshes on the same two GPUs under the same load.
+
+`python -m bench.node.disaggregation [--rates 4 8] [--seconds 30] [--isl 3500] [--osl 400] [--layers N] [--model DIR]
+[--set SERVICE.KEY=VALUE] [--output FILE]`
+
+Each mesh is what `deepmesh up --gpus 2` starts with --split 1D ("ifb": one worker, dp 2 and ep 2) and with 1P+1D
+("pd"). They serve DeepSeek-R1's first layers with random weights, INT4 experts and KV in FP8, or the checkpoint
+--model. Requests arrive by a Poisson process; lengths are uniform within 30% of --isl and --osl. A request is good if
+its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. Then
+the prefill worker of "pd" becomes a decode worker and goes back, and requests are sent behind each change.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.load.options import LoadOptions
+from bench.load.run import load
+from bench.load.summary import Summary
+from bench.meshes.model_mesh import ModelMesh, model_mesh
+from bench.rank.model import DEEPSEEK_R1, write_shape
+from cli.role import change_role
+from mesh.channel import Channels
+from mesh.domain.workers import WorkerRole
+from tools.byte_tokenizer import write_tokenizer
+
+SHAPE = "r1"
+RANGE_RATIO = 0.3
+TTFT_MS = 2000.0
+# With all layers.
+TPOT_MS = 50.0
+PREFILL_STEP_TOKENS = 8192
+MESHES = ("ifb", "pd")
+# Behind a change of roles.
+FEW_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    rates: tuple[float, ...]
+    seconds: float
+    isl: int
+    osl: int
+    layers: int
+    model: Path | None
+    # Of a worker.
+    max_requests: int
+    # More for both meshes.
+    settings: tuple[str, ...] = ()
+
+    @property
+    def tpot_ms(self) -> float:
+        return TPOT_MS * self.layers / int(DEEPSEEK_R1["num_hidden_layers"])
+
+
+@dataclass(frozen=True)
+class Measured:
+    mesh: str
+    rate: float
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class RoleChange:
+    role: str
+    # From the command until the worker serves, with its drain.
+    seconds: float
+    # Of FEW_REQUESTS behind it.
+    completed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    options: Options
+    measured: list[Measured]
+    changes: list[RoleChange]
+
+
+def write_model(directory: Path, layers: int) -> Path:
+    """A directory from which workers with random weights, and a gateway, are started."""
+    write_tokenizer(directory, int(DEEPSEEK_R1["vocab_size"]), int(DEEPSEEK_R1["max_position_embeddings"]))
+    return write_shape(directory, SHAPE, layers, "w4a8")
+
+
+def settings_of(mesh: str, options: Options) -> list[str]:
+    """As `deepmesh up --set`."""
+    both = [f"engine.max_requests={options.max_requests}"]
+    if options.model is None:
+        both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
+    decode = [f"decode.{setting}" for setting in both]
+    if mesh == "ifb":
+        return [*decode, "decode.engine.parallel.dp=2", *options.settings]
+    prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}"]
+    return [*decode, *(f"prefill.{setting}" for setting in prefill), *options.settings]
+
+
+async def run(options: Options, log: Path, console: Console) -> Result:
+    measured: list[Measured] = []
+    changes: list[RoleChange] = []
+    with ExitStack() as stack:
+        directory = options.model
+        if directory is None:
+            directory = write_model(Path(stack.enter_context(tempfile.TemporaryDirectory())), options.layers)
+        for name in MESHES:
+            started = time.monotonic()
+            prefill = int(name == "pd")
+            async with model_mesh(
+                log, model_dir=directory, prefill=prefill, settings=settings_of(name, options)
+            ) as mesh:
+                console.print(f"{name}: serves after {time.monotonic() - started:.1f} s")
+                for rate in options.rates:
+                    measured.append(Measured(name, rate, await _loaded(mesh, options, rate)))
+                    console.print(table(options, measured))
+                if prefill:
+                    changes += [await _change(mesh, options, role) for role in (WorkerRole.DECODE, WorkerRole.PREFILL)]
+    return Result(options, measured, changes)
+
+
+async def _loaded(mesh: ModelMesh, options: Options, rate: float, requests: int | None = None) -> Summary:
+    report = await load(
+        LoadOptions(
+            grpc=mesh.gateway,
+            rate=rate,
+            requests=requests,
+            duration_s=None if requests else options.seconds,
+            isl=options.isl,
+            osl=options.osl,
+            range_ratio=RANGE_RATIO,
+            ttft_slo_ms=TTFT_MS,
+            tpot_slo_ms=options.tpot_ms,
+        )
+    )
+    return report.summary
+
+
+async def _change(mesh: ModelMesh, options: Options, role: WorkerRole) -> RoleChange:
+    started = time.monotonic()
+    await change_role(Channels(), mesh.scheduler, "prefill-0", role)
+    seconds = time.monotonic() - started
+    return RoleChange(role.value, seconds, (await _loaded(mesh, options, max(options.rates), FEW_REQUESTS)).completed)
+
+
+def table(options: Options, measured: Sequence[Measured]) -> Table:
+    shown = Table(title=f"{options.isl} tokens in, {options.osl} out; at most {options.tpot_ms:.1f} ms a token is good")
+    columns = ("mesh", "requests/s", "ended", "good/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99")
+    for column in (*columns, "ITL max", "ITL p99/p50", "tokens/s"):
+        shown.add_column(column, justify="right")
+    for each in measured:
+        summary = each.summary
+        cells = [each.mesh, f"{each.rate:g}", f"{summary.completed}/{summary.requests}"]
+        cells.append(f"{summary.goodput.requests_per_second:.2f}")
+        ttft, tpot, itl = summary.ttft_ms, summary.tpot_ms, summary.itl_ms
+        if ttft is not None and tpot is not None and itl is not None:
+            times = ttft.p50, ttft.p99, tpot.p50, itl.p50, itl.p99, itl.max
+            cells += [*(f"{time_ms:.1f}" for time_ms in times), f"{itl.p99 / itl.p50:.2f}"]
+            cells.append(f"{summary.output_tokens_per_second:,.0f}")
+        shown.add_row(*cells)
+    return shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 8.0], help="requests a second")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals, for each rate")
+    parser.add_argument("--isl", type=int, default=3500)
+    parser.add_argument("--osl", type=int, default=400)
+    parser.add_argument("--layers", type=int, default=9)
+    parser.add_argument("--model", type=Path, help="a checkpoint's directory")
+    parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
+    parser.add_argument("--output", type=Path, default=Path("out/disaggregation.json"))
+    given = parser.parse_args()
+    output: Path = given.output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    options = Options(
+        tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
+        tuple(given.settings),
+    )  # fmt: skip
+    console = Console(width=150, highlight=False)
+    result = uvloop.run(run(options, output.with_suffix(".log"), console))
+    output.write_bytes(msgspec.json.encode(result, enc_hook=str))
+    for change in result.changes:
+        console.print(
+            f"prefill-0 serves as {change.role} worker after {change.seconds:.1f} s;"
+            f" {change.completed} of {FEW_REQUESTS} requests behind it ended"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
