@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 from threading import Barrier
 
+from msgspec.structs import astuple
 from rich.console import Console
 from rich.table import Table
 
@@ -54,7 +55,8 @@ class Rendezvous:
     def agree(self, rank: int, proposal: StepShape) -> StepShape:
         self._proposals[rank] = proposal
         self._arrive.wait()
-        shape = agreed(self._proposals)
+        first, *others = self._proposals
+        shape = agreed(first, map(astuple, others))
         self._read.wait()
         return shape
 

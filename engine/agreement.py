@@ -1,7 +1,6 @@
 """How the ranks of a worker come to launch steps of one shape."""
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterable
 from typing import Protocol
 
 from engine.batch import StepShape
@@ -12,7 +11,10 @@ class Agreement(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether another rank waits for this one's proposal, so that it has to step even without work."""
+        """Whether another rank waits for this one's proposal, so that it has to step even without work.
+
+        If not, this one may sleep until it is woken.
+        """
         ...
 
     def agree(self, proposal: StepShape) -> StepShape:
@@ -29,20 +31,21 @@ class OneRank:
         return proposal
 
 
-def agreed(proposals: Sequence[StepShape]) -> StepShape:
-    """The least shape that holds what every rank proposes. They stop together, once all want to."""
-    return reduce(_both, proposals)
+def agreed(proposal: StepShape, others: Iterable[tuple[int, ...]]) -> StepShape:
+    """The least shape that holds what every rank proposes. They stop together, once all want to.
 
-
-def _both(one: StepShape, other: StepShape) -> StepShape:
-    return StepShape(
-        tokens=max(one.tokens, other.tokens),
-        decode_only=one.decode_only and other.decode_only,
-        stopping=one.stopping and other.stopping,
-        drafts=max(one.drafts, other.drafts),
-        drawing=max(one.drawing, other.drawing),
-        beginning=max(one.beginning, other.beginning),
-        waiting_prompts=one.waiting_prompts + other.waiting_prompts,
-        decodes=one.decodes or other.decodes,
-        prefills=one.prefills or other.prefills,
-    )
+    others: the fields of their proposals, in order. Written out, because it delays every step of every rank.
+    """
+    for tokens, decode_only, stopping, drafts, drawing, beginning, waiting_prompts, decodes, prefills in others:
+        proposal = StepShape(
+            tokens if tokens > proposal.tokens else proposal.tokens,
+            proposal.decode_only and decode_only == 1,
+            proposal.stopping and stopping == 1,
+            drafts if drafts > proposal.drafts else proposal.drafts,
+            drawing if drawing > proposal.drawing else proposal.drawing,
+            beginning if beginning > proposal.beginning else proposal.beginning,
+            proposal.waiting_prompts + waiting_prompts,
+            proposal.decodes or decodes == 1,
+            proposal.prefills or prefills == 1,
+        )
+    return proposal

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 from engine.batch import StepShape
+from engine.parallel.board import Board, Record
 from engine.parallel.lockstep import Lockstep
-from engine.parallel.meeting import Meeting
 from engine.parallel.peers import Peers
 
 
@@ -18,14 +18,14 @@ class AgreementClock:
 
     def __init__(self, peers: Peers) -> None:
         self._steps, self._seconds = 0, 0.0
-        self._meeting = _ClockedMeeting(peers.steps)
-        self.agreement = self._clocked(Lockstep(self._meeting, peers.wake))
+        self._board = _ClockedBoard(peers.steps)
+        self.agreement = self._clocked(Lockstep(self._board, peers.wake))
 
     def restart(self) -> None:
-        self._steps, self._seconds, self._meeting.waited = 0, 0.0, 0.0
+        self._steps, self._seconds, self._board.waited = 0, 0.0, 0.0
 
     def mean_seconds(self) -> float:
-        return (self._seconds - self._meeting.waited) / max(self._steps, 1)
+        return (self._seconds - self._board.waited) / max(self._steps, 1)
 
     def _clocked(self, lockstep: Lockstep) -> Lockstep:
         agree = lockstep.agree
@@ -41,22 +41,23 @@ class AgreementClock:
         return lockstep
 
 
-class _ClockedMeeting(Meeting):
-    """One that exists; it also counts the seconds of its waits."""
+class _ClockedBoard(Board):
+    """One that exists; it also counts the seconds of its waits, but not those in which it wakes others."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self.__dict__.update(meeting.__dict__)
+    def __init__(self, board: Board) -> None:
+        self.__dict__.update(board.__dict__)
         self.waited = 0.0
 
-    def wait(self, before: Callable[[], None] | None = None) -> None:
+    def _await(self, number: int, rank: int, place: int, wake: Callable[[], None]) -> Record:
         started = time.perf_counter()
         busy = 0.0
 
         def timed() -> None:
             nonlocal busy
-            if before is not None:
-                before()
-            busy = time.perf_counter() - started
+            waking = time.perf_counter()
+            wake()
+            busy += time.perf_counter() - waking
 
-        super().wait(timed)
+        found = super()._await(number, rank, place, timed)
         self.waited += time.perf_counter() - started - busy
+        return found

@@ -1,6 +1,7 @@
 """Agreement of ranks on several hosts: first within each, then the hosts' first ranks among one another."""
 
 import msgspec
+from msgspec.structs import astuple
 
 from engine.agreement import Agreement, agreed
 from engine.batch import StepShape
@@ -28,7 +29,7 @@ class HostsLockstep:
         shape = self._within.agree(proposal)
         if self._line is not None:
             others = self._line.exchange(self._encoder.encode(shape))
-            shape = agreed([shape, *map(self._decoder.decode, others)])
+            shape = agreed(shape, (astuple(self._decoder.decode(other)) for other in others))
         return self._within.of_first(shape)
 
 

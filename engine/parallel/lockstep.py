@@ -2,52 +2,37 @@
 
 from collections.abc import Callable
 
-import msgspec
+from msgspec.structs import astuple, fields
 
 from engine.agreement import agreed
 from engine.batch import StepShape
-from engine.parallel.meeting import Meeting
+from engine.parallel.board import Board
 
-_LENGTH_BYTES = 4
+_TYPES = tuple(field.type for field in fields(StepShape))
+# Of a record on the board, which is a proposal's fields.
+NUMBERS = len(_TYPES)
 
 
 class Lockstep:
-    """engine.agreement.Agreement. A proposal is a struct of its own length, so that it may get more fields."""
+    """engine.agreement.Agreement."""
 
-    def __init__(self, meeting: Meeting, wake: Callable[[], None]) -> None:
+    def __init__(self, board: Board, wake: Callable[[], None]) -> None:
         """wake: the other ranks, which may sleep while they have nothing to compute."""
-        self._meeting = meeting
+        self._board = board
         self._wake = wake
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(StepShape)
 
     @property
     def due(self) -> bool:
-        return self._meeting.due
+        return self._board.due
 
     def agree(self, proposal: StepShape) -> StepShape:
         """Raises RankLost."""
-        self._write(proposal)
-        self._meeting.arrive()
-        # Ranks that have arrived do not sleep.
-        self._meeting.wait(self._wake)
         # The order of the ranks makes no difference.
-        return agreed([proposal, *(self._read(other) for other in self._meeting.others)])
+        return agreed(proposal, self._board.bring(astuple(proposal), self._wake))
 
     def of_first(self, shape: StepShape) -> StepShape:
         """The first rank's, on every rank. Raises RankLost."""
-        self._write(shape)
-        self._meeting.arrive()
-        self._meeting.wait()
-        first = self._meeting.members[0]
-        return self._read(first) if first in self._meeting.others else shape
-
-    def _write(self, shape: StepShape) -> None:
-        encoded = self._encoder.encode(shape)
-        written = len(encoded).to_bytes(_LENGTH_BYTES) + encoded
-        self._meeting.slot[: len(written)] = written
-
-    def _read(self, rank: int) -> StepShape:
-        written = self._meeting.written(rank)
-        length = int.from_bytes(written[:_LENGTH_BYTES])
-        return self._decoder.decode(written[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        brought = self._board.bring(astuple(shape), self._wake)
+        if self._board.rank == 0:
+            return shape
+        return StepShape(*(make(number) for make, number in zip(_TYPES, brought[0], strict=True)))

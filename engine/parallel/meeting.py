@@ -2,7 +2,7 @@
 
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine.parallel.group_memory import GroupMemory
 from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
@@ -57,26 +57,14 @@ class Meeting:
         """What this rank brings to its next meeting."""
         return self._slots[self._rank][self._arrivals % _BUFFERS]
 
-    @property
-    def due(self) -> bool:
-        """Whether another member has arrived at the next meeting."""
-        return any(self._semaphores.is_posted(semaphore) for semaphore in self._taken.values())
-
     def arrive(self) -> None:
         self._arrivals += 1
         for semaphore in self._posted:
             self._semaphores.post(semaphore)
 
-    def wait(self, before: Callable[[], None] | None = None) -> None:
-        """Sleep until all others have arrived. Raises RankLost if one has ended, or after the limit.
-
-        before: called before it sleeps, if it has to.
-        """
+    def wait(self) -> None:
+        """Sleep until all others have arrived. Raises RankLost if one has ended, or after the limit."""
         missing = [other for other, semaphore in self._taken.items() if not self._semaphores.try_take(semaphore)]
-        if not missing:
-            return
-        if before is not None:
-            before()
         deadline = time.monotonic() + self._limit_seconds
         for other in missing:
             self._wait_for(other, deadline)

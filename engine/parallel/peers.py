@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
+from engine.parallel.board import Board, board_bytes, create_board
 from engine.parallel.group_memory import HEADER_BYTES, GroupMemory, create_memory
 from engine.parallel.host_line import HostLine
 from engine.parallel.layout import Group, Place
+from engine.parallel.lockstep import NUMBERS
 from engine.parallel.meeting import LIMIT_SECONDS, Meeting, create_meeting, region_bytes
 from mesh.event_fd import EventFd
 
-# A proposal for a step, with room for more fields.
-STEP_SLOT_BYTES = 4096
 # Larger tensors are exchanged in pieces.
 TENSOR_SLOT_BYTES = 4 << 20
 # In place of a descriptor.
 _NONE = "-"
-# The meetings in the memory, in order: of steps, then one of each group that exchanges tensors.
+# Behind the board of steps the memory has a meeting of each group that exchanges tensors.
 _GROUPS = (Group.WORLD, Group.TP)
-_SLOT_BYTES = (STEP_SLOT_BYTES, *(TENSOR_SLOT_BYTES for _ in _GROUPS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,12 @@ class GroupDescriptors:
         Raises OSError, and leaves none then. `close` them when the ranks have started.
         """
         with ExitStack() as undo:
-            *offsets, size = _offsets(world)
+            board, *meetings, size = _offsets(world)
             memory = create_memory(size)
             undo.callback(os.close, memory)
             with mmap.mmap(memory, size) as mapped:
-                for offset in offsets:
+                create_board(mapped, board, world)
+                for offset in meetings:
                     create_meeting(mapped, offset, world)
             wakeups = []
             for _ in range(world):
@@ -85,7 +85,7 @@ class Peers:
     Attributes:
         in_worker: this rank's place in the worker.
         place: the one among the ranks of its host; the same, unless there are other hosts.
-        steps: where all agree on the next step.
+        steps: where all propose the next step.
         wakeup: is set when another rank needs this one, which may sleep until then.
         line: to the other hosts; None if there are none, and on all but the host's first rank.
     """
@@ -98,13 +98,13 @@ class Peers:
         self._memory = GroupMemory(descriptors.memory, place.rank)
         self._events = [EventFd(descriptor) for descriptor in descriptors.wakeups]
         self.wakeup = self._events[place.rank]
-        everybody, *offsets, _ = _offsets(world)
-        self.steps = Meeting(self._memory, everybody, world, place.rank, range(world), STEP_SLOT_BYTES, limit_seconds)
+        board, *meetings, _ = _offsets(world)
+        self.steps = Board(self._memory, board, world, place.rank, NUMBERS, limit_seconds)
         self._tensors = {
             group: Meeting(
                 self._memory, offset, world, place.rank, place.members(group), TENSOR_SLOT_BYTES, limit_seconds
             )
-            for group, offset in zip(_GROUPS, offsets, strict=True)
+            for group, offset in zip(_GROUPS, meetings, strict=True)
         }
 
         self.line: HostLine | None = None
@@ -131,5 +131,6 @@ class Peers:
 
 
 def _offsets(world: int) -> list[int]:
-    """Where each meeting begins, and the size of the memory."""
-    return list(accumulate((region_bytes(world, each) for each in _SLOT_BYTES), initial=HEADER_BYTES))
+    """Where the board and each meeting begin, and the size of the memory."""
+    meetings = (region_bytes(world, TENSOR_SLOT_BYTES) for _ in _GROUPS)
+    return list(accumulate((board_bytes(world), *meetings), initial=HEADER_BYTES))

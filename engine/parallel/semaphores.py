@@ -24,7 +24,7 @@ class Semaphores:
         self._libc = ctypes.CDLL(None, use_errno=True)
         # These return at once. Were the interpreter released for them, another thread could keep it for milliseconds.
         at_once = ctypes.PyDLL(None, use_errno=True)
-        self._post, self._try_take, self._value = at_once.sem_post, at_once.sem_trywait, at_once.sem_getvalue
+        self._post, self._try_take = at_once.sem_post, at_once.sem_trywait
 
     def create(self) -> None:
         """Called once, by the process that makes the memory."""
@@ -35,11 +35,6 @@ class Semaphores:
         """Also makes what this process has written before visible to the process that takes the post."""
         if self._post(self._addresses[index]):
             self._check(-1)
-
-    def is_posted(self, index: int) -> bool:
-        value = ctypes.c_int()
-        self._check(self._value(self._addresses[index], ctypes.byref(value)))
-        return value.value > 0
 
     def try_take(self, index: int) -> bool:
         """Take one post if there is one."""
