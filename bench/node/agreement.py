@@ -1,0 +1,123 @@
+"""How long two ranks' hosts are busy agreeing on a step, each in a process of its own; it takes no GPU.
+
+`python -m bench.node.agreement [--pauses-ms 0 20] [--evicted-mb 4] [--steps 150]`
+
+Between steps a rank sleeps, writes other memory, so that the code of an agreement leaves the processor's caches, and is
+up to 0.1 ms late, at random. Medians over both ranks' steps, without the waits for each other, and from the moment the
+later one comes until both have agreed.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.node.agreement_clock import AgreementClock
+from engine.batch import StepShape
+from engine.parallel.layout import Layout, Place
+from engine.parallel.peers import GroupDescriptors, Peers
+
+LAYOUT = Layout(dp=2, ep=2)
+LATEST_SECONDS = 100e-6
+LIMIT_SECONDS = 60.0
+CACHE_LINE = 64
+# Of the steps of a pause, so many are not counted.
+WARM_SHARE = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a clock that both ranks have, and how long this one's host was busy."""
+
+    begun: float
+    ended: float
+    busy: float
+
+
+def measure(pause_seconds: float, evicted_bytes: int, steps: int) -> list[list[Step]]:
+    """By rank."""
+    context = multiprocessing.get_context("spawn")
+    descriptors = GroupDescriptors.create(LAYOUT.world)
+    results = []
+    for rank in range(LAYOUT.world):
+        receiving, sending = context.Pipe(duplex=False)
+        shared = [DupFd(descriptor) for descriptor in (descriptors.memory, *descriptors.wakeups)]
+        given = rank, shared, pause_seconds, evicted_bytes, steps, sending
+        context.Process(target=_run, args=given, daemon=True).start()
+        sending.close()
+        results.append(receiving)
+    descriptors.close()
+    with ThreadPoolExecutor(len(results)) as pool:
+        return list(pool.map(Connection.recv, results))
+
+
+def _run(
+    rank: int, shared: list[Any], pause_seconds: float, evicted_bytes: int, steps: int, results: Connection
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    memory, *wakeups = (descriptor.detach() for descriptor in shared)
+    peers = Peers(Place(LAYOUT, rank), GroupDescriptors(memory, wakeups), LIMIT_SECONDS)
+    results.send(agree(peers, pause_seconds, evicted_bytes, steps))
+
+
+def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) -> list[Step]:
+    """One rank's steps."""
+    clock, evicted, late = AgreementClock(peers), bytearray(evicted_bytes), random.Random(peers.place.rank)
+    measured = []
+    for step in range(steps):
+        if pause_seconds:
+            time.sleep(pause_seconds)
+            for place in range(0, evicted_bytes, CACHE_LINE):
+                evicted[place] = 1
+            _spin(late.uniform(0, LATEST_SECONDS))
+        clock.restart()
+        begun = time.perf_counter()
+        # Both change from step to step, and differ.
+        rows = 64 + (step + peers.place.rank) % 3
+        clock.agreement.agree(StepShape(rows, drawing=rows, decodes=True))
+        measured.append(Step(begun, time.perf_counter(), clock.mean_seconds()))
+    return measured
+
+
+def _spin(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pauses-ms", type=float, nargs="+", default=[0.0, 20.0])
+    parser.add_argument("--evicted-mb", type=float, default=4.0)
+    parser.add_argument("--steps", type=int, default=150)
+    arguments = parser.parse_args()
+    table = Table(title="us of an agreement between two ranks")
+    for column in ("pause, ms", "a host is busy", "p90", "both have agreed"):
+        table.add_column(column, justify="right")
+    for pause_ms in arguments.pauses_ms:
+        ranks = measure(pause_ms / 1000, int(arguments.evicted_mb * (1 << 20)), arguments.steps)
+        counted = [steps[arguments.steps // WARM_SHARE :] for steps in ranks]
+        busy = sorted(step.busy for steps in counted for step in steps)
+        together = [
+            max(step.ended for step in pair) - max(step.begun for step in pair) for pair in zip(*counted, strict=True)
+        ]
+        times = median(busy), busy[len(busy) * 9 // 10], median(together)
+        table.add_row(f"{pause_ms:g}", *(f"{seconds * 1e6:.1f}" for seconds in times))
+    Console(highlight=False).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
