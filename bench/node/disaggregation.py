@@ -11,6 +11,7 @@ the prefill worker of "pd" becomes a decode worker and goes back, and requests a
 """
 
 import argparse
+import asyncio
 import sys
 import tempfile
 import time
@@ -29,8 +30,6 @@ from bench.load.run import load
 from bench.load.summary import Summary
 from bench.meshes.model_mesh import ModelMesh, model_mesh
 from bench.rank.model import DEEPSEEK_R1, write_shape
-from cli.role import change_role
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from tools.byte_tokenizer import write_tokenizer
 
@@ -40,6 +39,8 @@ TTFT_MS = 2000.0
 # With all layers.
 TPOT_MS = 50.0
 PREFILL_STEP_TOKENS = 8192
+# `deepmesh`, which may not be on the path.
+COMMAND_LINE = "from cli.main import main; main()"
 MESHES = ("ifb", "pd")
 # Behind a change of roles.
 FEW_REQUESTS = 8
@@ -145,7 +146,10 @@ async def _loaded(mesh: ModelMesh, options: Options, rate: float, requests: int 
 
 async def _change(mesh: ModelMesh, options: Options, role: WorkerRole) -> RoleChange:
     started = time.monotonic()
-    await change_role(Channels(), mesh.scheduler, "prefill-0", role)
+    command = "role", "prefill-0", role.value, "--scheduler", mesh.scheduler
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", COMMAND_LINE, *command)
+    if await process.wait():
+        raise RuntimeError(f"prefill-0 does not become a {role.value} worker")
     seconds = time.monotonic() - started
     return RoleChange(role.value, seconds, (await _loaded(mesh, options, max(options.rates), FEW_REQUESTS)).completed)
 
