@@ -30,6 +30,13 @@ def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
     return tuple(_judge(term, objectives) for term in terms)
 
 
+def meets(objectives: Objectives, term: Terms) -> bool:
+    """Whether `admit` leaves such a term as it is."""
+    return (objectives.ttft_ms is None or term.ttft_ms <= objectives.ttft_ms) and (
+        objectives.tpot_ms is None or term.tpot_ms <= objectives.tpot_ms
+    )
+
+
 def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
     """The error for the caller when no candidate is left.
 
@@ -55,7 +62,7 @@ def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> Mes
 
 
 def _judge(term: Terms, objectives: Objectives) -> Terms:
-    if term.rejection is not None:
+    if term.rejection is not None or meets(objectives, term):
         return term
     excess = [
         f"{name} of {value:.1f} ms is over the objective of {limit:g} ms"
@@ -65,8 +72,6 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
         )
         if limit is not None and value > limit
     ]
-    if not excess:
-        return term
     return msgspec.structs.replace(
         term, rejection=Rejection.OBJECTIVE, rejected=f"its predicted {' and '.join(excess)}"
     )

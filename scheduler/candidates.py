@@ -71,8 +71,9 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     sparse: float = 0.0
 
 
-# A measured value (None if there is none), the logarithm of its ratio to what stands in for it, and when it changed.
-Measured: TypeAlias = tuple[float | None, float, float]
+# A measured value, the logarithm of its ratio to the constant that stands in for it, and when it changed. Without any:
+# the constant, 0 and minus infinity.
+Measured: TypeAlias = tuple[float, float, float]
 
 
 class Measures(msgspec.Struct, frozen=True, gc=False):
@@ -139,38 +140,29 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     prompts_until: float | None = None
     # When it last reported that a step has ended and another has begun, by that clock; None if it has not.
     step_began: float | None = None
-    # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.informed`.
+    # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
     measures: Measures | None = None
-    # Filled by `estimates.informed`, from what this worker and the others measured.
-    estimate: Pace | None = None
-
-    @property
-    def pace(self) -> Pace:
-        pace = self.estimate
-        assert pace is not None, "candidates are informed before they are compared"
-        return pace
 
     @property
     def requests(self) -> int:
         """Those that it has, and those placed on it that it has not reported yet."""
         return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
 
-    def prompts_ms(self, now: float, costs: CostModel) -> float:
-        """Predicted time until it will have computed the prompts that it has."""
+    def prompts_ms(self, now: float, pace: Pace, costs: CostModel) -> float:
+        """Predicted time until it, at this pace, will have computed the prompts that it has."""
         if self.prompts_until is not None:
             left = self.prompts_until - now
             return left * 1000 if left > 0 else 0.0
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
-        return self.pace.prompt_slowness * costs.prefill_ms(queued)
+        return pace.prompt_slowness * costs.prefill_ms(queued)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True, gc=False):
     """Everything that a request may be placed on."""
 
     decode: Sequence[CandidateWorker]
     prefill: Sequence[CandidateWorker] = ()
-    stores: Mapping[KvNamespace, StoreTarget] = field(default_factory=dict)
+    stores: Mapping[KvNamespace, StoreTarget] = msgspec.field(default_factory=dict)
     # Seconds, by a clock that never goes back.
     now: float = 0.0
 

@@ -13,10 +13,12 @@ from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placement import best_first, explain, placed_work, predict, taken
+from scheduler.placement import explain, placed_work
+from scheduler.prefix_index import Holders
 from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry
 from scheduler.stores import Stores
@@ -45,8 +47,7 @@ class PlacementCall:
         return self.generation_id, self.attempt
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementAnswer:
+class PlacementAnswer(msgspec.Struct, frozen=True):
     """Where the request goes, and why."""
 
     decode: WorkerIdentity
@@ -58,8 +59,6 @@ class PlacementAnswer:
     cached: Mapping[str, int]
 
 
-# How many candidates of a decision are kept, the best first.
-KEPT_CANDIDATES = 16
 # Workers report again within about a second after their scheduler was started again.
 MAX_YOUNG_RETRY_MS = 1000
 # Workers that were not worth a look may be larger, or fit together, where those that were do not.
@@ -105,13 +104,12 @@ class Coordinator:
                 holders = self._registry.holders(call.block_hashes)
                 looks = self._registry.worth_a_look(call.model, holders, len(call.request.avoid))
                 workers = self._known(call.model, looks)
-                cached = self._registry.cached_prefixes(holders, workers)
                 hints: dict[KvNamespace, StoreTarget] = {}
                 if self._stores.any_answers:
-                    hints = await self._ask_stores(call, workers, cached)
+                    hints = await self._ask_stores(call, workers, holders)
                     # Workers go while a store is asked.
                     workers = self._known(call.model, self._registry.living(workers))
-                return self._place(call, workers, cached, hints)
+                return self._place(call, workers, holders, hints)
         except MeshError as refusal_so_far:
             complete_in = self._registry.complete_in
             if not complete_in:
@@ -126,7 +124,7 @@ class Coordinator:
         self,
         call: PlacementCall,
         workers: Collection[Worker],
-        cached: Mapping[str, Sequence[int]],
+        holders: Holders,
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> PlacementAnswer:
         asked = call.request
@@ -138,48 +136,47 @@ class Coordinator:
             sparse_from=asked.sparse_from,
             ahead=self._placed.ahead(call.share),
         )
-        terms = self._terms(request, workers, cached, hints)
-        ordered = best_first(terms)
-        chosen = taken(ordered)
-        if chosen is None and any(term.rejection in _OTHERS_MAY_FIT for term in terms):
-            workers = self._registry.serving_model(call.model)
-            cached = self._registry.cached_prefixes(self._registry.holders(call.block_hashes), workers)
-            terms = self._terms(request, workers, cached, hints)
-            ordered = best_first(terms)
-            chosen = taken(ordered)
+        compared = self._compared(request, workers, holders, hints)
+        choice = compared.best()
+        if choice.best is None and any(term.rejection in _OTHERS_MAY_FIT for term in choice.terms):
+            workers, holders = self._registry.serving_model(call.model), self._registry.holders(call.block_hashes)
+            compared = self._compared(request, workers, holders, hints)
+            choice = compared.best()
+        chosen = choice.best
         if chosen is None:
-            error = refusal(call.model, terms, self._objectives)
-            self._remember(call, None, error.message, ordered)
+            error = refusal(call.model, admit(choice.terms, self._objectives), self._objectives)
+            self._remember(call, None, error.message, compared)
             raise error
-        reason = explain(request, chosen, terms)
-        self._remember(call, chosen, reason, ordered)
+        reason = explain(request, chosen, choice.count)
+        self._remember(call, chosen, reason, compared)
         self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids))
         for (worker_id, rank), work in placed_work(request, chosen).items():
             seconds = chosen.prompt_ms / 1000 if work.prefill_tokens else 0.0
             self._registry.add_placement(worker_id, rank, call.key, work, seconds)
-        everywhere = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
-        everywhere |= {hint.store_id: hint.blocks for hint in hints.values()}
+        cached = dict[str, int]()
+        for each in (*compared.candidates.decode, *compared.candidates.prefill):
+            if each.cached_blocks > cached.get(each.worker_id, 0):
+                cached[each.worker_id] = each.cached_blocks
+        cached |= {hint.store_id: hint.blocks for hint in hints.values()}
         decode = self._registry.identity(chosen.worker_id)
         prefill = None if chosen.prefill_worker_id is None else self._registry.identity(chosen.prefill_worker_id)
-        return PlacementAnswer(decode, prefill, chosen, reason, everywhere)
+        return PlacementAnswer(decode, prefill, chosen, reason, cached)
 
-    def _terms(
+    def _compared(
         self,
         request: PlacementRequest,
         workers: Collection[Worker],
-        cached: Mapping[str, Sequence[int]],
+        holders: Holders,
         hints: Mapping[KvNamespace, StoreTarget],
-    ) -> tuple[Terms, ...]:
+    ) -> Comparison:
+        """The request beside the ranks of these workers."""
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
         costs = self._knobs.costs
         for worker in workers:
-            held, ranks = cached.get(worker.lease.worker_id), worker.candidates(costs)
-            if held is not None:
-                ranks = _with_prefixes(ranks, held)
-            (decode if worker.identity.role is WorkerRole.DECODE else prefill).extend(ranks)
+            (decode if worker.decodes else prefill).extend(worker.candidates(holders, costs))
         candidates = Candidates(decode, prefill, hints, self._registry.now)
-        return admit(predict(request, candidates, self._knobs), self._objectives)
+        return Comparison(request, candidates, self._knobs, self._objectives)
 
     def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
@@ -210,15 +207,15 @@ class Coordinator:
         return self._lengths.mean(model)
 
     async def _ask_stores(
-        self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, Sequence[int]]
+        self, call: PlacementCall, workers: Collection[Worker], holders: Holders
     ) -> dict[KvNamespace, StoreTarget]:
         """What stores hold of the prompt, by KV namespace; they are asked only if it could matter."""
         chain = call.block_hashes[: call.request.reusable_blocks]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
-                namespace, blocks = worker.identity.kv_namespace, max(cached.get(worker.identity.worker_id, (0,)))
-                longest[namespace] = max(longest.get(namespace, 0), blocks)
+                namespace = worker.identity.kv_namespace
+                longest[namespace] = max(longest.get(namespace, 0), *worker.prefixes(holders))
         hints = {
             namespace: await self._stores.match(namespace, chain)
             for namespace, blocks in longest.items()
@@ -228,7 +225,7 @@ class Coordinator:
 
     def _known(self, model: str, workers: list[Worker]) -> list[Worker]:
         """The workers. Raises NoWorker or UnknownModel if none of them generates."""
-        if WorkerRole.DECODE in [worker.identity.role for worker in workers]:
+        if any(worker.decodes for worker in workers):
             return workers
         error: MeshError
         if self._registry.knows_model(model):
@@ -237,7 +234,7 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, ordered: Sequence[Terms]) -> None:
+    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, compared: Comparison) -> None:
         self._decisions.add(
             Decision(
                 time=self._wall_clock(),
@@ -247,12 +244,6 @@ class Coordinator:
                 model=call.model,
                 chosen=chosen,
                 reason=reason,
-                terms=tuple(ordered[:KEPT_CANDIDATES]),
+                compared=compared,
             )
         )
-
-
-def _with_prefixes(ranks: Sequence[CandidateWorker], blocks: Sequence[int]) -> Sequence[CandidateWorker]:
-    """The ranks of one worker, with the leading blocks of the prompt that each holds."""
-    held = zip(ranks, blocks, strict=True)
-    return [msgspec.structs.replace(rank, cached_blocks=each) if each else rank for rank, each in held]

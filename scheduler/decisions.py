@@ -1,12 +1,16 @@
 """The last few thousand placements, with their reasons and how they ended."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
+from scheduler.comparison import Comparison
 from scheduler.terms import Terms
+
+# How many candidates of a decision are shown.
+SHOWN_CANDIDATES = 16
 
 
 class Outcome(Enum):
@@ -34,8 +38,14 @@ class Decision:
     # None if the request was refused.
     chosen: Terms | None
     reason: str
-    terms: tuple[Terms, ...]
+    # What it was chosen among.
+    compared: Comparison
     outcome: Outcome | None = None
+
+    @property
+    def terms(self) -> Sequence[Terms]:
+        """The best that were compared, best first: found anew, since few decisions are ever looked at."""
+        return self.compared.terms()[:SHOWN_CANDIDATES]
 
 
 class DecisionLog:

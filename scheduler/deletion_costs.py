@@ -7,14 +7,16 @@ does not count: each of several schedulers writes costs, and would otherwise und
 from collections.abc import Iterator
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import CandidateWorker, PlacementKnobs
+from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs
 from scheduler.coordinator import Coordinator
-from scheduler.estimates import informed
+from scheduler.estimates import paces
 from scheduler.placement import step_ms
 from scheduler.registry import Registry
 
 
-def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs) -> float:
+def deletion_cost_ms(
+    worker: CandidateWorker, pace: Pace, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs
+) -> float:
     """Milliseconds of its requests' time, all added up, and of computing anew what it keeps, `kept_blocks` of KV.
 
     output_tokens: that each of its requests has to go; none on a prefill worker, whose requests end with their prompts.
@@ -22,9 +24,9 @@ def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: f
     begins again elsewhere. A worker with nothing costs nothing.
     """
     requests = worker.load.running_requests + worker.load.waiting_requests
-    generating = requests * output_tokens * step_ms(worker, requests, knobs) if requests else 0.0
+    generating = requests * output_tokens * step_ms(worker, requests, pace, knobs) if requests else 0.0
     tokens_again = worker.load.queued_prefill_tokens + kept_blocks * BLOCK_TOKENS
-    return generating + worker.pace.prompt_slowness * tokens_again * knobs.costs.prompt_token_ms(0.0)
+    return generating + pace.prompt_slowness * tokens_again * knobs.costs.prompt_token_ms(0.0)
 
 
 class DeletionCosts:
@@ -40,9 +42,10 @@ class DeletionCosts:
     def _all(self) -> Iterator[tuple[str, float]]:
         kept = {worker.identity.worker_id: len(worker.cached) for worker in self._registry.workers()}
         for model in sorted({worker.identity.model for worker in self._registry.workers()}):
-            candidates = informed(self._coordinator.candidates(model), self._knobs)
-            for worker in candidates.decode:
+            candidates = self._coordinator.candidates(model)
+            decode_paces, prefill_paces = paces(candidates, self._knobs)
+            for worker, pace in zip(candidates.decode, decode_paces, strict=True):
                 output = worker.load.mean_output_tokens or self._knobs.mean_output_tokens
-                yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], output, self._knobs)
-            for worker in candidates.prefill:
-                yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], 0.0, self._knobs)
+                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], output, self._knobs)
+            for worker, pace in zip(candidates.prefill, prefill_paces, strict=True):
+                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], 0.0, self._knobs)

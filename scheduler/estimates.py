@@ -9,12 +9,9 @@ logarithms: it is then the same for a rate and for its inverse.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import chain, compress, repeat
 from math import exp, exp2, fsum, log
 from operator import mul
-
-import msgspec
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, WorkerLoad
@@ -29,10 +26,12 @@ HALF_LIFE_SECONDS = 3.0
 # outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
 ASSUMED_WEIGHT: float = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
+# When a measurement was made that there is none of.
+NEVER = float("-inf")
 
 
-def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
-    """The candidates with an estimate beside their measurements.
+def paces(candidates: Candidates, knobs: PlacementKnobs) -> tuple[list[Pace], list[Pace]]:
+    """How fast each decode worker and each prefill worker is taken to be, in the order of the candidates.
 
     Nobody asks for a decode worker's pushes, a prefill worker's steps, or fetches where no store has anything: they are
     the constants.
@@ -40,23 +39,21 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
     decodes, classes = len(candidates.decode), [each.worker_class for each in workers]
     known = [each.measures or _measures(each, costs) for each in workers]
-    prompts = estimates(classes, [each.prompts for each in known], 1.0, now)
+    prompts = estimates(classes, [each.prompts for each in known], now)
     sparse = prompts
     if any(each.sparse for each in workers):
-        sparse = [*map(mul, prompts, estimates(classes, [each.sparse_gain for each in known], 1.0, now))]
-    steps = estimates(classes[:decodes], [each.step for each in known[:decodes]], 1.0, now)
-    rate = costs.push_bytes_per_second
-    pushes = estimates(classes[decodes:], [each.push for each in known[decodes:]], rate, now)
+        sparse = [*map(mul, prompts, estimates(classes, [each.sparse_gain for each in known], now))]
+    steps = estimates(classes[:decodes], [each.step for each in known[:decodes]], now)
+    pushes = estimates(classes[decodes:], [each.push for each in known[decodes:]], now)
     fetch: Iterable[float] = repeat(costs.fetch_bytes_per_second)
     if candidates.stores:
-        fetch = estimates(classes, [each.fetch for each in known], costs.fetch_bytes_per_second, now)
+        fetch = estimates(classes, [each.fetch for each in known], now)
     disk_fetch: Iterable[float] = repeat(costs.disk_fetch_bytes_per_second)
     if any(store.disk_blocks for store in candidates.stores.values()):
-        disk_fetch = estimates(classes, [each.disk_fetch for each in known], costs.disk_fetch_bytes_per_second, now)
-    both = chain(steps, repeat(1.0)), chain(repeat(rate, decodes), pushes)
-    paces = map(Pace, prompts, sparse, *both, fetch, disk_fetch)
-    estimated = [msgspec.structs.replace(worker, estimate=pace) for worker, pace in zip(workers, paces, strict=True)]
-    return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
+        disk_fetch = estimates(classes, [each.disk_fetch for each in known], now)
+    both = chain(steps, repeat(1.0)), chain(repeat(costs.push_bytes_per_second, decodes), pushes)
+    found = [*map(Pace, prompts, sparse, *both, fetch, disk_fetch)]
+    return found[:decodes], found[decodes:]
 
 
 def measures(
@@ -66,7 +63,7 @@ def measures(
     measured_at: MeasurementTimes,
     costs: CostModel,
 ) -> Measures:
-    """What a worker measured, as `informed` compares it."""
+    """What a worker measured, as `paces` compares it."""
     return Measures(
         measured(_prompt_slowness(load, costs), measured_at.prefill),
         measured(_sparse_gain(load, costs), measured_at.sparse),
@@ -79,7 +76,7 @@ def measures(
 
 def measured(value: float | None, changed_at: float, constant: float = 1.0) -> Measured:
     """constant: what stands in for the value where there is none."""
-    return (value, log(value / constant), changed_at) if value else (None, 0.0, changed_at)
+    return (value, log(value / constant), changed_at) if value else (constant, 0.0, NEVER)
 
 
 def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
@@ -88,30 +85,32 @@ def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
     rates = estimates(
         [each.worker_class for each in workers],
         [measured(each.load.prefill_tokens_per_second, each.measured_at.prefill, constant) for each in workers],
-        constant,
         candidates.now,
     )
     return {worker.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
 
 
-def estimates(classes: Sequence[str], measured: Sequence[Measured], constant: float, now: float) -> list[float]:
+def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) -> list[float]:
     """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way.
 
-    classes: each worker's; constant: what stands in for the quantity, as for `measured`.
+    classes: each worker's.
     """
-    weights, weighted, known = list[float](), list[float](), False
-    for value, logarithm, changed_at in measured:
-        # 1 for a fresh measurement, 0 for an infinitely old one.
-        weight = 0.0
-        if value is not None:
-            known, weight = True, exp2((now - changed_at) / -HALF_LIFE_SECONDS)
-        weights.append(weight)
-        weighted.append(weight * logarithm)
-    if not known:
-        return [constant] * len(measured)
+    if not measured:
+        return []
+    # 1 for a fresh measurement, 0 for an infinitely old one, which is one that there never was.
+    weights = [exp2((now - changed_at) / -HALF_LIFE_SECONDS) for _, _, changed_at in measured]
+    weighted = [weight * logarithm for weight, (_, logarithm, _) in zip(weights, measured, strict=True)]
+    # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
+    weight, total = fsum(weights), fsum(weighted)
+    if classes.count(classes[0]) == len(classes):
+        mean = _mean(weight, total, total / (ASSUMED_WEIGHT + weight))
+        return [
+            value * exp((1.0 - weight) * (mean - logarithm))
+            for (value, logarithm, _), weight in zip(measured, weights, strict=True)
+        ]
     means = _class_means(classes, weights, weighted)
     return [
-        constant * exp(means[name]) if value is None else value * exp((1.0 - weight) * (means[name] - logarithm))
+        value * exp((1.0 - weight) * (means[name] - logarithm))
         for name, (value, logarithm, _), weight in zip(classes, measured, weights, strict=True)
     ]
 
@@ -123,10 +122,6 @@ def _measures(worker: CandidateWorker, costs: CostModel) -> Measures:
 
 def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:
     """The weighted mean of what each class measured, and of an assumption that counts little: what all measured."""
-    # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    weight, total = fsum(weights), fsum(weighted)
-    if classes.count(classes[0]) == len(classes):
-        return {classes[0]: _mean(weight, total, total / (ASSUMED_WEIGHT + weight))}
     sums: dict[str, tuple[float, float]] = {}
     for name in set(classes):
         mine = [each == name for each in classes]

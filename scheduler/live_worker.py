@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from mesh.costs import CostModel
 from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
+from scheduler.prefix_index import NOTHING_HELD, Holders
 from scheduler.ranks import Rank
 
 # Why a worker in this state takes no request.
@@ -23,7 +26,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Worker:
-    """Written by the registry alone, which calls `changed` after it has written."""
+    """Written by the registry alone, which calls `changed` or `placements_changed` after it has written."""
 
     identity: WorkerIdentity
     lease: Lease
@@ -36,23 +39,26 @@ class Worker:
     connected: bool = True
     # By block: the ranks that hold it, as bits.
     cached: dict[bytes, int] = field(default_factory=dict)
+    # Names it among the standings: its first rank's number.
+    number: int = field(init=False)
     # Its ranks' numbers, as bits.
     bits: int = field(init=False)
-    # Made when they are asked for: a placement looks at dozens of workers, of which few have changed since the last.
-    _candidates: tuple[CostModel, Sequence[CandidateWorker]] | None = None
+    # Whether it decodes; others compute prompts alone.
+    decodes: bool = field(init=False)
+    # Made when they are asked for, with one cost model: a placement looks at dozens of workers, of which few have
+    # changed since the last.
+    _candidates: Sequence[CandidateWorker] | None = None
+    _costs: CostModel | None = None
 
     def __post_init__(self) -> None:
+        self.number = self.ranks[0].number
         self.bits = sum(1 << rank.number for rank in self.ranks)
+        self.decodes = self.identity.role is WorkerRole.DECODE
 
     @property
     def unreported(self) -> Unreported:
         """What was placed on it and the last status may not have counted yet."""
         return sum((rank.unreported for rank in self.ranks), Unreported())
-
-    @property
-    def number(self) -> int:
-        """Names it among the standings: its first rank's number."""
-        return self.ranks[0].number
 
     @property
     def use(self) -> float:
@@ -72,20 +78,39 @@ class Worker:
     def changed(self) -> None:
         self._candidates = None
 
-    def candidates(self, costs: CostModel) -> Sequence[CandidateWorker]:
-        """Each rank as a candidate of its own, with its part of the worker's room, and nothing of any prompt.
+    def placements_changed(self) -> None:
+        """As `changed`, if nothing but what was placed on it has."""
+        if self._candidates is None or len(self.ranks) > 1:
+            self._candidates = None
+            return
+        (rank,), (before,) = self.ranks, self._candidates
+        after = structs.replace(before, unreported=rank.unreported, prompts_until=rank.prompts_until)
+        self._candidates = [after]
+
+    def prefixes(self, holders: Holders) -> list[int]:
+        """How many leading blocks of a chain each rank holds."""
+        return [holders.prefix(rank.number) for rank in self.ranks]
+
+    def candidates(self, holders: Holders, costs: CostModel) -> Sequence[CandidateWorker]:
+        """Each rank as a candidate of its own, with its part of the worker's room and what it holds of the prompt.
 
         costs: those that its measurements will be compared with.
         """
-        if self._candidates is None or self._candidates[0] is not costs:
-            ranks = [self._candidate(index, rank, costs) for index, rank in enumerate(self.ranks)]
-            self._candidates = costs, ranks
-        return self._candidates[1]
+        found = self._candidates
+        if found is None or self._costs is not costs:
+            found = self._candidates = [self._candidate(index, rank, costs) for index, rank in enumerate(self.ranks)]
+            self._costs = costs
+        if not self.bits & holders.anything:
+            return found
+        return [
+            structs.replace(each, cached_blocks=held) if held else each
+            for each, held in zip(found, self.prefixes(holders), strict=True)
+        ]
 
     def whole(self, costs: CostModel) -> CandidateWorker:
         """The worker with all its ranks, and nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
-            return self.candidates(costs)[0]
+            return self.candidates(NOTHING_HELD, costs)[0]
         return self._made(
             None,
             self.identity.total_blocks,

@@ -7,8 +7,8 @@ from statistics import fmean
 from mesh.domain.workers import WorkerRole
 from scheduler.admission import Objectives
 from scheduler.arrivals import Demand
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
-from scheduler.estimates import informed, prompt_rates
+from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
+from scheduler.estimates import paces, prompt_rates
 from scheduler.placement import slots_left, step_ms
 from scheduler.scaling import Need
 
@@ -36,11 +36,11 @@ def needs(
     assumed: Assumed,
 ) -> dict[WorkerRole, list[Need]]:
     """By role. Decode workers compute the prompts where there is no prefill worker, so they have both needs then."""
-    candidates = informed(candidates, knobs)
+    decode_paces, _ = paces(candidates, knobs)
     prefill = [worker for worker in candidates.prefill if worker.unusable is None]
-    decode = [worker for worker in candidates.decode if worker.unusable is None]
+    decode = [each for each in zip(candidates.decode, decode_paces, strict=True) if each[0].unusable is None]
     rates = prompt_rates(candidates, knobs.costs)
-    computing = prefill or decode
+    computing = prefill or [worker for worker, _ in decode]
     prompts = _prompts(computing, [rates[each.worker_id] for each in computing], demand, knobs, objectives)
     output = mean_output_tokens or knobs.mean_output_tokens
     generations = _generations(decode, demand, output, knobs, objectives, assumed)
@@ -67,7 +67,7 @@ def _prompts(
 
 
 def _generations(
-    workers: Sequence[CandidateWorker],
+    workers: Sequence[tuple[CandidateWorker, Pace]],
     demand: Demand,
     output_tokens: float,
     knobs: PlacementKnobs,
@@ -75,22 +75,24 @@ def _generations(
     assumed: Assumed,
 ) -> Need:
     tokens_each = demand.mean_prompt_tokens + output_tokens
-    capacities = [_capacity(worker, tokens_each, knobs, objectives) for worker in workers]
+    capacities = [_capacity(worker, pace, tokens_each, knobs, objectives) for worker, pace in workers]
     per_replica = fmean(capacities) if capacities else assumed.requests_per_replica
-    steps = [step_ms(worker, int(per_replica), knobs) for worker in workers]
+    steps = [step_ms(worker, int(per_replica), pace, knobs) for worker, pace in workers]
     seconds_each = output_tokens * (fmean(steps) if steps else knobs.costs.decode_ms(1)) / 1000
     # A request that was refused would stay for as long as the others do.
     refused = demand.refused_requests * seconds_each
     if not workers and demand.refused_requests > FORGOTTEN:
         # Somebody waits for a first worker, however short the answer.
         refused = max(1.0, refused)
-    return Need(sum(worker.requests for worker in workers) + refused, per_replica, "requests at mean output length")
+    return Need(sum(worker.requests for worker, _ in workers) + refused, per_replica, "requests at mean output length")
 
 
-def _capacity(worker: CandidateWorker, tokens_each: float, knobs: PlacementKnobs, objectives: Objectives) -> float:
+def _capacity(
+    worker: CandidateWorker, pace: Pace, tokens_each: float, knobs: PlacementKnobs, objectives: Objectives
+) -> float:
     """Requests that the worker serves at once within its memory and the objective for a token's time, at least one."""
     requests = worker.requests
     slots = requests + slots_left(tokens_each, worker, requests)
     if objectives.tpot_ms is not None:
-        slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / worker.pace.slowness, max(1, slots)))
+        slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / pace.slowness, max(1, slots)))
     return float(max(1, slots))

@@ -13,14 +13,14 @@ uncached tokens delays no request. The candidate with the least total time wins;
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported, blocks
-from scheduler.estimates import informed
+from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest, Unreported, blocks
+from scheduler.estimates import paces
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection, Terms
@@ -36,8 +36,8 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
 
     candidate: CandidateWorker
     held_blocks: int
-    # Which part of those who wait are served before the request.
-    ahead: float
+    # How many must end before it has a place.
+    before: float
     # Time until the step begins in which the request has a place.
     wait_ms: float
     # Time until any step begins, for what comes at a moment that is not known.
@@ -47,17 +47,13 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
     drain_ms: float
     slots_left: int
     requests: int
-    verdict: Verdict
 
 
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
-    candidates = informed(candidates, knobs)
-    offers = best_offers(request, candidates, knobs)
-    fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
     terms: list[Terms] = []
-    for worker in candidates.decode:
-        terms += _terms(request, worker, candidates, fitting[worker.namespace], knobs)
+    for share, pace, offer in _shares(request, candidates, knobs):
+        terms += _terms(request, share, pace, offer, candidates, knobs)
     return tuple(terms)
 
 
@@ -75,6 +71,41 @@ def taken(ordered: Sequence[Terms]) -> Terms | None:
     return ordered[0] if ordered and ordered[0].rejection is None else None
 
 
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """What `best` found."""
+
+    # None if every candidate was rejected, or is not admitted.
+    best: Terms | None
+    # The terms that were looked at; all of them if there is no best.
+    terms: Sequence[Terms]
+    # How many there are.
+    count: int
+
+
+def best(
+    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs, admitted: Callable[[Terms], bool]
+) -> Choice:
+    """What `choose` would find among those of `predict`'s terms that are admitted.
+
+    Quicker than both: a worker whose wait and whose tokens alone take longer than the best so far is left out.
+    """
+    found: Terms | None = None
+    terms, count = list[Terms](), 0
+    for share, pace, offer in _shares(request, candidates, knobs):
+        worker = share.candidate
+        least_ms = share.wait_ms + share.output_ms
+        if found is not None and least_ms > found.total_ms and found.disconnected <= (not worker.connected):
+            count += _count(worker, offer)
+            continue
+        of_worker = _terms(request, share, pace, offer, candidates, knobs)
+        terms += of_worker
+        for term in of_worker:
+            better = found is None or term.preference() < found.preference()
+            if better and term.rejection is None and admitted(term):
+                found = term
+    return Choice(found, terms, len(terms) + count)
+
+
 def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int], Unreported]:
     """The load that the request adds to each chosen worker's rank, to be counted until the worker reports it itself."""
     taken, decode = blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
@@ -86,8 +117,8 @@ def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int
     }
 
 
-def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) -> str:
-    """The decision in words."""
+def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
+    """The decision in words. count: of the terms that were compared."""
     cached = f"{chosen.cached_blocks} blocks cached"
     sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
     if chosen.store is not None:
@@ -97,38 +128,63 @@ def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) 
     return (
         f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
         f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
-        f"token; {chosen.slots_left} slots left; best of {len(terms)}"
+        f"token; {chosen.slots_left} slots left; best of {count}"
     )
+
+
+def _shares(
+    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
+) -> Iterator[tuple[_DecodeShare, Pace, PrefillOffer | None]]:
+    """For each decode worker its part, its pace, and the best offer of KV that it could take."""
+    decode_paces, prefill_paces = paces(candidates, knobs)
+    offers = best_offers(request, candidates, prefill_paces, knobs)
+    fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
+    for worker, pace in zip(candidates.decode, decode_paces, strict=True):
+        yield _decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
+
+
+def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
+    """Of the terms that `_terms` finds."""
+    return worker.can_prefill + (not worker.can_prefill or (offer is not None and worker.receives_kv))
 
 
 def _terms(
     request: PlacementRequest,
-    worker: CandidateWorker,
+    share: _DecodeShare,
+    pace: Pace,
+    offer: PrefillOffer | None,
     candidates: Candidates,
-    fitting: PrefillOffer | None,
     knobs: PlacementKnobs,
 ) -> list[Terms]:
-    """fitting: the best offer of KV that the worker could take."""
-    share = _decode_share(request, worker, candidates.now, knobs)
+    worker = share.candidate
+    verdict = _reject(request, worker, share.before, knobs)
     terms = []
     if worker.can_prefill:
-        store = candidates.stores.get(worker.namespace) if candidates.stores else None
-        found = source(request, worker, store, knobs)
-        terms.append(_alone(share, found, bool(candidates.prefill), candidates.now, knobs))
-    if fitting is not None and worker.receives_kv:
-        terms.append(_pair(request, share, fitting, knobs))
+        terms.append(_alone(request, share, verdict, pace, candidates, knobs))
+    if offer is not None and worker.receives_kv:
+        terms.append(_pair(request, share, verdict, offer, knobs))
     elif not worker.can_prefill:
-        terms.append(_without_prefill(request, share, candidates))
+        terms.append(_without_prefill(request, share, verdict, candidates))
     return terms
 
 
-def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knobs: PlacementKnobs) -> Terms:
-    """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
+def _alone(
+    request: PlacementRequest,
+    share: _DecodeShare,
+    verdict: Verdict,
+    pace: Pace,
+    candidates: Candidates,
+    knobs: PlacementKnobs,
+) -> Terms:
+    """Terms of a decode worker that computes the prompt itself."""
     worker = share.candidate
-    queue_ms = share.ahead * worker.prompts_ms(now, knobs.costs)
+    store = candidates.stores.get(worker.namespace) if candidates.stores else None
+    found = source(request, worker, pace, store, knobs)
+    queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
     ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms
     delay_ms = 0.0
-    if contested:
+    # A prefill worker could compute the prompt instead.
+    if candidates.prefill:
         # The first tokens are computed in a decode step that runs anyway.
         short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
         riding = short / tokens if tokens > short else 1.0
@@ -136,10 +192,12 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knob
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
         delay_ms = others * (1 - riding) * found.computing_ms
-    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
+    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, verdict)
 
 
-def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
+def _pair(
+    request: PlacementRequest, share: _DecodeShare, verdict: Verdict, offer: PrefillOffer, knobs: PlacementKnobs
+) -> Terms:
     worker = share.candidate
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
@@ -149,13 +207,14 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
     ttft_ms = share.wait_ms + offer.ready_ms + knobs.costs.request_ms + calls_ms
     # Its KV lands while a step runs.
     joining_ms = push_ms + calls_ms + share.boundary_ms
-    verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
+    if verdict[0] is None:
+        verdict = offer.rejection, offer.rejected
     return _assemble(share, offer, offer.source, ttft_ms, joining_ms, verdict)
 
 
-def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates: Candidates) -> Terms:
+def _without_prefill(request: PlacementRequest, share: _DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
     """Terms of a decode worker that computes no prompts and has no prefill worker."""
-    worker, verdict = share.candidate, share.verdict
+    worker = share.candidate
     if verdict[0] is None and candidates.prefill:
         verdict = (Rejection.NAMESPACE, _mismatch(worker, candidates.prefill[0]))
     elif verdict[0] is None:
@@ -214,19 +273,19 @@ def _assemble(
 
 
 def _decode_share(
-    request: PlacementRequest, candidate: CandidateWorker, now: float, knobs: PlacementKnobs
+    request: PlacementRequest, candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs
 ) -> _DecodeShare:
-    load, requests, most = candidate.load, candidate.requests, candidate.max_requests
-    output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
+    requests, most = candidate.requests, candidate.max_requests
+    output_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
     if output_tokens > request.max_tokens:
         output_tokens = float(request.max_tokens)
     room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
-    tpot_ms = step_ms(candidate, requests + 1, knobs)
+    tpot_ms = step_ms(candidate, requests + 1, pace, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
     # A step that runs is over in half of its time on average, and its worker's report is as old.
     boundary_ms = tpot_ms / 2 if requests else 0.0
-    wait_ms, before = _step_left_ms(candidate, now, knobs) if requests else 0.0, 0.0
+    wait_ms, before = _step_left_ms(candidate, pace, now, knobs) if requests else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
         wait_ms = max(boundary_ms, before * drain_ms - boundary_ms)
@@ -234,7 +293,7 @@ def _decode_share(
     return _DecodeShare(
         candidate,
         held if held < reusable else reusable,
-        request.ahead,
+        before,
         wait_ms,
         boundary_ms,
         tpot_ms,
@@ -242,13 +301,12 @@ def _decode_share(
         drain_ms,
         room if room > 0 else 0,
         requests,
-        _reject(request, candidate, before, knobs),
     )
 
 
-def _step_left_ms(candidate: CandidateWorker, now: float, knobs: PlacementKnobs) -> float:
+def _step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
     """How much is left of the step that runs when the request comes to the worker."""
-    whole_ms = step_ms(candidate, candidate.requests, knobs)
+    whole_ms = step_ms(candidate, candidate.requests, pace, knobs)
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
     # It may be the next step, or one behind, of which no report has come yet.
@@ -264,9 +322,10 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
     return min(by_batch, by_blocks)
 
 
-def step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
-    """Step time with `requests` in the batch."""
-    return candidate.pace.slowness * knobs.costs.decode_ms(min(requests, candidate.max_requests))
+def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: PlacementKnobs) -> float:
+    """Step time at the candidate's pace with `requests` in the batch."""
+    most = candidate.max_requests
+    return pace.slowness * knobs.costs.decode_ms(requests if requests < most else most)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:

@@ -1,12 +1,12 @@
 """The quickest prefill worker of each KV namespace for a request. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection
 
@@ -44,38 +44,48 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 
 
 def best_offers(
-    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
+    request: PlacementRequest, candidates: Candidates, paces: Sequence[Pace], knobs: PlacementKnobs
 ) -> dict[KvNamespace, PrefillOffer]:
-    """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up."""
-    offers: dict[KvNamespace, list[PrefillOffer]] = {}
-    for worker in candidates.prefill:
-        offers.setdefault(worker.namespace, []).append(_offer(request, worker, candidates, knobs))
-    return {namespace: min(each, key=PrefillOffer.preference) for namespace, each in offers.items()}
+    """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up.
+
+    paces: the prefill workers'.
+    """
+    offers: dict[KvNamespace, PrefillOffer] = {}
+    for worker, pace in zip(candidates.prefill, paces, strict=True):
+        store = candidates.stores.get(worker.namespace) if candidates.stores else None
+        found = source(request, worker, pace, store, knobs)
+        queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
+        best = offers.get(worker.namespace)
+        if best is None or queue_ms + found.ms <= best.ready_ms or best.rejection is not None or not best.connected:
+            offer = _offer(request, worker, pace, found, queue_ms, knobs)
+            if best is None or offer.preference() < best.preference():
+                offers[worker.namespace] = offer
+    return offers
 
 
 def offer_to(namespace: KvNamespace, offers: Mapping[KvNamespace, PrefillOffer]) -> PrefillOffer | None:
     """The best offer of KV that a decode worker of this namespace can take; None if there is none."""
-    fitting = [
-        (offer.preference(without_drafts=not offered.provides(namespace)), offer)
-        for offered, offer in offers.items()
-        if offered.shares_base(namespace)
-    ]
-    return min(fitting, default=(None, None), key=lambda each: each[0])[1]
+    fitting = [(offered, offer) for offered, offer in offers.items() if offered.shares_base(namespace)]
+    if len(fitting) < 2:
+        return fitting[0][1] if fitting else None
+    return min(fitting, key=lambda each: each[1].preference(without_drafts=not each[0].provides(namespace)))[1]
 
 
 def _offer(
-    request: PlacementRequest, worker: CandidateWorker, candidates: Candidates, knobs: PlacementKnobs
+    request: PlacementRequest,
+    worker: CandidateWorker,
+    pace: Pace,
+    found: Source,
+    queue_ms: float,
+    knobs: PlacementKnobs,
 ) -> PrefillOffer:
-    store = candidates.stores.get(worker.namespace) if candidates.stores else None
-    found = source(request, worker, store, knobs)
-    queue_ms = request.ahead * worker.prompts_ms(candidates.now, knobs.costs)
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
         worker.worker_id,
         found,
         queue_ms + found.ms,
         queue_ms,
-        worker.pace.push_bytes_per_second,
+        pace.push_bytes_per_second,
         worker.layerwise_tokens,
         worker.connected,
         rejection,

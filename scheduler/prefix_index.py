@@ -68,6 +68,10 @@ class Holders:
                 yield found
 
 
+# Of a chain that nobody has any of.
+NOTHING_HELD = Holders(())
+
+
 def numbers(workers: int) -> Iterator[int]:
     """Of the bits that are set, ascending."""
     while workers:

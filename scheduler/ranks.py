@@ -128,14 +128,18 @@ class Rank:
         unseen = sum(seconds for placed_at, _, seconds in self.placed.values() if placed_at >= since)
         self.prompts_until = min(max(self.prompts_until or now, now + queued), now + queued + unseen)
 
-    def settle_placement(self, key: PlacementKey) -> None:
-        """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it."""
+    def settle_placement(self, key: PlacementKey) -> bool:
+        """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it.
+
+        False if it was settled before.
+        """
         if key not in self.placed:
-            return
+            return False
         placed_at, _, prompt_seconds = self.placed[key]
         if self.prompts_until is not None and placed_at >= self._load_at:
             self.prompts_until -= prompt_seconds
         self._forget(key)
+        return True
 
     def settle_placements_before(self, time: float) -> None:
         for key in [key for key, (placed_at, *_) in self.placed.items() if placed_at <= time]:

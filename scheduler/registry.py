@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
-from operator import attrgetter
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
@@ -24,8 +23,6 @@ from scheduler.ranks import PlacementKey, Rank
 from scheduler.standings import LOOKS, Standings
 
 log = logging.getLogger(__name__)
-# Sort key of workers.
-_BY_ID = attrgetter("lease.worker_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +147,8 @@ class Registry:
         self._cached_blocks += len(worker.cached) - before
 
     def holders(self, block_hashes: Sequence[bytes]) -> Holders:
-        """Who holds which part of a chain now, for `worth_a_look` and `cached_prefixes`."""
+        """Who holds which part of a chain now, for `worth_a_look` and for the workers themselves."""
         return self._prefixes.holders(block_hashes)
-
-    def cached_prefixes(self, holders: Holders, workers: Collection[Worker]) -> dict[str, list[int]]:
-        """How many leading blocks of the chain each rank holds, by worker id; workers that hold none are left out."""
-        anything, prefix = holders.anything, holders.prefix
-        return {
-            worker.lease.worker_id: [prefix(rank.number) for rank in worker.ranks]
-            for worker in workers
-            if worker.bits & anything
-        }
 
     def leave(self, lease: Lease) -> None:
         """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
@@ -196,7 +184,7 @@ class Registry:
         return [worker for worker in self.workers() if worker.identity.model == model]
 
     def worth_a_look(self, model: str, holders: Holders, avoided: int) -> list[Worker]:
-        """The live workers of a model that a prompt may best be placed on, by id; all of a small mesh's.
+        """The live workers of a model that a prompt may best be placed on, by number; all of a small mesh's.
 
         holders: of the prompt; avoided: how many of them the request may have to leave out.
         """
@@ -205,7 +193,8 @@ class Registry:
         for standing in self._standings.of(model):
             found.update(standing.looks(avoided))
             found.update(standing.holding_most(holders.groups(standing.members), LOOKS))
-        return sorted([self._by_number[number] for number in found], key=_BY_ID)
+        by_number = self._by_number
+        return [by_number[number] for number in sorted(found)]
 
     def identity(self, worker_id: str) -> WorkerIdentity:
         """Of a live worker."""
@@ -243,14 +232,16 @@ class Registry:
         """
         worker = self._workers[worker_id]
         worker.ranks[rank].add_placement(key, self._clock(), placed, prompt_seconds)
-        self._place(worker)
+        worker.placements_changed()
+        self._stand(worker)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
         """A placement ended and is no longer load of the worker."""
-        if worker_id in self._workers:
-            for rank in self._workers[worker_id].ranks:
-                rank.settle_placement(key)
-            self._place(self._workers[worker_id])
+        worker = self._workers.get(worker_id)
+        settled = [] if worker is None else [rank.settle_placement(key) for rank in worker.ranks]
+        if worker is not None and any(settled):
+            worker.placements_changed()
+            self._stand(worker)
 
     async def expire_forever(self, period_seconds: float) -> None:
         """Drop workers whose lease ran out, also while no call comes, until cancelled."""
@@ -315,6 +306,9 @@ class Registry:
     def _place(self, worker: Worker) -> None:
         """After every change of what placement reads of the worker."""
         worker.changed()
+        self._stand(worker)
+
+    def _stand(self, worker: Worker) -> None:
         self._standings.place(worker.identity, worker.number, worker.bits, worker.use)
 
     def _renew(self, worker: Worker) -> None:

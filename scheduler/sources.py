@@ -5,7 +5,7 @@ import msgspec
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.targets import StoreTarget
-from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
@@ -25,17 +25,21 @@ class Source(msgspec.Struct, frozen=True, gc=False):
 
 
 def source(
-    request: PlacementRequest, candidate: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
+    request: PlacementRequest,
+    candidate: CandidateWorker,
+    pace: Pace,
+    store: StoreTarget | None,
+    knobs: PlacementKnobs,
 ) -> Source:
     """The quickest way: to compute all that the candidate lacks, or to fetch first what the store has of it in memory,
     or also what it has on its disk.
 
-    The candidate is informed (see `estimates`).
+    pace: the candidate's.
     """
     own, reusable = candidate.cached_blocks, request.reusable_blocks
     if own > reusable:
         own = reusable
-    best = _computed(request, own, candidate, knobs)
+    best = _computed(request, own, candidate, pace, knobs)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
@@ -43,17 +47,17 @@ def source(
         blocks = min(target.blocks, request.reusable_blocks)
         if blocks <= own:
             continue
-        rest = _computed(request, blocks, candidate, knobs)
-        ms = rest.ms + _fetch_ms(candidate, own, min(blocks, in_memory), blocks, knobs)
+        rest = _computed(request, blocks, candidate, pace, knobs)
+        ms = rest.ms + _fetch_ms(candidate, pace, own, min(blocks, in_memory), blocks, knobs)
         if ms < best.ms:
             best = msgspec.structs.replace(rest, store=target, ms=ms)
     return best
 
 
 def _computed(
-    request: PlacementRequest, cached_blocks: int, candidate: CandidateWorker, knobs: PlacementKnobs
+    request: PlacementRequest, cached_blocks: int, candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs
 ) -> Source:
-    cached_tokens, pace, costs = cached_blocks * BLOCK_TOKENS, candidate.pace, knobs.costs
+    cached_tokens, costs = cached_blocks * BLOCK_TOKENS, knobs.costs
     uncached_tokens = request.prompt_tokens - cached_tokens
     if request.sparse_from is None or not candidate.sparse:
         ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens)
@@ -65,9 +69,10 @@ def _computed(
     return Source(None, cached_blocks, uncached_tokens, ms, ms, sparse)
 
 
-def _fetch_ms(candidate: CandidateWorker, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs) -> float:
+def _fetch_ms(
+    candidate: CandidateWorker, pace: Pace, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs
+) -> float:
     """Of the blocks behind the candidate's own, of which a store has the first in memory and the others on its disk."""
-    pace = candidate.pace
     memory_seconds = max(0, in_memory - own) * candidate.block_bytes / pace.fetch_bytes_per_second
     disk_seconds = (blocks - max(own, in_memory)) * candidate.block_bytes / pace.disk_fetch_bytes_per_second
     return knobs.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000

@@ -77,6 +77,9 @@ class Standing:
     def _least_used(self, ranks: int) -> Iterator[int]:
         """The workers that have any of these ranks (bits of this field), the least used first."""
         if ranks.bit_count() > FEW:
+            if self.members.bit_count() == len(self._ordered):
+                # Each worker is its one rank.
+                return (worker for _, worker, _ in self._ordered if ranks >> worker & 1)
             return (worker for _, worker, bits in self._ordered if bits & ranks)
         known, workers = self._known, {self._worker_of[rank] for rank in numbers(ranks)}
         return iter(sorted(workers, key=lambda worker: (known[worker][0], worker)))

@@ -158,7 +158,7 @@ def _cached_prefixes(cached: Mapping[str, int]) -> list[scheduler_pb2.CachedPref
 
 def _candidate(term: Terms, chosen: Terms | None) -> scheduler_pb2.Candidate:
     rejected = term.rejected
-    if not rejected and term is not chosen:
+    if not rejected and term != chosen:
         rejected = "a status stream is broken" if term.disconnected else "another is predicted to cost less time"
     return scheduler_pb2.Candidate(
         worker_id=term.worker_id,

@@ -36,13 +36,16 @@ class Census:
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
+        self._total = 0
         self._weights: dict[str, float] = {}
 
     def add(self, share: Share) -> None:
+        self._total += 1
         self._requests[share.tenant] += 1
         self._weights[share.tenant] = share.weight
 
     def remove(self, share: Share) -> None:
+        self._total -= 1
         self._requests[share.tenant] -= 1
         if not self._requests[share.tenant]:
             del self._requests[share.tenant], self._weights[share.tenant]
@@ -53,6 +56,7 @@ class Census:
         It is 1 for a tenant with its part of the requests or more, and next to nothing for one with few. So a limit on
         those ahead lets in a tenant that has less than its part, and no more than twice as many wait as the limit says.
         """
-        own, others = self._requests[share.tenant] + 1, self._requests.total() - self._requests[share.tenant]
+        before = self._requests[share.tenant]
+        own, others = before + 1, self._total - before
         weights = sum(self._weights.values()) - self._weights.get(share.tenant, 0.0) + share.weight
         return min(1.0, own / (own + others) * weights / share.weight)

@@ -52,7 +52,7 @@ class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
 
     def shares_base(self, other: "KvNamespace") -> bool:
         """Whether the base layers of both mean the same, so that KV may move between their workers."""
-        return self.base == other.base
+        return self == other or self.base == other.base
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):

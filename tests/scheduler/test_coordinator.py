@@ -9,8 +9,8 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, Worker
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, Unreported
-from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
-from scheduler.decisions import DecisionLog, Outcome
+from scheduler.coordinator import Coordinator, PlacementCall
+from scheduler.decisions import SHOWN_CANDIDATES, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
 from scheduler.registry import Registry
@@ -183,7 +183,7 @@ async def test_a_decision_remembers_the_best_of_many_candidates() -> None:
         scheduling.add_worker(f"w{number:02}")
     chosen = await scheduling.place(avoid=frozenset({"w00", "w01"}))
     terms = scheduling.decisions.newest(1)[0].terms
-    assert len(terms) == KEPT_CANDIDATES
+    assert len(terms) == SHOWN_CANDIDATES
     assert terms[0].worker_id == chosen == "w02"
     assert all(term.rejection is None for term in terms)
 

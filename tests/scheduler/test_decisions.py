@@ -1,15 +1,25 @@
 from typing import Any
 
-from scheduler.candidates import PlacementKnobs
+from scheduler.admission import NO_OBJECTIVES
+from scheduler.candidates import Candidates, PlacementKnobs
+from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
-from tests.support.scheduling import make_candidate, make_request, predict_alone
+from tests.support.scheduling import make_candidate, make_request
 
-CHOSEN = predict_alone(make_request(), [make_candidate()], PlacementKnobs())[0]
+COMPARED = Comparison(make_request(), Candidates([make_candidate()]), PlacementKnobs(), NO_OBJECTIVES)
+CHOSEN = COMPARED.best().best
 
 
 def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
-    values: dict[str, Any] = {"time": 0.0, "model": "m", "chosen": CHOSEN, "reason": "", "terms": (), **changes}
+    values: dict[str, Any] = {
+        "time": 0.0,
+        "model": "m",
+        "chosen": CHOSEN,
+        "reason": "",
+        "compared": COMPARED,
+        **changes,
+    }
     return Decision(generation_id=request_id, request_id=request_id, attempt=attempt, **values)
 
 

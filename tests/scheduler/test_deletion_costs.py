@@ -12,7 +12,7 @@ from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
 from scheduler.coordinator import Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.deletion_costs import DeletionCosts, deletion_cost_ms
-from scheduler.estimates import informed
+from scheduler.estimates import paces
 from scheduler.lengths import OutputLengths
 from scheduler.registry import Registry
 from scheduler.stores import Stores
@@ -32,8 +32,8 @@ IDLE = CandidateWorker(
 
 
 def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
-    (worker,) = informed(Candidates([worker]), KNOBS).decode
-    return deletion_cost_ms(worker, kept_blocks, output_tokens=100.0, knobs=KNOBS)
+    ((pace,), _) = paces(Candidates([worker]), KNOBS)
+    return deletion_cost_ms(worker, pace, kept_blocks, output_tokens=100.0, knobs=KNOBS)
 
 
 def scheduler_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> tuple[Coordinator, DeletionCosts]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
-from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, informed
+from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, paces
 from scheduler.estimates import measured as measured_of
 from scheduler.placement import choose, placed_work
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
@@ -37,7 +37,7 @@ def of(value: float | None, age_seconds: float = 0.0, worker_class: str = "a") -
 
 def estimated(told: Sequence[Told], constant: float) -> list[float]:
     known = [measured_of(value, -age_seconds, constant) for _, value, age_seconds in told]
-    return estimates([name for name, _, _ in told], known, constant, 0.0)
+    return estimates([name for name, _, _ in told], known, 0.0)
 
 
 def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
@@ -111,7 +111,7 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
     def bandwidth(age_seconds: float) -> float:
         worker = make_candidate(fetch_bytes_per_second=1e6, measured_at=MeasurementTimes(fetch=-age_seconds))
         candidates = Candidates([worker], stores={worker.namespace: StoreTarget("store", 1)})
-        return informed(candidates, KNOBS).decode[0].pace.fetch_bytes_per_second
+        return paces(candidates, KNOBS)[0][0].fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)
@@ -121,10 +121,10 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
     decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
-    found = informed(Candidates([decode], [prefill]), KNOBS)
+    decode_paces, prefill_paces = paces(Candidates([decode], [prefill]), KNOBS)
     slowness = KNOBS.costs.prefill_tokens_per_second / 800.0
-    assert found.prefill[0].pace.prompt_slowness == pytest.approx(slowness)
-    assert found.decode[0].pace.prompt_slowness == pytest.approx(slowness, rel=1e-3)
+    assert prefill_paces[0].prompt_slowness == pytest.approx(slowness)
+    assert decode_paces[0].prompt_slowness == pytest.approx(slowness, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:

@@ -266,7 +266,7 @@ def test_the_reason_names_both_workers_and_the_store() -> None:
     terms = predict(make_request(), candidates, KNOBS)
     chosen = choose(terms)
     assert chosen is not None
-    reason = explain(make_request(), chosen, terms)
+    reason = explain(make_request(), chosen, len(terms))
     assert reason.startswith("p -> d: first token in")
     assert "128 prompt tokens to compute, 8 blocks cached, s asked for 8, 9 blocks to move" in reason
 

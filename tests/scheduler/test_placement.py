@@ -200,7 +200,7 @@ def test_the_reason_names_the_terms() -> None:
     terms = predict_alone(make_request(), [make_candidate("a", cached_blocks=4), make_candidate("b")], KNOBS)
     chosen = choose(terms)
     assert chosen is not None
-    reason = explain(make_request(), chosen, terms)
+    reason = explain(make_request(), chosen, len(terms))
     assert reason.startswith("a: ")
     assert "384 prompt tokens to compute, 4 blocks cached" in reason
     assert "best of 2" in reason

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +20,13 @@ SETTLE = 0.25
 def make_registry(**limits: Any) -> tuple[Registry, ManualClock]:
     clock = ManualClock()
     return Registry(clock, LEASE, SETTLE, RegistryLimits(**limits)), clock
+
+
+def held_of(registry: Registry, chain: Sequence[bytes]) -> dict[str, list[int]]:
+    """How many leading blocks each rank has, of the workers that have any."""
+    holders = registry.holders(chain)
+    held = {worker.identity.worker_id: worker.prefixes(holders) for worker in registry.workers()}
+    return {worker_id: each for worker_id, each in held.items() if any(each)}
 
 
 def live(registry: Registry) -> list[tuple[str, str]]:
@@ -186,7 +194,7 @@ def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
     registry, _ = make_registry()
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
     for chain, found in ((hashes(1, 2, 3, 4), {"a": [2]}), (hashes(3, 1), {}), (hashes(1, 2), {"a": [2]})):
-        assert registry.cached_prefixes(registry.holders(chain), registry.workers()) == found
+        assert held_of(registry, chain) == found
 
 
 def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
@@ -194,7 +202,7 @@ def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
     clock.now += LEASE
     registry.attach(make_identity("b"))
-    assert registry.cached_prefixes(registry.holders(hashes(1, 2)), registry.workers()) == {}
+    assert held_of(registry, hashes(1, 2)) == {}
 
 
 def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:
@@ -220,7 +228,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
         )
         rates = TransferCounters(fetch_bytes_per_second=bandwidth, disk_fetch_bytes_per_second=disk)
         registry.update(lease, WorkerState.SERVING, load, rates)
-        return registry.workers()[0].candidates(CostModel())[0].measured_at
+        return registry.workers()[0].whole(CostModel()).measured_at
 
     def times(
         prefill: float, step: float, fetch: float, push: float, disk_fetch: float, sparse: float = 1
@@ -280,7 +288,7 @@ def test_blocks_follow_the_events_and_their_count_never_drifts(
     assert {w.identity.worker_id: set(w.cached) for w in registry.workers()} == {
         name: set(hashes(*numbers)) for name, numbers in expected.items()
     }
-    assert registry.cached_prefixes(registry.holders(hashes(*range(10))), registry.workers()) == {
+    assert held_of(registry, hashes(*range(10))) == {
         name: [next(number for number in range(11) if number not in numbers)]
         for name, numbers in expected.items()
         if 0 in numbers
@@ -305,8 +313,8 @@ def test_a_block_that_moved_to_another_rank_is_cached_there_alone() -> None:
     lease = registry.attach(make_identity("a", ranks=2))
     for holders in (0b01, 0b11, 0b10):
         registry.record_blocks(lease, False, hashes(1), [], [holders])
-        found = registry.cached_prefixes(registry.holders(hashes(1)), registry.workers())
+        found = held_of(registry, hashes(1))
         assert found == {"a": [holders & 1, holders >> 1]}
     assert len(registry.workers()[0].cached) == 1
     registry.record_blocks(lease, False, [], hashes(1))
-    assert registry.cached_prefixes(registry.holders(hashes(1)), registry.workers()) == {}
+    assert held_of(registry, hashes(1)) == {}

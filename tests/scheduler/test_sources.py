@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.estimates import informed
+from scheduler.estimates import paces
 from scheduler.placement import choose, predict
 from scheduler.sources import Source, source
 from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
@@ -26,8 +26,8 @@ def found_by(
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
     constants = replace(KNOBS, costs=CostModel(**costs))
-    (estimated,) = informed(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants).decode
-    return source(request or make_request(), estimated, store, constants)
+    ((pace,), _) = paces(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants)
+    return source(request or make_request(), candidate, pace, store, constants)
 
 
 def test_a_store_that_has_more_is_asked_for_it() -> None:

@@ -70,9 +70,7 @@ def test_a_prompt_is_predicted_by_the_pace_of_its_kind() -> None:
 
 def test_a_decision_says_how_many_tokens_are_sparse() -> None:
     terms = predicted([prefill_worker("a", True, load_with(None, None))], FROM_TOKENS)
-    assert "(100000 prompt tokens to compute, 83616 of them sparsely" in explain(
-        make_request(), terms["a"], terms.values()
-    )
+    assert "(100000 prompt tokens to compute, 83616 of them sparsely" in explain(make_request(), terms["a"], 1)
 
 
 def test_measured_paces_stretch_what_the_cost_model_says_of_each_kind() -> None:
