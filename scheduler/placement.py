@@ -47,6 +47,8 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
     drain_ms: float
     slots_left: int
     requests: int
+    # Its wait and its tokens: no placement on it takes less.
+    least_ms: float
 
 
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
@@ -91,10 +93,9 @@ def best(
     """
     found: Terms | None = None
     terms, count = list[Terms](), 0
-    for share, pace, offer in _shares(request, candidates, knobs):
+    for share, pace, offer in sorted(_shares(request, candidates, knobs), key=_least_ms):
         worker = share.candidate
-        least_ms = share.wait_ms + share.output_ms
-        if found is not None and least_ms > found.total_ms and found.disconnected <= (not worker.connected):
+        if found is not None and share.least_ms > found.total_ms and found.disconnected <= (not worker.connected):
             count += _count(worker, offer)
             continue
         of_worker = _terms(request, share, pace, offer, candidates, knobs)
@@ -141,6 +142,10 @@ def _shares(
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
     for worker, pace in zip(candidates.decode, decode_paces, strict=True):
         yield _decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
+
+
+def _least_ms(part: tuple[_DecodeShare, Pace, PrefillOffer | None]) -> float:
+    return part[0].least_ms
 
 
 def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
@@ -301,6 +306,7 @@ def _decode_share(
         drain_ms,
         room if room > 0 else 0,
         requests,
+        wait_ms + output_ms,
     )
 
 

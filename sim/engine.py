@@ -1,7 +1,6 @@
 """The product's engine, which can also take many decode steps at once, exactly as one after the other."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 from engine.batcher import StepPlan
 from engine.engine import Engine
@@ -40,14 +39,24 @@ class SimulatedEngine(Engine):
         requests = self._schedule.decoding
         if not requests or self._unsettled:
             return 0
-        steps = MOST_STEPS
+        # Every turn of every rank comes by here, so that nothing is called for each request.
+        steps, beyond = MOST_STEPS, 0
         for request in requests:
-            steps = min(steps, _steps_left(request))
-            if steps < 1 or not request.has_first_token:
+            token_ids = request.progress.token_ids
+            tokens = len(token_ids)
+            # Until the request has its last token.
+            left = min(token_ids[-1] - END_OF_SEQUENCE, request.limit - tokens)
+            if left < 1 or tokens <= request.prompt_tokens:
                 return 0
-        blocks = sum(max(0, request.progress.computed + steps - request.progress.covered) for request in requests)
+            if left < steps:
+                steps = left
+        for request in requests:
+            progress = request.progress
+            lacking = progress.computed + steps - progress.covered
+            if lacking > 0:
+                beyond += lacking
         # Most often there is room by far: a request needs a block every 64 steps.
-        return steps if blocks // BLOCK_TOKENS + len(requests) <= self.pool.free_blocks else 0
+        return steps if beyond // BLOCK_TOKENS + len(requests) <= self.pool.free_blocks else 0
 
     @property
     def decoding_context(self) -> tuple[int, int]:
@@ -55,24 +64,24 @@ class SimulatedEngine(Engine):
         requests = self._schedule.decoding
         return len(requests), sum(request.progress.computed for request in requests)
 
-    def take(self, times: Sequence[float]) -> StepResult:
-        """Quiet steps that began and ended at `times`, each when the one before it ended.
+    def take(self, seconds: Sequence[float]) -> StepResult:
+        """Quiet steps that took so long, one after the other.
 
         Returns their result, in which only requests that ended have an output.
         """
-        requests = list(self._schedule.decoding)
-        for begin in range(0, len(times) - 1, STRETCH):
-            self._take_stretch(requests, min(STRETCH, len(times) - 1 - begin))
-        self._schedule.count(StepWork(requests), len(times) - 1)
-        self._meter.observe_decode_steps([ended - began for began, ended in pairwise(times)], len(requests))
-        self._pipeline.steps += len(times) - 1
+        requests, steps = list(self._schedule.decoding), len(seconds)
+        for begin in range(0, steps, STRETCH):
+            self._take_stretch(requests, min(STRETCH, steps - begin))
+        self._schedule.count(StepWork(requests), steps)
+        self._meter.observe_decode_steps(seconds, len(requests))
+        self._pipeline.steps += steps
         self._quiet, self._taken = requests, None
         for request in requests:
-            progress = request.progress
-            if progress.token_ids[-1] == END_OF_SEQUENCE or len(progress.token_ids) == request.limit:
+            token_ids = request.progress.token_ids
+            if token_ids[-1] == END_OF_SEQUENCE or len(token_ids) == request.limit:
                 # Its last output counts tokens by their positions, and repeats none.
-                self._report.outputs.append(Output(request.key, len(progress.token_ids), [], finish=_finish(request)))
-                self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
+                self._report.outputs.append(Output(request.key, len(token_ids), [], finish=_finish(request)))
+                self._meter.observe_finished(len(token_ids) - request.prompt_tokens)
                 self._schedule.withdraw(request)
                 self._close(request)
         self._report.load_changed = True
@@ -113,30 +122,25 @@ class SimulatedEngine(Engine):
         events = []
         for index, request in enumerate(requests):
             progress = request.progress
+            computed = progress.computed
             # A step gives blocks to its rows before it computes them, and finds full ones behind.
-            given = progress.covered - progress.computed + 1
+            given = progress.covered - computed + 1
             if given <= steps:
                 events.append((given, 0, index))
-            filled = (progress.registered_blocks + 1) * BLOCK_TOKENS - progress.computed
+            filled = (progress.registered_blocks + 1) * BLOCK_TOKENS - computed
             if filled <= steps:
                 events.append((filled, 1, index))
-        taken = [0] * len(requests)
+        taken = dict[int, int]()
         for step, fills, index in sorted(events):
             request = requests[index]
             if fills:
-                _advance(request, index, step - taken[index])
+                _advance(request, index, step - taken.get(index, 0))
                 taken[index] = step
                 self._schedule.register(request)
             else:
                 self._schedule.carry_out(StepPlan([], [], [], [request], []))
         for index, request in enumerate(requests):
-            _advance(request, index, steps - taken[index])
-
-
-def _steps_left(request: Request) -> int:
-    """Until the request has its last token."""
-    progress = request.progress
-    return min(progress.token_ids[-1] - END_OF_SEQUENCE, request.limit - len(progress.token_ids))
+            _advance(request, index, steps - taken.get(index, 0))
 
 
 def _finish(request: Request) -> FinishReason:
@@ -147,5 +151,6 @@ def _finish(request: Request) -> FinishReason:
 def _advance(request: Request, index: int, steps: int) -> None:
     """Row `index` of so many steps, launched and collected."""
     if steps:
-        last = request.progress.token_ids[-1]
-        request.progress.drew(range(last - 1, last - 1 - steps, -1), index)
+        progress = request.progress
+        last = progress.token_ids[-1]
+        progress.drew(range(last - 1, last - 1 - steps, -1), index)

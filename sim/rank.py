@@ -87,12 +87,13 @@ class SimulatedRank:
             return quiet[1] if len(quiet) > 1 else None
         ended = (bisect_right if ending_now else bisect_left)(quiet, now) - 1
         if ended > 0:
-            times, self._quiet = self._quiet[: ended + 1], self._quiet[ended:]
+            seconds = [ends - began for began, ends in pairwise(quiet[: ended + 1])]
+            self._quiet = quiet[ended:]
             self.steps += ended
-            for began, ends in pairwise(times):
-                self.device.busy_seconds += ends - began
+            for each in seconds:
+                self.device.busy_seconds += each
             self._clock.now = self._quiet[0]
-            self._on_result(self.engine.take(times))
+            self._on_result(self.engine.take(seconds))
         return self._quiet[1] if len(self._quiet) > 1 else None
 
     @property
