@@ -36,7 +36,7 @@ def calibrate(
         typer.Option(
             envvar="DEEPMESH_SCHEDULER",
             metavar="HOST:PORT",
-            help="Its scheduler, for the rates of pushes and fetches that workers have measured.",
+            help="Its scheduler, for what workers have measured of pushes and fetches, and of sparse prompts.",
         ),
     ] = None,
     certificates: CertificatesOption = None,
@@ -44,7 +44,8 @@ def calibrate(
     """Measure what steps, prompts and calls take, and write it to a cost file with its error.
 
     A mesh is measured through its gateway: it should be idle, and needs a minute or two. With its scheduler's address
-    the file also has how fast KV moved in the traffic that the mesh has had.
+    the file also has how fast KV moved in the traffic that the mesh has had; and if its workers compute long prompts
+    sparsely, they are sent some, and the file has what these take.
     """
     from bench.calibration.mesh import MeshUnderTest, measure
     from bench.calibration.rank import costs_of_rank

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from bench.calibration.fit import left_out_error, prompt_times
+from bench.calibration.sparse import sparse_pairs_ms, sparse_prompt_tokens
 from bench.calibration.transfers import transfer_rates
+from bench.calibration.workers import workers_of
 from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.run import load
@@ -21,6 +23,9 @@ OUTPUT_TOKENS = 48
 # Prompts of the closed loops: short, so that they hardly lengthen the steps of others.
 SHORT_PROMPT = 16
 PROMPTS_A_LENGTH = 5
+SPARSE_PROMPTS = 2
+# Workers report within it what they measured.
+REPORT_SECONDS = 2.0
 SEEDS = 2**40
 
 
@@ -33,7 +38,8 @@ class MeshUnderTest:
     widths: Sequence[int] = WIDTHS
     prompts: Sequence[int] = PROMPTS
     api_key: str | None = None
-    # host:port of its scheduler, and channels to it; None leaves rates of transfers as they are by default.
+    # host:port of its scheduler, and channels to it; None leaves rates of transfers and sparse prompts as they
+    # are by default.
     scheduler: tuple[str, Channels] | None = None
     # Prompts are drawn from it. No two calibrations may send the same ones: the mesh keeps the KV of what it computed.
     seed: int = field(default_factory=lambda: secrets.randbelow(SEEDS))
@@ -51,19 +57,40 @@ async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> Cos
         ms = await _first_token_ms(mesh, tokens)
         show(f"prompts of {tokens} tokens: first token after {ms:.1f} ms")
         firsts.append((float(tokens), ms))
-    rates = {} if mesh.scheduler is None else await transfer_rates(*mesh.scheduler, show)
     rising = _rising(steps)
     start_ms, token_ms, pair_ms = prompt_times(firsts)
+    reported = {} if mesh.scheduler is None else await _reported(mesh, *mesh.scheduler, token_ms, show)
     costs = CostModel(
         decode_steps=rising,
         prefill_tokens_per_second=1000 / token_ms,
         prefill_pairs_ms=pair_ms * MILLION,
         request_ms=start_ms,
-        **rates,
+        **reported,
     )
     workers = "1 decode worker" if mesh.decode_workers == 1 else f"{mesh.decode_workers} decode workers"
     source = f"a mesh of {workers}, through its gateway"
     return CostFile(costs, source=source, error=left_out_error(rising))
+
+
+async def _reported(
+    mesh: MeshUnderTest, scheduler: str, channels: Channels, token_ms: float, show: Callable[[str], None]
+) -> dict[str, float]:
+    """What workers measured themselves, as fields of a cost model: transfers of their traffic, and sparse prompts,
+    of which they are sent some. token_ms: a prompt's token without what came before it.
+    """
+    workers = await workers_of(scheduler, channels)
+    reported = transfer_rates(workers, show)
+    tokens = sparse_prompt_tokens(workers)
+    if tokens is None:
+        return reported
+    await _records(mesh, mesh.decode_workers, SPARSE_PROMPTS * mesh.decode_workers, tokens, 1)
+    await asyncio.sleep(REPORT_SECONDS)
+    pairs_ms = sparse_pairs_ms(await workers_of(scheduler, channels), token_ms)
+    if pairs_ms is None:
+        show(f"sparse prompts: not measured, since no worker computed any of {tokens} tokens")
+        return reported
+    show(f"sparse prompts of {tokens} tokens: {pairs_ms:.2f} ms for a million pairs")
+    return {**reported, "sparse_pairs_ms": pairs_ms}
 
 
 async def _step_ms(mesh: MeshUnderTest, width: int) -> float:

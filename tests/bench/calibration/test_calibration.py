@@ -1,13 +1,16 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deepmesh.internal.v1 import workers_pb2
+from deepmesh.internal.v1 import scheduler_pb2, sparse_prefill_pb2, workers_pb2
 
 from bench.calibration.fit import left_out_error, prompt_times
 from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
 from bench.calibration.rank import costs_of_rank
+from bench.calibration.sparse import sparse_pairs_ms, sparse_prompt_tokens
 from bench.calibration.transfers import transfer_rates
+from bench.calibration.workers import workers_of
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 from tests.support.process_mesh import oracle_settings, process_mesh
@@ -89,12 +92,37 @@ async def test_rates_of_transfers_are_those_that_workers_measured() -> None:
                 load=workers_pb2.WorkerLoad(free_blocks=1000, push_bytes_per_second=push),
                 transfers=workers_pb2.TransferStatus(fetch_bytes_per_second=fetch),
             )
-        rates = await transfer_rates(endpoint, Channels(), told.append)
+        rates = transfer_rates(await workers_of(endpoint, Channels()), told.append)
     assert rates == pytest.approx({"push_bytes_per_second": 2e9, "fetch_bytes_per_second": 3e8})
     assert told[1:] == [
         "fetches from stores' memory: 0.30 GB/s, as 2 of 3 workers measured",
         "fetches from stores' disks: not measured, since no worker made any",
     ]
+
+
+def worker_status(sparse: tuple[float, float] | None = None, **identity: Any) -> scheduler_pb2.WorkerStatus:
+    """sparse: tokens a second, and tokens before each."""
+    load = workers_pb2.WorkerLoad()
+    if sparse is not None:
+        load.sparse_prompts.tokens_per_second, load.sparse_prompts.context_tokens = sparse
+    return scheduler_pb2.WorkerStatus(identity=workers_pb2.WorkerIdentity(**identity), load=load)
+
+
+def test_pairs_of_sparse_prompts_take_what_their_tokens_take_beyond_others() -> None:
+    # 0.5 ms a token with 10,000 tokens before it, of which 0.1 ms are any token's.
+    workers = [worker_status((2000.0, 10_000.0)), worker_status(), worker_status((20_000.0, 10_000.0))]
+    assert sparse_pairs_ms(workers[:2], 0.1) == pytest.approx(40.0)
+    # One whose tokens take less than any token's has none.
+    assert sparse_pairs_ms(workers, 0.1) == pytest.approx(20.0)
+    assert sparse_pairs_ms(workers[1:2], 0.1) is None
+
+
+def test_half_of_the_prompts_that_measure_sparse_attention_is_sparse() -> None:
+    sparse = sparse_prefill_pb2.SparsePrefill(from_tokens=4096, recall=0.95)
+    workers = [worker_status(context_tokens=9000), worker_status(context_tokens=100_000, sparse_prefill=sparse)]
+    assert sparse_prompt_tokens(workers) == 8192
+    assert sparse_prompt_tokens([worker_status(context_tokens=5000, sparse_prefill=sparse)]) == 4999
+    assert sparse_prompt_tokens(workers[:1]) is None
 
 
 @pytest.mark.check("fidelity")
