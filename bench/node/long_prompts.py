@@ -79,9 +79,10 @@ def measure_prompts(engine: RankEngine, options: Options, *, first: bool = True)
     if first:
         # Kernels are compiled.
         engine.load.prefill_seconds(1, min(options.tokens))
-        seconds = [
-            median(engine.load.prefill_seconds(1, tokens) for _ in range(options.repeats)) for tokens in options.tokens
-        ]
+        for tokens in options.tokens:
+            seconds.append(median(engine.load.prefill_seconds(1, tokens) for _ in range(options.repeats)))
+            # What is known should the time for the rest be too short.
+            Console(stderr=True).print(f"{tokens:,} tokens: {seconds[-1]:.3f} s")
     engine.stop()
     return seconds
 
@@ -125,7 +126,7 @@ def main() -> int:
     parser.add_argument("--kv", choices=("fp8", "bf16"), default="fp8")
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 65536, 131072])
     parser.add_argument("--step-tokens", type=int, default=16384, help="of each rank that computes")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()
     ranks = torch.cuda.device_count()
     if ranks < 2:
