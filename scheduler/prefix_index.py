@@ -68,7 +68,7 @@ class Holders:
                 yield found
 
 
-# Of a chain that nobody has any of.
+# The holders of a chain of which nobody has anything.
 NOTHING_HELD = Holders(())
 
 

@@ -32,7 +32,7 @@ LAYOUT = Layout(dp=2, ep=2)
 LATEST_SECONDS = 100e-6
 LIMIT_SECONDS = 60.0
 CACHE_LINE = 64
-# Of the steps of a pause, so many are not counted.
+# A fifth of the steps with a pause only warms up and is not counted.
 WARM_SHARE = 5
 
 

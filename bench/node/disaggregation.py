@@ -54,7 +54,7 @@ class Options:
     osl: int
     layers: int
     model: Path | None
-    # Of a worker.
+    # Most requests that a rank runs at once.
     max_requests: int
     # More for both meshes.
     settings: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: IN
 class Weights:
     """Of one of `gpus` GPUs, which share the routed experts; all else is on each of them."""
 
-    # Of one layer, and on how many layers there are any.
+    # Bytes of one layer's routed experts, and how many layers have some.
     layer_experts: float
     expert_layers: int
     rest: float

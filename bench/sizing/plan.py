@@ -70,7 +70,7 @@ class Plan:
 
     weights_bytes: float
     experts_bytes: float
-    # Of experts in host memory.
+    # Bytes of the experts that lie in host memory.
     host_bytes: float
     # With how many layers' experts in host memory weights and one request fit; None if they never do.
     offload_needed: int | None

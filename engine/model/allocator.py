@@ -72,7 +72,7 @@ class Allocator:
         """The same for a model that only says how large it is."""
         other = copy(self)
         other.device = torch.device("meta")
-        # Of its own: no other rank makes this model.
+        # A group of its own, since no other rank makes this model.
         other.expert_group = ExpertGroup(self._exchange)
         return other
 

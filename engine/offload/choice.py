@@ -12,7 +12,7 @@ GB = 1e9
 class MemoryNeed:
     """Bytes of a rank's GPU."""
 
-    # Of the whole model, and of one layer's experts, which are as large in all layers.
+    # Bytes of the whole model, and of one layer's experts, which are as large in all layers.
     weights: int
     layer_experts: int
     # What the largest step, graphs and transfers take.

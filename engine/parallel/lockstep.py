@@ -9,7 +9,7 @@ from engine.batch import StepShape
 from engine.parallel.board import Board
 
 _TYPES = tuple(field.type for field in fields(StepShape))
-# Of a record on the board, which is a proposal's fields.
+# A record on the board has a number for each field of a proposal.
 NUMBERS = len(_TYPES)
 
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-# Of a tensor's first byte. Tensor maps need 16 bytes, and wide loads no more.
+# A tensor's first byte lies at a multiple of it. Tensor maps need 16, and wide loads no more.
 ALIGNMENT = 1024
 # More than any layer's experts take.
 _MOST_BYTES = 1 << 50

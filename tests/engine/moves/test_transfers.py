@@ -225,7 +225,7 @@ def test_a_second_first_token_is_ignored() -> None:
     engine.first_token(FirstToken(1, 7))
     engine.first_token(FirstToken(1, 8))
     agent_of(engine, fabric).emit(Landed(opened.ticket.transfer_id, 1, "fake"))
-    # Of five tokens four are left.
+    # Four of five tokens are left.
     assert len(turn(engine).token_ids[1]) == 4
 
 
