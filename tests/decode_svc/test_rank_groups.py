@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from decode_svc.prefill_link import PrefillLink
-from engine.protocol.messages import FirstToken, LandingOpened
+from engine.protocol.messages import LandingOpened, Output
 from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
@@ -51,9 +51,7 @@ class RecordingLink(PrefillLink):
         super().__init__(Channels(), AnyTarget())
         self.opened: list[LandingOpened] = []
 
-    def call(
-        self, target: WorkerTarget, submission: Submission, opened: LandingOpened
-    ) -> AsyncGenerator[FirstToken, None]:
+    def call(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> AsyncGenerator[Output, None]:
         self.opened.append(opened)
         return super().call(target, submission, opened)
 
