@@ -1,9 +1,10 @@
-"""Ranks on the GPUs of one host, each in a process of its own."""
+"""Ranks of one host, each in a process of its own."""
 
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
@@ -36,7 +37,7 @@ class Rank:
             self.process.kill()
 
 
-def start_ranks(layout: Layout, act: Callable[[PeerExchange], ResultT]) -> list[Rank]:
+def start_ranks(layout: Layout, act: Callable[[Peers], ResultT]) -> list[Rank]:
     """act: a function at the top of a module."""
     context = multiprocessing.get_context("spawn")
     descriptors = GroupDescriptors.create(layout.world)
@@ -52,18 +53,25 @@ def start_ranks(layout: Layout, act: Callable[[PeerExchange], ResultT]) -> list[
     return ranks
 
 
-def on_each_gpu(layout: Layout, act: Callable[[PeerExchange], ResultT]) -> list[ResultT]:
+def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT]) -> list[ResultT]:
     """What each rank makes of it, by rank. Raises RuntimeError if one ends without a result."""
     ranks = start_ranks(layout, act)
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(Rank.result, ranks))
 
 
-def _run(
-    layout: Layout, rank: int, shared: list[Any], act: Callable[[PeerExchange], object], results: Connection
-) -> None:
-    device = torch.device("cuda", rank % torch.cuda.device_count())
+def on_each_gpu(layout: Layout, act: Callable[[PeerExchange], ResultT]) -> list[ResultT]:
+    """The same, of ranks that exchange tensors on a GPU each."""
+    return on_each_rank(layout, partial(exchanging, act))
+
+
+def exchanging(act: Callable[[PeerExchange], ResultT], peers: Peers) -> ResultT:
+    device = torch.device("cuda", peers.place.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    return act(PeerExchange(peers, device))
+
+
+def _run(layout: Layout, rank: int, shared: list[Any], act: Callable[[Peers], object], results: Connection) -> None:
     memory, *wakeups = (descriptor.detach() for descriptor in shared)
     peers = Peers(Place(layout, rank), GroupDescriptors(memory, wakeups), LIMIT_SECONDS)
-    results.send(act(PeerExchange(peers, device)))
+    results.send(act(peers))

@@ -8,29 +8,25 @@ later one comes until both have agreed.
 """
 
 import argparse
-import multiprocessing
 import os
 import random
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
+from functools import partial
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.exchange.processes import on_each_rank
 from bench.node.agreement_clock import AgreementClock
 from engine.batch import StepShape
-from engine.parallel.layout import Layout, Place
-from engine.parallel.peers import GroupDescriptors, Peers
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
 
 LAYOUT = Layout(dp=2, ep=2)
 LATEST_SECONDS = 100e-6
-LIMIT_SECONDS = 60.0
 CACHE_LINE = 64
 # A fifth of the steps with a pause only warms up and is not counted.
 WARM_SHARE = 5
@@ -45,31 +41,11 @@ class Step:
     busy: float
 
 
-def measure(pause_seconds: float, evicted_bytes: int, steps: int) -> list[list[Step]]:
-    """By rank."""
-    context = multiprocessing.get_context("spawn")
-    descriptors = GroupDescriptors.create(LAYOUT.world)
-    results = []
-    for rank in range(LAYOUT.world):
-        receiving, sending = context.Pipe(duplex=False)
-        shared = [DupFd(descriptor) for descriptor in (descriptors.memory, *descriptors.wakeups)]
-        given = rank, shared, pause_seconds, evicted_bytes, steps, sending
-        context.Process(target=_run, args=given, daemon=True).start()
-        sending.close()
-        results.append(receiving)
-    descriptors.close()
-    with ThreadPoolExecutor(len(results)) as pool:
-        return list(pool.map(Connection.recv, results))
-
-
-def _run(
-    rank: int, shared: list[Any], pause_seconds: float, evicted_bytes: int, steps: int, results: Connection
-) -> None:
+def agree_on_a_core(pause_seconds: float, evicted_bytes: int, steps: int, peers: Peers) -> list[Step]:
+    """One rank's steps, in a process that keeps to one core."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    memory, *wakeups = (descriptor.detach() for descriptor in shared)
-    peers = Peers(Place(LAYOUT, rank), GroupDescriptors(memory, wakeups), LIMIT_SECONDS)
-    results.send(agree(peers, pause_seconds, evicted_bytes, steps))
+    os.sched_setaffinity(0, {cores[peers.place.rank % len(cores)]})
+    return agree(peers, pause_seconds, evicted_bytes, steps)
 
 
 def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) -> list[Step]:
@@ -107,7 +83,8 @@ def main() -> int:
     for column in ("pause, ms", "a host is busy", "p90", "both have agreed"):
         table.add_column(column, justify="right")
     for pause_ms in arguments.pauses_ms:
-        ranks = measure(pause_ms / 1000, int(arguments.evicted_mb * (1 << 20)), arguments.steps)
+        evicted_bytes = int(arguments.evicted_mb * (1 << 20))
+        ranks = on_each_rank(LAYOUT, partial(agree_on_a_core, pause_ms / 1000, evicted_bytes, arguments.steps))
         counted = [steps[arguments.steps // WARM_SHARE :] for steps in ranks]
         busy = sorted(step.busy for steps in counted for step in steps)
         together = [

@@ -1,8 +1,10 @@
 """Exchange between GPUs, each rank in a process of its own, against its definition."""
 
+from functools import partial
+
 import pytest
 
-from bench.exchange.processes import on_each_gpu, start_ranks
+from bench.exchange.processes import exchanging, on_each_gpu, start_ranks
 from engine.parallel.layout import Layout
 from tests.support.exchanging import WAIT_SECONDS, exchange_at_random, lose_the_last, replay, soak
 
@@ -21,7 +23,7 @@ def test_graphs_exchange_what_their_inputs_hold_at_each_replay() -> None:
 
 
 def test_who_waits_for_a_killed_rank_is_told_so_in_time() -> None:
-    first, last = start_ranks(Layout(dp=2), lose_the_last)
+    first, last = start_ranks(Layout(dp=2), partial(exchanging, lose_the_last))
     assert first.result() < 5 * WAIT_SECONDS
     with pytest.raises(RuntimeError, match="has ended"):
         last.result()
