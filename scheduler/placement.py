@@ -59,18 +59,8 @@ def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementK
     return tuple(terms)
 
 
-def choose(terms: Iterable[Terms]) -> Terms | None:
-    """The best terms that were not rejected; None if all were."""
-    return taken(best_first(terms))
-
-
 def best_first(terms: Iterable[Terms]) -> list[Terms]:
     return sorted(terms, key=Terms.preference)
-
-
-def taken(ordered: Sequence[Terms]) -> Terms | None:
-    """Of terms that are ordered, best first, those that `choose` would find."""
-    return ordered[0] if ordered and ordered[0].rejection is None else None
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -87,9 +77,10 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 def best(
     request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs, admitted: Callable[[Terms], bool]
 ) -> Choice:
-    """What `choose` would find among those of `predict`'s terms that are admitted.
+    """The best of those of `predict`'s terms that are neither rejected nor kept out by `admitted`.
 
-    Quicker than both: a worker whose wait and whose tokens alone take longer than the best so far is left out.
+    Quicker than to make and order them all: a worker whose wait and whose tokens alone take longer than the best so far
+    is left out.
     """
     found: Terms | None = None
     terms, count = list[Terms](), 0

@@ -1,9 +1,8 @@
 from mesh.errors import ContextExceeded, NoWorker, Overloaded
 from scheduler.admission import MAX_RETRY_MS, MIN_RETRY_MS, Objectives, admit, refusal
 from scheduler.candidates import PlacementKnobs
-from scheduler.placement import choose
 from scheduler.terms import Rejection
-from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
+from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
 
 KNOBS = PlacementKnobs(queue_requests=0)
 FULL = make_load(running_requests=8)

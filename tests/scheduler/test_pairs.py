@@ -12,9 +12,9 @@ from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
-from scheduler.placement import choose, explain, placed_work, predict
+from scheduler.placement import explain, placed_work, predict
 from scheduler.terms import Rejection, Terms
-from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
+from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
 
 KNOBS = PlacementKnobs(queue_requests=4)
 OTHER = msgspec.structs.replace(NAMESPACE, dtype="float8_e4m3fn")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.placement import choose, explain, placed_work, predict
+from scheduler.placement import explain, placed_work, predict
 from scheduler.terms import Rejection, Terms
-from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
+from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
 
 KNOBS = PlacementKnobs(queue_requests=4)
 # Steps take as long with many requests as with one.

@@ -8,9 +8,9 @@ import pytest
 
 from bench.placement import measure
 from scheduler.candidates import Candidates, PlacementKnobs
-from scheduler.placement import choose, predict
+from scheduler.placement import predict
 from scheduler.prefix_index import PrefixIndex
-from tests.support.scheduling import make_candidate, make_load, make_request
+from tests.support.scheduling import choose, make_candidate, make_load, make_request
 
 pytestmark = pytest.mark.benchmark
 

@@ -12,9 +12,9 @@ from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.estimates import paces
-from scheduler.placement import choose, predict
+from scheduler.placement import predict
 from scheduler.sources import Source, source
-from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
+from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
 KNOBS = PlacementKnobs()

@@ -8,9 +8,9 @@ from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import PromptPace, WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
-from scheduler.placement import choose, explain, predict
+from scheduler.placement import explain, predict
 from scheduler.terms import Terms
-from tests.support.scheduling import make_candidate, make_load, make_request
+from tests.support.scheduling import choose, make_candidate, make_load, make_request
 
 FROM_TOKENS, LONG = 16_384, 100_000
 COSTS = CostModel(prefill_tokens_per_second=10_000.0, prefill_pairs_ms=8.0, sparse_pairs_ms=0.8)

@@ -8,7 +8,7 @@ import msgspec
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.placement import predict
+from scheduler.placement import best_first, predict
 from scheduler.terms import Terms
 
 NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
@@ -75,3 +75,9 @@ def predict_alone(
 
 def make_request(**changes: Any) -> PlacementRequest:
     return replace(PlacementRequest(prompt_tokens=640, max_tokens=100), **changes)
+
+
+def choose(terms: Iterable[Terms]) -> Terms | None:
+    """The best terms that were not rejected, of all; None if all were."""
+    ordered = best_first(terms)
+    return ordered[0] if ordered and ordered[0].rejection is None else None
