@@ -64,6 +64,8 @@ async def test_the_store_answers_a_fetch_under_the_span_of_the_request_that_asks
             with kept_spans() as spans:
                 client.submit(submit)
                 await until_an_end(client)
+                # The store ends its span on a thread of its own, when it has sent what the rank waits for.
+                await eventually(lambda: "kvstore.fetch" in spans)
                 parent = spans["kvstore.fetch"].parent
             assert parent is not None and parent.trace_id == 0x4BF92F3577B34DA6A3CE929D0E0E4736
             assert parent.span_id != 0x00F067AA0BA902B7
