@@ -108,9 +108,12 @@ def _check_of(item: pytest.Item) -> str | None:
 
 
 def _skip_without_gpus(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU, or several, are skipped, visibly, where there are none; elsewhere they run one by one."""
+    """Tests that need a GPU, or several (two, if their mark does not say how many), are skipped, visibly, where there
+    are none; elsewhere they run one by one.
+    """
     needed = {"gpu": 1, "multi_gpu": 2}
-    marked = [(item, count) for item in items for name, count in needed.items() if item.get_closest_marker(name)]
+    marks = [(item, item.get_closest_marker(name), count) for item in items for name, count in needed.items()]
+    marked = [(item, mark.args[0] if mark.args else count) for item, mark, count in marks if mark is not None]
     if not marked:
         return
     # Only here: most tests do without torch.

@@ -1,11 +1,13 @@
 """DeepSeek-R1 divided over the GPUs of one host, or its first layers: decode steps against their floor.
 
 `python -m bench.node [--tp N] [--dp N] [--ep N] [--layers N] [--experts w4a8|fp8] [--kv fp8|bf16]
-[--requests 8 32 64 96] [--out FILE]`
+[--requests 8 32 64 96] [--step-tokens N] [--out FILE]`
 
 The engine that serves, in one process a GPU, over random weights; experts drawn uniformly at random, contexts of 3,500
 tokens. The floor adds up the bytes and FLOPs of a rank's operations, then what it receives at the rate of a copy
-between two GPUs. FILE, of a line a case, is read first: cases that stand there are not measured again.
+between two GPUs. "served" is what a rank that batches serves of 3,500 tokens in and 1,000 out where prompts are made
+beside answers, reckoned from the step and from the rate of prompts. FILE, of a line a case, is read first: cases that
+stand there are not measured again.
 """
 
 import argparse
@@ -26,18 +28,22 @@ from engine.parallel.layout import Layout
 
 COLUMNS = ("layout", "requests", "step ms", "floor ms", "wire ms", "ratio", "sustained", "idle")
 LAYER_COLUMNS = ("exchange us a layer", "routed us a layer", "agreement us")
+SERVED_COLUMNS = ("prompts, tokens/s", "served: TPOT ms", "requests/min")
 LARGEST_GROUPS = 9
+OUTPUT_TOKENS = 1000
 
 
 def table(rows: list[Row]) -> Table:
     case = rows[0].case
     shown = Table(title=f"{case.layers} layers of DeepSeek-R1, {case.experts} experts, {case.kv} KV")
-    for column in (*COLUMNS, *LAYER_COLUMNS):
+    for column in (*COLUMNS, *LAYER_COLUMNS, *SERVED_COLUMNS):
         shown.add_column(column, justify="right")
     for row in rows:
         times = (row.step_ms, row.floor_ms, row.wire_ms, row.ratio, row.sustained_ratio)
         layer = (row.exchange_us, row.routed_us, row.agreement_us)
         cells = [*(f"{each:.2f}" for each in times), f"{row.idle_share:.1%}", *(f"{each:.1f}" for each in layer)]
+        token_ms, per_minute = row.served(OUTPUT_TOKENS)
+        cells += [f"{row.prompt_rate:,.0f}", f"{token_ms:.1f}", f"{per_minute:.1f}"]
         shown.add_row(row.case.layout, str(row.case.requests), *cells)
     return shown
 
@@ -69,6 +75,7 @@ def main() -> int:
     parser.add_argument("--kv", choices=("fp8", "bf16"), default="fp8")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 64, 96])
     parser.add_argument("--steps", type=int, default=30, help="decode steps timed for each number")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="most of a step with prompts")
     parser.add_argument("--out", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     dp = arguments.dp or torch.cuda.device_count() // arguments.tp
@@ -76,7 +83,7 @@ def main() -> int:
         parser.error(f"there are {torch.cuda.device_count()} CUDA devices here")
     layout = Layout(arguments.tp, dp, arguments.ep or arguments.tp * dp)
     what = (layout, arguments.layers, arguments.experts, arguments.kv)
-    options = Options(*what, (), arguments.steps, wire_rate(), arguments.out)
+    options = Options(*what, (), arguments.steps, arguments.step_tokens, wire_rate(), arguments.out)
     known = {row.case: row for row in read_rows(arguments.out)}
     missing = [count for count in arguments.requests if case_of(options, count) not in known]
     if missing:

@@ -40,7 +40,8 @@ from kernels.act_quant import quantize
 from kernels.moe_permute import combine
 
 SHAPE = "r1"
-STEP_TOKENS = 4096
+# Full steps of prompts.
+PREFILL_STEPS = 4
 # Kernels of the exchange, which wait for the other ranks' too.
 NODE_GROUPS = {"exchange": r"^(gather|lines|slots)_"} | GROUPS
 # A heartbeat that nobody reads allows a step so long.
@@ -72,6 +73,8 @@ class Row:
     routed_us: float
     # The host takes so long to agree on a step with the other ranks, without the wait for them.
     agreement_us: float
+    # Tokens a second of prompts of 3,500 tokens that this rank computes while all others compute as many.
+    prompt_rate: float
     # Microseconds of a step by group of kernels.
     breakdown: dict[str, float]
 
@@ -83,6 +86,14 @@ class Row:
     def sustained_ratio(self) -> float:
         return self.step_ms / (self.sustained_floor_ms + self.wire_ms)
 
+    def served(self, output_tokens: int) -> tuple[float, float]:
+        """Milliseconds a token, and requests a minute of a rank, if its place is given to a new prompt as soon as a
+        request has its output_tokens: a step is a decode step, and its share of the prompts that must come meanwhile.
+        """
+        prompt_ms = CONTEXT / self.prompt_rate * 1000
+        token_ms = self.step_ms + self.case.requests * prompt_ms / output_tokens
+        return token_ms, self.case.requests / (output_tokens * token_ms) * 60_000
+
 
 @dataclass(frozen=True)
 class Options:
@@ -93,6 +104,8 @@ class Options:
     # Those to be measured.
     requests: tuple[int, ...]
     steps: int
+    # Most tokens of a step with prompts.
+    step_tokens: int
     # Bytes a second between two GPUs.
     wire_rate: float
     # Gets a line a case.
@@ -106,7 +119,7 @@ def measure(options: Options, exchange: PeerExchange) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(Path(scratch), options)
         model = make_rank(resolved, exchange)
-        routed = {rows: _routed_seconds(model, rows // options.layout.tp) for rows in options.requests}
+        routed = {rows: _routed_seconds(model, -(-rows // options.layout.tp)) for rows in options.requests}
         backend = ModelBackend(resolved, model, exchange)
     fill_pool(backend.state.kv_pool)
     clock = AgreementClock(exchange.peers)
@@ -116,8 +129,9 @@ def measure(options: Options, exchange: PeerExchange) -> list[Row]:
     engine = Engine(resolved.config, backend, time.monotonic, agreement=clock.agreement)
     load = RankLoad(engine, backend)
     rows = []
+    prompt_rate = _prompt_rate(options, load)
     for requests in options.requests:
-        rows.append(_decode(options, requests, model, load, clock, ceilings, routed[requests]))
+        rows.append(_decode(options, requests, model, load, clock, ceilings, routed[requests], prompt_rate))
         if options.out is not None and exchange.place.rank == 0:
             with options.out.open("a") as file:
                 file.write(json.dumps(asdict(rows[-1])) + "\n")
@@ -135,7 +149,7 @@ def _resolved(scratch: Path, options: Options) -> ResolvedEngineConfig:
         kv_dtype="float8_e4m3fn" if options.kv == "fp8" else "auto",
         max_requests=max(options.requests),
         graph_rows=options.requests,
-        max_step_tokens=STEP_TOKENS,
+        max_step_tokens=options.step_tokens,
         context_tokens=CONTEXT + SPARE_TOKENS,
         parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
         # Run once before it is measured.
@@ -158,6 +172,12 @@ def _routed_seconds(model: Model, rows: int) -> float:
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]
 
 
+def _prompt_rate(options: Options, load: RankLoad) -> float:
+    load.prefill_seconds(1, CONTEXT)
+    prompts = PREFILL_STEPS * options.step_tokens // CONTEXT
+    return prompts * CONTEXT / load.prefill_seconds(prompts, CONTEXT)
+
+
 def _decode(
     options: Options,
     requests: int,
@@ -166,6 +186,7 @@ def _decode(
     clock: AgreementClock,
     ceilings: list[Ceilings],
     routed_seconds: float,
+    prompt_rate: float,
 ) -> Row:
     """The median of steps around contexts of 3,500 tokens."""
     layout, config = options.layout, model.config
@@ -192,6 +213,7 @@ def _decode(
         exchange_us=breakdown.get("exchange", 0.0) / mixtures,
         routed_us=routed_seconds * 1e6,
         agreement_us=agreement_seconds * 1e6,
+        prompt_rate=prompt_rate,
         breakdown=breakdown,
     )
 

@@ -1,4 +1,4 @@
-"""Workers of two ranks on two GPUs, their processes included, against one rank on the CPU, in float32."""
+"""Workers of two and four ranks, each on a GPU, their processes included, against one rank on the CPU, in float32."""
 
 import asyncio
 import os
@@ -24,6 +24,8 @@ from worker.rank_group import RankGroup
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(180)]
 # tp, dp and ep.
 LAYOUTS = [(2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2)]
+FOUR_GPU_LAYOUTS = [(4, 1, 4), (2, 2, 4), (2, 2, 2), (1, 4, 4)]
+FOUR_GPUS = [pytest.param(layout, marks=pytest.mark.multi_gpu(4)) for layout in FOUR_GPU_LAYOUTS]
 # On both sides of the block's 64 tokens and of chunks of 96.
 LENGTHS = (1, 63, 65, 130, 200, 90, 40, 120)
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -86,8 +88,8 @@ async def answers(
     return [transcript.token_ids[key] for key in keys]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
-async def test_two_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("layout", [*LAYOUTS, *FOUR_GPUS], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+async def test_several_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout: tuple[int, int, int]) -> None:
     expected = expected_tokens(checkpoint, PROMPTS)
     followed = [[*prompt, *tokens, 9] for prompt, tokens in zip(PROMPTS, expected, strict=True)]
     async with running_group(config_of(checkpoint, *layout)) as (group, transcript):
@@ -97,7 +99,7 @@ async def test_two_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout
         # Behind what is cached.
         again = await answers(group, transcript, followed[2:4], first=2)
         assert any(transcript.cached_tokens.values())
-    assert [await process.closed for process in group.processes] == [0, 0]
+    assert [await process.closed for process in group.processes] == [0] * len(group.processes)
     assert again == expected_tokens(checkpoint, followed[2:4], first=2)
 
 
@@ -110,7 +112,9 @@ async def test_two_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout
     ],
     ids=str,
 )
-@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+@pytest.mark.parametrize(
+    "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1:2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
+)
 async def test_drafts_experts_in_host_memory_and_steps_that_are_not_captured_change_no_token(
     checkpoint: Path, layout: tuple[int, int, int], settings: dict[str, Any]
 ) -> None:
@@ -118,8 +122,10 @@ async def test_drafts_experts_in_host_memory_and_steps_that_are_not_captured_cha
         assert await answers(group, transcript, PROMPTS) == expected_tokens(checkpoint, PROMPTS)
 
 
-@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
-async def test_quantized_weights_and_kv_are_served_by_two_gpus(
+@pytest.mark.parametrize(
+    "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1::2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
+)
+async def test_quantized_weights_and_kv_are_served_by_several_gpus(
     fp8_checkpoint: Path, layout: tuple[int, int, int]
 ) -> None:
     config = config_of(fp8_checkpoint, *layout, dtype="auto", kv_dtype="float8_e4m3fn")
@@ -130,7 +136,9 @@ async def test_quantized_weights_and_kv_are_served_by_two_gpus(
         assert await answers(group, transcript, PROMPTS[:1]) == one
 
 
-@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+@pytest.mark.parametrize(
+    "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1:2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
 async def test_a_rank_that_dies_or_freezes_in_a_step_ends_the_worker_in_time(
     checkpoint: Path, layout: tuple[int, int, int], number: signal.Signals
@@ -152,7 +160,7 @@ async def test_a_rank_that_dies_or_freezes_in_a_step_ends_the_worker_in_time(
         ending.cancel()
         await group.close(grace_seconds=0)
     assert isinstance(failure, EngineFailed)
-    assert "rank 1 of 2" in failure.message
+    assert f"rank 1 of {layout[0] * layout[1]}" in failure.message
     assert all(process.closed.done() for process in group.processes)
 
 

@@ -2,22 +2,26 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.node.disaggregation import MESHES, Options, settings_of, write_model
 from cli.launcher.composition import compose
 from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings
 
 
-def test_both_meshes_take_two_gpus_and_settings_that_services_know(tmp_path: Path) -> None:
-    options = Options((1.0,), 1.0, 100, 10, 9, None, 32)
+@pytest.mark.parametrize("count", [2, 4])
+def test_both_meshes_take_all_gpus_and_settings_that_services_know(tmp_path: Path, count: int) -> None:
+    options = Options((1.0,), 1.0, 100, 10, 9, None, 32, count)
+    names = [str(gpu) for gpu in range(count)]
     directory = write_model(tmp_path, options.layers)
     for name in MESHES:
         settings = tuple(settings_of(name, options))
-        plan = MeshPlan(directory, settings=settings, prefill_workers=int(name == "pd"), gpus=("0", "1"))
+        plan = MeshPlan(directory, settings=settings, prefill_workers=int(name == "pd"), gpus=tuple(names))
         specs = compose(plan)
         check_settings(specs)
         used = [gpu for spec in specs if spec.gpu is not None for gpu in spec.gpu.own]
-        assert sorted(used) == ["0", "1"]
+        assert sorted(used) == names
 
 
 def test_the_bound_of_a_token_is_in_proportion_to_the_layers() -> None:

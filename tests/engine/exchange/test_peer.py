@@ -9,8 +9,8 @@ from engine.parallel.layout import Layout
 from tests.support.exchanging import WAIT_SECONDS, exchange_at_random, lose_the_last, replay, soak
 
 pytestmark = pytest.mark.multi_gpu
-# Two ranks share a GPU in the last one.
-LAYOUTS = [Layout(dp=2), Layout(tp=2), Layout(tp=2, dp=2)]
+# Two ranks share a GPU in the third one, if there are no four.
+LAYOUTS = [Layout(dp=2), Layout(tp=2), Layout(tp=2, dp=2), pytest.param(Layout(dp=4), marks=pytest.mark.multi_gpu(4))]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -18,8 +18,9 @@ def test_random_tensors_are_exchanged_bit_for_bit(layout: Layout) -> None:
     on_each_gpu(layout, exchange_at_random)
 
 
-def test_graphs_exchange_what_their_inputs_hold_at_each_replay() -> None:
-    on_each_gpu(Layout(dp=2), replay)
+@pytest.mark.parametrize("layout", [Layout(dp=2), pytest.param(Layout(tp=4), marks=pytest.mark.multi_gpu(4))])
+def test_graphs_exchange_what_their_inputs_hold_at_each_replay(layout: Layout) -> None:
+    on_each_gpu(layout, replay)
 
 
 def test_who_waits_for_a_killed_rank_is_told_so_in_time() -> None:
