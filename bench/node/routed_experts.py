@@ -1,0 +1,111 @@
+"""Routed experts of DeepSeek-R1's shape on the ranks of a host, with random weights and choices that are given."""
+
+from dataclasses import dataclass
+
+import torch
+
+from bench.rank.floor import FP8, INT4
+from bench.rank.model import DEEPSEEK_R1, EXPERTS
+from engine.exchange.interface import Exchange
+from engine.model.activations import InputForm
+from engine.model.allocator import Allocator
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.expert_group import ExpertGroup
+from engine.model.formats.interface import Experts
+from engine.model.gate import Gate
+from engine.model.moe import MixtureOfExperts
+from engine.model.normalized import Normalized
+from engine.model.quantization import Stored
+from engine.weights.loading import make_allocator
+from engine.weights.random_weights import fill_randomly
+from kernels.act_quant import quantize
+from kernels.moe_permute import combine
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one layer is given on one rank."""
+
+    # [tokens, hidden] bfloat16.
+    hidden: torch.Tensor
+    # [tokens, k]: experts, int64, and their weights, float32.
+    choices: torch.Tensor
+    factors: torch.Tensor
+    # [ranks * tokens, k], on the CPU.
+    all_choices: torch.Tensor
+
+
+def routed_config(experts: int, form: str) -> ModelConfig:
+    """experts: of all ranks, in one group; form: by which `EXPERTS` names theirs."""
+    changes = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "quantization_config": dict(EXPERTS[form])}
+    return parse_model_config(dict(DEEPSEEK_R1) | changes)
+
+
+def draw_inputs(config: ModelConfig, group: ExpertGroup, tokens: int, layer: int, device: torch.device) -> Inputs:
+    """Every rank draws the same for all ranks. A token's experts are distinct, and any are as likely as others."""
+    generator = torch.Generator().manual_seed(layer)
+    drawn = torch.rand(group.ranks * tokens, config.n_routed_experts, generator=generator)
+    chosen = drawn.topk(config.num_experts_per_tok).indices
+    factors = torch.rand(chosen.shape, generator=generator) + 0.1
+    factors *= config.routed_scaling_factor / factors.sum(1, keepdim=True)
+    hidden = torch.randn(group.ranks * tokens, config.hidden_size, generator=generator)
+    own = slice(group.rank * tokens, (group.rank + 1) * tokens)
+    return Inputs(hidden[own].to(device).bfloat16(), chosen[own].to(device), factors[own].to(device), chosen)
+
+
+def touched(choices: torch.Tensor, ranks: int, experts_a_rank: int) -> list[int]:
+    """How many experts of each rank are chosen at all."""
+    owners = choices.unique() // experts_a_rank
+    return torch.bincount(owners, minlength=ranks).tolist()
+
+
+def expert_bytes(config: ModelConfig) -> float:
+    """Of one expert's weights, with the scales of INT4 (those of FP8 are a four-thousandth)."""
+    item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
+    return 3 * config.hidden_size * config.moe_intermediate_size * item_bytes
+
+
+class RoutedLayer:
+    """A mixture as the engine makes it, told which experts to take."""
+
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        self._mixture = MixtureOfExperts(config, index, allocate)
+        self._group = allocate.expert_group
+        self._gate = self._mixture.gate = _GivenGate(config, allocate, 0)
+        self._fill(index, allocate.device)
+        self._mixture.finish()
+
+    @property
+    def experts(self) -> Experts:
+        return self._mixture.experts
+
+    def compute(self, inputs: Inputs) -> torch.Tensor:
+        """[tokens, hidden]: what the chosen experts make of this rank's rows. All ranks call it at once."""
+        quantized = self.experts.input_form is InputForm.FP8_GROUPS
+        hidden = Normalized(inputs.hidden, quantize(inputs.hidden) if quantized else None)
+        self._gate.chosen = inputs.factors, inputs.choices
+        return self._group.begin_sum(combine(self._mixture.routed(hidden))).finish()
+
+    def _fill(self, index: int, device: torch.device) -> None:
+        """Block scales differ, so that one in a wrong place shows."""
+        parameters = list(self._mixture.parameters(""))
+        seed = index * self._group.ranks + self._group.rank
+        fill_randomly(parameters, device, seed)
+        generator = torch.Generator(device).manual_seed(seed)
+        for parameter in parameters:
+            if parameter.name.endswith("weight_scale_inv"):
+                place = parameter.place
+                place.mul_(torch.rand(place.shape, generator=generator, device=device) + 0.5)
+
+
+class _GivenGate(Gate):
+    chosen: tuple[torch.Tensor, torch.Tensor]
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.chosen
+
+
+def make_layers(config: ModelConfig, exchange: Exchange, device: torch.device, count: int) -> list[RoutedLayer]:
+    """Called by all ranks at once."""
+    allocate = make_allocator(config, torch.bfloat16, device, "quantized", exchange)
+    return [RoutedLayer(config, index, allocate) for index in range(count)]
