@@ -1,14 +1,14 @@
-"""Prompts beside answers, and prompts on GPUs of their own: two meshes on the same GPUs under the same load.
+"""Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--seconds 30] [--isl 3500] [--osl 400] [--layers N]
-[--model DIR] [--set SERVICE.KEY=VALUE] [--output FILE]`
+[--model DIR] [--meshes NAME ...] [--set SERVICE.KEY=VALUE] [--output FILE]`
 
-Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N) and with 1P+1D ("pd":
-two workers of dp and ep N / 2). They serve DeepSeek-R1's first layers with random weights, INT4 experts and KV in FP8,
-or the checkpoint --model. Requests arrive by a Poisson process; lengths are uniform within 30% of --isl and --osl. A
-request is good if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that
-there are. Then the prefill worker of "pd" becomes a decode worker and goes back, and requests are sent behind each
-change.
+Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
+engine.parallel.prompt_wait_steps) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
+layers with random weights, INT4 experts and KV in FP8, or the checkpoint --model. Requests arrive by a Poisson process;
+lengths are uniform within 30% of --isl and --osl. A request is good if its first token comes within 2 s and the others
+in 50 ms each, times the share of R1's 61 layers that there are. Then the prefill worker of "pd" becomes a decode worker
+and goes back, and requests are sent behind each change.
 """
 
 import argparse
@@ -42,7 +42,9 @@ TPOT_MS = 50.0
 PREFILL_STEP_TOKENS = 8192
 # `deepmesh`, which may not be on the path.
 COMMAND_LINE = "from cli.main import main; main()"
-MESHES = ("ifb", "pd")
+MESHES = ("ifb", "aligned ifb", "pd")
+# Of "aligned ifb".
+PROMPT_WAIT_STEPS = 8
 # Behind a change of roles.
 FEW_REQUESTS = 8
 
@@ -58,6 +60,7 @@ class Options:
     # Most requests that a rank runs at once.
     max_requests: int
     gpus: int = 2
+    meshes: tuple[str, ...] = MESHES
     # More for both meshes.
     settings: tuple[str, ...] = ()
 
@@ -101,8 +104,10 @@ def settings_of(mesh: str, options: Options) -> list[str]:
     if options.model is None:
         both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
     decode = [f"decode.{setting}" for setting in both]
-    if mesh == "ifb":
-        return [*decode, f"decode.engine.parallel.dp={options.gpus}", *options.settings]
+    if mesh != "pd":
+        steps = PROMPT_WAIT_STEPS if mesh == "aligned ifb" else 0
+        waits = f"decode.engine.parallel.prompt_wait_steps={steps}"
+        return [*decode, f"decode.engine.parallel.dp={options.gpus}", waits, *options.settings]
     ranks = f"engine.parallel.dp={options.gpus // 2}"
     prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", ranks]
     return [*decode, f"decode.{ranks}", *(f"prefill.{setting}" for setting in prefill), *options.settings]
@@ -115,7 +120,7 @@ async def run(options: Options, log: Path, console: Console) -> Result:
         directory = options.model
         if directory is None:
             directory = write_model(Path(stack.enter_context(tempfile.TemporaryDirectory())), options.layers)
-        for name in MESHES:
+        for name in options.meshes:
             started = time.monotonic()
             prefill = int(name == "pd")
             async with model_mesh(
@@ -186,6 +191,7 @@ def main() -> int:
     parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
     parser.add_argument("--output", type=Path, default=Path("out/disaggregation.json"))
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--gpus", type=int, default=2, help="an even number")
     given = parser.parse_args()
     if given.gpus < 2 or given.gpus % 2:
@@ -194,7 +200,7 @@ def main() -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
-        given.gpus, tuple(given.settings),
+        given.gpus, tuple(given.meshes), tuple(given.settings),
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

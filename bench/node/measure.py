@@ -43,7 +43,7 @@ SHAPE = "r1"
 # Full steps of prompts.
 PREFILL_STEPS = 4
 # Kernels of the exchange, which wait for the other ranks' too.
-NODE_GROUPS = {"exchange": r"^(gather|lines|slots)_"} | GROUPS
+NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|norm_gather)_"} | GROUPS
 # A heartbeat that nobody reads allows a step so long.
 STEP_SECONDS = 60.0
 
