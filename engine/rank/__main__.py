@@ -29,15 +29,16 @@ def main(arguments: list[str]) -> int:
     link = RankLink(socket.socket(fileno=connection), wakeup)
     rank = Rank(number, link, Pulse(pulse_descriptor), wakeup, group)
     started = False
-    while starts := link.receive(wait=True):
-        start = starts[0]
-        assert isinstance(start, Start)
-        if not started:
-            configure("rank", ObserveConfig.model_validate_json(start.observe))
-        started = True
-        status = rank.run(start)
-        if status is not None:
-            return status
+    while not link.closed:
+        # Other ranks may wake this one late, when it has been released: then there is no message.
+        for start in link.receive(wait=True):
+            assert isinstance(start, Start)
+            if not started:
+                configure("rank", ObserveConfig.model_validate_json(start.observe))
+            started = True
+            status = rank.run(start)
+            if status is not None:
+                return status
     return 0
 
 
