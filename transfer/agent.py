@@ -7,6 +7,7 @@ from functools import partial
 
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest
+from mesh.start_times import StartTimes
 from mesh.tracing import TraceContext
 from transfer.block_macs import Author, Authorship
 from transfer.config import TransferConfig
@@ -43,10 +44,11 @@ class TransferAgent:
         lookups: LookupHandler | None = None,
         rank: int = 0,
         authorship: Authorship | None = None,
+        times: StartTimes | None = None,
     ) -> None:
         """`lookups` makes it a store; `rank` is a rank's number in its worker. The transfer thread calls `wake` when
         `events` has something new. With `authorship` a worker vouches for the blocks that it pushes to stores, and
-        takes from them only blocks that somebody vouches for.
+        takes from them only blocks that somebody vouches for. `times` is told what each phase took.
 
         Raises ConfigError if UCX is missing or does not start, if its transports cannot reach the memory, or if a slot
         does not hold one block of one layer.
@@ -65,7 +67,7 @@ class TransferAgent:
         self._refused = Tally()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
-        self._transport = UcxTransport(config.transports, config.devices)
+        self._transport = UcxTransport(config.transports, config.devices, times)
         author = None if authorship is None else Author(authorship, namespace)
         self._exchange = Exchange(
             self._transport,
@@ -77,6 +79,7 @@ class TransferAgent:
             lookups,
             author,
             namespace.draft_layers,
+            times,
         )
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mesh.domain.workers import TransferCounters
+from mesh.start_times import StartTimes
 from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
@@ -51,10 +52,12 @@ class Exchange:
         lookups: LookupHandler | None,
         author: Author | None,
         draft_layers: int = 0,
+        times: StartTimes | None = None,
     ) -> None:
         """`lookups` are a store's, `author` a worker's. `refused` counts what is not accepted from peers, by reason.
 
-        `draft_layers`: so many of the memory's layers, the last ones, are drafts'.
+        `draft_layers`: so many of the memory's layers, the last ones, are drafts'. `times` is told what each phase
+        took.
         """
         self._transport = transport
         self._memory = memory
@@ -66,7 +69,12 @@ class Exchange:
         self._received_bytes = Tally()
         self._sent_bytes = Tally()
         self._slots = SlotPool(config.slots)
-        staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
+        times = times or StartTimes()
+        staging = [memory.allocate_staging(config.slot_bytes)]
+        # On a GPU the first one compiles what copies and hashes segments, unless an earlier start did.
+        times.mark("first-slot")
+        staging += [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots - 1)]
+        times.mark("slots")
         # UCX wakes nobody when a transfer between GPUs is over.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from mesh.errors import ConfigError
+from mesh.start_times import StartTimes
 from transfer.transport import Arrival, Transmission
 from transfer.ucx_endpoint import UcxEndpoint, UcxRequest, UcxSend
 from transfer.ucx_settings import ucx_settings
@@ -17,9 +18,14 @@ _ATTEMPTS = 2
 class UcxTransport:
     """It probes for messages of any tag: a receive that was posted ahead might never be matched."""
 
-    def __init__(self, transports: str | None, devices: str | None = None) -> None:
-        """Raises ConfigError if ucxx is missing, or if UCX does not start with these transports and network devices."""
+    def __init__(self, transports: str | None, devices: str | None = None, times: StartTimes | None = None) -> None:
+        """`times` is told what each phase took.
+
+        Raises ConfigError if ucxx is missing, or if UCX does not start with these transports and network devices.
+        """
+        times = times or StartTimes()
         self._ucx, self._array = _import_ucxx()
+        times.mark("transfer-imports")
         try:
             features = (self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP)
             self._worker = self._ucx.UCXWorker(self._ucx.UCXContext(ucx_settings(transports, devices), features))
@@ -34,6 +40,7 @@ class UcxTransport:
         self._connecting: dict[bytes, UcxEndpoint] = {}
         # Receives into nothing, until UCX has completed them.
         self._discarded: list[UcxRequest] = []
+        times.mark("ucx")
 
     def fileno(self) -> int:
         """It becomes readable when `progress` has something to do, after `arm` returned True."""

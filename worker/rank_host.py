@@ -99,19 +99,19 @@ class RankHost:
                 "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
             )
         told = config.rank_engine, config.observe, config.authorship(endpoint)
+        service_seconds = _seconds_since_begin(handover)
         if handover is not None and handover.ranks:
             group = await RankGroup.adopt(handover.ranks, *told)
         else:
-            service_seconds = process_seconds()
             others = hosts if parallel.hosts > 1 else None
             if others is not None:
                 await others.wait()
             group = await RankGroup.start(*told, others)
-            if handover is None:
-                _log_start({"service": service_seconds, **group.ready.start_seconds, "all": process_seconds()})
+        seconds = _seconds_since_begin(handover)
+        _log_start({"service": service_seconds, **group.ready.start_seconds, "all": seconds})
         if handover is not None:
-            seconds = round(time.monotonic() - handover.drained_at, 3)
-            _log.info("the worker has changed its role", extra={"fields": {"role": role.value, "seconds": seconds}})
+            fields = {"role": role.value, "seconds": round(seconds, 3)}
+            _log.info("the worker has changed its role", extra={"fields": fields})
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod
@@ -271,8 +271,13 @@ def _count_drafts(drafts: DraftCounts) -> None:
     metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
 
 
+def _seconds_since_begin(handover: Handover | None) -> float:
+    """Since this process was started, or since it had drained to change its role."""
+    return process_seconds() if handover is None else time.monotonic() - handover.drained_at
+
+
 def _log_start(phases: Mapping[str, float]) -> None:
-    """What each phase took, until the ranks are ready: `service` is this process until it started them."""
+    """What each phase took, until the ranks are ready: `service` is what came before they started."""
     fields = {phase: f"{seconds:.2f}" for phase, seconds in phases.items()}
     _log.info("started, in seconds by phase", extra={"fields": fields})
 

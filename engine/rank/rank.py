@@ -75,8 +75,9 @@ class Rank:
                 backend = self._make_backend(config, times)
                 leads = self._peers is None or self._peers.place.leads
                 # Only the first rank of a TP group moves KV; the others get what has landed there.
-                agent = make_agent(config, authorship, backend, self._wakeup, self._number) if leads else None
-                times.mark("transfers")
+                agent = None
+                if leads:
+                    agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
                 constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
                 times.mark("grammars")
         except RankLost:
@@ -132,7 +133,12 @@ class Rank:
 
 
 def make_agent(
-    config: EngineConfig, authorship: Authorship | None, backend: Backend, wakeup: EventFd, rank: int
+    config: EngineConfig,
+    authorship: Authorship | None,
+    backend: Backend,
+    wakeup: EventFd,
+    rank: int,
+    times: StartTimes,
 ) -> "TransferAgent | None":
     if config.transfer is None:
         return None
@@ -144,7 +150,14 @@ def make_agent(
     if memory.is_on_gpu:
         tune_for_gpu_transfers()
     return TransferAgent(
-        memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank, authorship=authorship
+        memory,
+        backend.namespace,
+        config.transfer,
+        time.monotonic,
+        wakeup.set,
+        rank=rank,
+        authorship=authorship,
+        times=times,
     )
 
 

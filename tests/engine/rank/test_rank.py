@@ -4,6 +4,7 @@ from engine.config import EngineConfig
 from engine.oracle import OracleBackend
 from engine.rank.rank import make_agent
 from mesh.event_fd import EventFd
+from mesh.start_times import StartTimes
 from transfer import tuning
 from transfer.config import TransferConfig
 from transfer.host_memory import HostMemory
@@ -17,7 +18,9 @@ def test_the_process_is_tuned_for_transfers_where_its_kv_lies_on_a_gpu(
     monkeypatch.setattr(tuning, "tune_for_gpu_transfers", lambda: tuned.append(None))
     monkeypatch.setattr(HostMemory, "is_on_gpu", is_on_gpu)
     config = EngineConfig(backend="oracle", transfer=TransferConfig())
-    agent = make_agent(config, None, OracleBackend(config), EventFd(), 0)
+    times = StartTimes()
+    agent = make_agent(config, None, OracleBackend(config), EventFd(), 0, times)
     assert agent is not None
     agent.close()
     assert len(tuned) == is_on_gpu
+    assert list(times.seconds) == ["transfer-imports", "ucx", "first-slot", "slots"]
