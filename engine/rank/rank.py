@@ -124,6 +124,7 @@ class Rank:
             # The pool, and all that knew it, make room for the next.
             gc.unfreeze()
             gc.collect()
+            times.mark("freeing")
         self._config = config
         return self._backends.make(config, times)
 

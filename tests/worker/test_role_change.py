@@ -46,7 +46,7 @@ async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_wit
         first, second = lines_with(worker, "started, in seconds by phase")
         # The rank's process and what it has imported are kept.
         assert "process=" in first and "process=" not in second
-        assert "slots=" in second
+        assert "freeing=" in second and "slots=" in second
         # It has the role now, and that is all right.
         await ask(worker, WorkerRole.PREFILL)
         await worker.ends_with_its_rank_when_killed()
