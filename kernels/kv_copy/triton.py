@@ -141,7 +141,8 @@ def _fold(last, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
     merge_secret = tl.load(table + SECRET + 8 + lane).to(tl.uint64, bitcast=True)
     accumulator = tl.load(table + SECRET + 16 + lane).to(tl.uint64, bitcast=True)
     multiplier = tl.full([8], 0x9E3779B1, tl.uint64)
-    for block in tl.static_range(CHUNK_BYTES // 1024):
+    # Unrolled as a whole it takes seconds to compile, at a worker's first start.
+    for block in tl.range(0, CHUNK_BYTES // 1024, loop_unroll_factor=8):
         summed = accumulator + tl.load(sums + block * 8 + lane).to(tl.uint64, bitcast=True)
         scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
         accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
