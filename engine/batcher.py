@@ -8,92 +8,20 @@ A waiting request whose next block is being computed for another is passed over 
 pool once that step is collected.
 
 Among several tenants the one that was served least goes first, with its prompts as with its waiting requests, and a
-tenant that holds more than its part gives way to one that holds less: see `giving_way`.
+tenant that holds more than its part gives way to one that holds less: see `engine/preemption.py`.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Generic, Protocol, TypeVar
 
+from engine.preemption import giving_way, make_room_to_grow
 from engine.standing import ALONE, Standing
-from engine.under_way import BlocksUnderWay, Computed
+from engine.step_plan import Candidate, Chunk, Limits, RequestT, Schedulable, StepPlan
+from engine.under_way import BlocksUnderWay
 from mesh.blocks import BLOCK_TOKENS
-
-
-class Schedulable(Computed, Protocol):
-    """What the batcher reads of a request. It plans for the most that rows in flight can bring, and for all drafts."""
-
-    @property
-    def arrival(self) -> tuple[int, int]:
-        """The arrival batch, and the order within it."""
-        ...
-
-    @property
-    def draws(self) -> int:
-        """While it decodes: how many tokens its next row computes, and yields at most."""
-        ...
-
-    @property
-    def needs_block(self) -> bool:
-        """Whether it decodes and its blocks have no room for its next row. One more block is enough."""
-        ...
-
-    @property
-    def is_pushed(self) -> bool:
-        """Its blocks are promised to another worker: it is never preempted. It draws one token, and never grows."""
-        ...
-
-
-RequestT = TypeVar("RequestT", bound=Schedulable)
 
 # So many waiting requests are passed over in a step at most: each costs a look into the pool.
 MOST_PASSED_OVER = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    # At least one for each of max_requests and of its drafts, so that every running request fits a step.
-    max_step_tokens: int
-    max_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate(Generic[RequestT]):
-    """A waiting request, and what admitting it now would take."""
-
-    request: RequestT
-    # Blocks of its prefix found in the pool; at least one token is left to compute.
-    cached_blocks: Sequence[int]
-    # How many free blocks it would take: new ones for all its tokens and the drafts behind them, and cached ones that
-    # nobody holds.
-    free_blocks_taken: int
-    # It gets its blocks, and takes part in steps only when its KV has come from elsewhere.
-    waits: bool = False
-    # Tokens of the cached blocks that are computed again.
-    computed_again: int = 0
-    # Once it is computed, the first block that is not cached could be shared.
-    shares_next: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk(Generic[RequestT]):
-    request: RequestT
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan(Generic[RequestT]):
-    """The engine preempts, then admits (all cached prefixes first), then grows, then computes."""
-
-    preempted: list[RequestT]
-    admitted: list[Candidate[RequestT]]
-    # Each computes one token, and drafts behind it.
-    decoding: list[RequestT]
-    # Those of `decoding` that need one more block.
-    growing: list[RequestT]
-    chunks: list[Chunk[RequestT]]
 
 
 def plan_step(
@@ -116,7 +44,7 @@ def plan_step(
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
     if len(growing) > free_blocks:
-        preempted, free_blocks = _preempt(decoding, prompts, free_blocks, references)
+        preempted, free_blocks = make_room_to_grow(decoding, prompts, free_blocks, references)
         gone = {request.arrival for request in preempted}
         decoding = [request for request in decoding if request.arrival not in gone]
         prompts = [request for request in prompts if request.arrival not in gone]
@@ -150,50 +78,6 @@ def plan_step(
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
-def giving_way(
-    wanted: Candidate[RequestT],
-    running: Sequence[RequestT],
-    suspended: int,
-    free_blocks: int,
-    references: Sequence[int],
-    limits: Limits,
-    standing: Standing,
-) -> list[RequestT]:
-    """Running requests to preempt so that the head of the queue is admitted; none if that cannot be.
-
-    A tenant gives way to another that has fewer requests, over their weights, even once it has given: so each comes to
-    its part, and nobody takes back what it gave. Of the tenant that holds most the latest arrival goes first.
-    """
-    victims: list[RequestT] = []
-    share, left = wanted.request.share, sorted(running, key=lambda request: request.arrival)
-    held = Counter({request.share.tenant: standing.of(request.share.tenant)[1] for request in left})
-    own, dropped, kept = (standing.of(share.tenant)[1] + 1) / share.weight, Counter[int](), set(wanted.cached_blocks)
-    while not _fits(wanted, len(left) + suspended, free_blocks, limits):
-        yielding = [
-            request
-            for request in left[1:]
-            if not request.is_pushed and (held[request.share.tenant] - 1) / request.share.weight >= own
-        ]
-        if not yielding:
-            return []
-        victim = max(yielding, key=lambda each: (held[each.share.tenant] / each.share.weight, each.arrival))
-        victims.append(victim)
-        left.remove(victim)
-        held[victim.share.tenant] -= 1
-        dropped.update(victim.progress.block_ids)
-        free_blocks += sum(dropped[each] == references[each] and each not in kept for each in victim.progress.block_ids)
-    return victims
-
-
-def blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK_TOKENS)
-
-
-def _fits(candidate: Candidate[RequestT], running: int, free_blocks: int, limits: Limits) -> bool:
-    """Whether it has a slot and blocks, and leaves every running request one block to grow by."""
-    return running < limits.max_requests and candidate.free_blocks_taken + running <= free_blocks
-
-
 def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[RequestT]:
     arrivals = {request.arrival for request in gone}
     return [request for request in requests if request.arrival not in arrivals]
@@ -202,27 +86,6 @@ def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[Req
 def _order(request: Schedulable) -> tuple[int, int, int, int]:
     batch, position = request.arrival
     return request.share.priority, batch, request.progress.left, position
-
-
-def _preempt(
-    decoding: Sequence[RequestT], prompts: Sequence[RequestT], free_blocks: int, references: Sequence[int]
-) -> tuple[list[RequestT], int]:
-    """Latest arrivals first, until the others can grow or only the earliest is left. Returns them, and what is free."""
-    running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
-    needed = sum(request.needs_block for request in running)
-    dropped: Counter[int] = Counter()
-    victims: list[RequestT] = []
-    for victim in reversed(running[1:]):
-        if needed <= free_blocks:
-            break
-        if victim.is_pushed:
-            continue
-        victims.append(victim)
-        needed -= victim.needs_block
-        dropped.update(victim.progress.block_ids)
-        # A block shared with a request that stays is not freed.
-        free_blocks += sum(dropped[block] == references[block] for block in victim.progress.block_ids)
-    return victims, free_blocks
 
 
 def _level(request: Schedulable, standing: Standing) -> tuple[float, int]:

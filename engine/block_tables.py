@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.batcher import blocks_for
 from engine.kv_pool import BlockPool
 from engine.request import Request
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 
 
 class BlockTables:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from engine.agreement import Agreement, OneRank
 from engine.alignment import Alignment
 from engine.batch import Backend, Row, Sample
-from engine.batcher import Candidate, Limits
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.draft_depth import DraftDepth
@@ -26,6 +25,7 @@ from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.report import Report
 from engine.request import Request
 from engine.schedule import Schedule
+from engine.step_plan import Candidate, Limits
 from engine.step_work import StepWork
 from engine.submission import Drafting, RequestLimits, check, make_request
 from mesh.blocks import BLOCK_TOKENS

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from engine.batcher import Candidate, Limits, StepPlan, plan_step
+from engine.batcher import plan_step
 from engine.block_tables import BlockTables
 from engine.kv_pool import BlockPool
 from engine.request import Request
 from engine.running import Running
 from engine.standing import Standing
+from engine.step_plan import Candidate, Limits, StepPlan
 from engine.step_work import StepWork
 from engine.tenants import Tenants
 from engine.waiting import WaitingQueue

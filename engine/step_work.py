@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from engine.batch import Row, StepShape
-from engine.batcher import Chunk
 from engine.prompt_pace import NO_PROMPTS, PromptTokens
 from engine.request import Request
+from engine.step_plan import Chunk
 
 
 def prompt_tokens_of(requests: Iterable[Request], rows: Iterable[Row]) -> PromptTokens:

@@ -13,6 +13,11 @@ _TOKENS = struct.Struct(f"<{BLOCK_TOKENS}I")
 _BLOCK_HASH = hashlib.blake2b(digest_size=HASH_BYTES, person=b"deepmesh-block")
 
 
+def blocks_for(tokens: int) -> int:
+    """How many blocks so many tokens take; the last may be partial."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
 def root_hash(cache_salt: bytes) -> bytes:
     """The parent of a chain's first block. Tenants with different salts share no block."""
     return hashlib.blake2b(cache_salt, digest_size=HASH_BYTES, person=b"deepmesh-root").digest()

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.batcher import StepPlan
 from engine.engine import Engine
 from engine.protocol.messages import Output, StepResult
 from engine.request import Request
+from engine.step_plan import StepPlan
 from engine.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason

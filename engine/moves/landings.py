@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.batcher import blocks_for
 from engine.kv_pool import BlockPool
 from engine.moves.draft_parts import DraftParts
 from engine.protocol.messages import LandingOpened
 from engine.request import Request
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
