@@ -4,13 +4,13 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from gateway.delta import Delta, Finish, ScoredPrompt, Usage
 from gateway.prepared import Prepared
 from gateway.transcript import Passage
+from gateway.wakeup import CallAt, Wakeup
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
@@ -19,9 +19,6 @@ from mesh.tracing import current_traceparent
 
 # Where a client says how many tokens it has.
 POSITION_FIELD = "position"
-
-# Calls the callback at that time of the event loop's clock.
-CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
 
 
 class Generation:
@@ -62,12 +59,7 @@ class Generation:
         self._reason: FinishReason | None = None
         self._failure: MeshError | None = None
         self._doubted = False
-        self._waiter: asyncio.Future[None] | None = None
-        # When the client's task wants to be woken for tokens, on the event loop's clock, and who does it.
-        self._due = 0.0
-        self._call_at: CallAt | None = None
-        # Whether it was asked to.
-        self._timed = False
+        self._wakeup = Wakeup()
         self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
         self._received_at: float | None = None
         # Tokens that the client has from another gateway.
@@ -100,7 +92,7 @@ class Generation:
     @property
     def awaited(self) -> bool:
         """Whether the client's task waits for tokens, rather than for its client."""
-        return self._waiter is not None
+        return self._wakeup.awaited
 
     @property
     def remaining_tokens(self) -> int:
@@ -155,7 +147,7 @@ class Generation:
         # What an earlier call received came at once, before this client could read any of it.
         if len(received) - max(self._read, self._inherited) > self._unread_limit:
             self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
-        self._wake_when_due()
+        self._wakeup.when_due()
 
     @property
     def ended(self) -> bool:
@@ -170,7 +162,7 @@ class Generation:
         """The attempt's worker cannot be reached, though it may be alive: LiveGeneration looks for another."""
         if self._reason is None:
             self._doubted = True
-            self._wake()
+            self._wakeup.now()
 
     def _note_arrival(self) -> None:
         now = time.monotonic()
@@ -182,7 +174,7 @@ class Generation:
         """The worker ended the generation, and all of its tokens were received."""
         if self._reason is None and self._failure is None:
             self._reason = reason
-            self._wake()
+            self._wakeup.now()
 
     def fail(self, failure: MeshError) -> None:
         """The attempt failed; LiveGeneration decides whether another follows."""
@@ -191,7 +183,7 @@ class Generation:
             failure = InvalidConstraint(failure.message, field=self.prepared.form_field)
         if self._reason is None and self._failure is None:
             self._failure = failure
-            self._wake()
+            self._wakeup.now()
 
     def give_up(self, reason: MeshError) -> None:
         """End the generation for its client, whose task is interrupted: it may be stuck in a write."""
@@ -205,17 +197,10 @@ class Generation:
         """
         if self._doubted or self._reason is not None or self._failure is not None:
             return
-        loop = asyncio.get_running_loop()
         unread = self._read < len(self._received)
-        if unread and loop.time() >= due:
+        if unread and asyncio.get_running_loop().time() >= due:
             return
-        self._waiter, self._due, self._call_at, self._timed = loop.create_future(), due, call_at or loop.call_at, False
-        if unread:
-            self._wake_when_due()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        await self._wakeup.sleep(due, call_at, timed=unread)
 
     def pop_failure(self) -> MeshError | None:
         """The failure of the last attempt, once, and only after all received tokens were drained."""
@@ -286,17 +271,3 @@ class Generation:
     def usage(self) -> Usage:
         """Counts of the tokens that were drained."""
         return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
-
-    def _wake_when_due(self) -> None:
-        if self._waiter is None or self._timed:
-            return
-        if self._waiter.get_loop().time() >= self._due:
-            self._wake()
-        else:
-            assert self._call_at is not None
-            self._timed = True
-            self._call_at(self._due, self._wake)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

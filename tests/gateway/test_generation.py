@@ -242,14 +242,6 @@ async def test_a_reader_gets_tokens_when_it_is_due_and_an_end_at_once() -> None:
     assert list(generation.drain().token_ids) == [2]
 
 
-async def test_a_reader_that_is_cancelled_waits_no_more() -> None:
-    generation = make_generation()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(generation.readable(), 0.01)
-    generation.receive(3, [0])
-    assert not generation.awaited
-
-
 def test_an_answer_some_of_whose_tokens_were_relaxed_says_so() -> None:
     generation = make_generation()
     generation.receive(3, [0], relaxed=True)
