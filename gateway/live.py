@@ -10,23 +10,12 @@ from gateway.config import DispatchConfig
 from gateway.delta import Delta
 from gateway.generation import Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
+from gateway.retries import Retries, attempt_outcome
 from gateway.rounds import Rounds
 from mesh.domain.outputs import FinishReason
-from mesh.errors import (
-    MeshError,
-    NamespaceMismatch,
-    NoWorker,
-    Overloaded,
-    PrefillLost,
-    Retry,
-    UnknownRequest,
-    WorkerLost,
-)
+from mesh.errors import MeshError
 from mesh.metrics import GATEWAY_REPLACEMENTS
 from mesh.observe import span
-
-RETRY_AFTER_MS = 1000
-LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Stream(Protocol):
@@ -81,19 +70,12 @@ class LiveGeneration:
         self._block_hashes = block_hashes
         self._placer = placer
         self._links = links
-        self._config = config
         self._clock = clock
         self._rounds = rounds
         # A round of its own, before which tokens wait. An end does not wait.
         self._due = 0.0
-        self._attempts = 0
-        # Those of them that were made because a worker could not be reached.
-        self._moves = 0
+        self._retries = Retries(config, clock)
         self._attempt: Attempt | None = None
-        self._avoid: set[str] = set()
-        # Until this time the request is placed again, however often its workers are lost or missing; None before the
-        # first time.
-        self._patient_until: float | None = None
         self._reads_seen = 0
         self._moved_at = self.began_at
 
@@ -114,7 +96,7 @@ class LiveGeneration:
         if placement is None:
             await self._place(None)
         else:
-            self._attempts += 1
+            self._retries.begin()
             self._submit(placement)
 
     async def next(self) -> Delta:
@@ -156,8 +138,7 @@ class LiveGeneration:
     async def _continue_elsewhere(self, failure: MeshError) -> None:
         attempt = self._attempt
         outcome = attempt_outcome(failure)
-        if self._patient_until is None or (attempt is not None and attempt.first_token_at is not None):
-            self._be_patient()
+        self._retries.note_failure(answered=attempt is not None and attempt.first_token_at is not None)
         self._end_attempt(outcome)
         if outcome is Outcome.FAILED or attempt is None:
             raise failure
@@ -166,7 +147,7 @@ class LiveGeneration:
             return
         GATEWAY_REPLACEMENTS.labels(outcome.value).inc()
         # A decode worker may have failed through the prefill worker that it names.
-        self._avoid.add(failure.metadata.get("worker_id", attempt.worker_id))
+        self._retries.avoid |= {failure.metadata.get("worker_id", attempt.worker_id)}
         await self._place(failure)
 
     async def _move(self) -> None:
@@ -180,15 +161,13 @@ class LiveGeneration:
         if self.generation.remaining_tokens <= 0:
             self.generation.finish(FinishReason.LENGTH)
             return
-        self._avoid.add(attempt.worker_id)
-        self._attempts += 1
-        self._moves += 1
+        self._retries.avoid |= {attempt.worker_id}
+        self._retries.begin(moves=True)
         try:
-            with span("gateway.place", attempt=self._attempts):
-                placement = await self._placer.place(self._query())
+            placement = await self._ask_placement()
         except MeshError:
             # Nobody else takes it: the worker may be back before its grace is over, as may be one avoided before it.
-            self._avoid = {attempt.worker_id}
+            self._retries.avoid = frozenset({attempt.worker_id})
             return
         if self.generation.ended or self.generation.remaining_tokens <= 0:
             return
@@ -197,59 +176,36 @@ class LiveGeneration:
         self.generation.begin_attempt()
         self._submit(placement)
 
-    def _be_patient(self) -> None:
-        self._patient_until = self._clock() + self._config.worker_seconds
-
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until a worker is found. `cause` is why the request is placed again, None the first time.
-
-        The first time the scheduler's refusal is final, unless there is no worker: the mesh may be starting, or its
-        only worker.
-        """
+        """Place until a worker is found. `cause` is why the request is placed again, None the first time."""
         while True:
             if cause is not None:
-                await self._pause(cause)
-            self._attempts += 1
+                await asyncio.sleep(self._retries.pause_seconds(cause))
+            self._retries.begin()
             try:
-                with span("gateway.place", attempt=self._attempts):
-                    placement = await self._placer.place(self._query())
-            except MeshError as error:
-                if cause is None and isinstance(error, NoWorker):
-                    cause = error
-                    self._be_patient()
-                elif cause is None or not _passes_with_time(error):
-                    raise
-                # An avoided worker may have come back since, as a new incarnation or with room.
-                self._avoid.clear()
+                placement = await self._ask_placement()
+            except MeshError as refusal:
+                cause = self._retries.settle_refusal(refusal, cause)
                 continue
             self._submit(placement)
             return
 
-    async def _pause(self, cause: MeshError) -> None:
-        """Wait before another attempt. Raises if there have been enough.
-
-        A lost worker is started again within seconds, and attempts fail at once meanwhile: then only time is counted.
-        """
-        assert self._patient_until is not None
-        awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
-        if not awaited and isinstance(cause, NoWorker):
-            raise cause
-        if not awaited and self._attempts - self._moves >= self._config.attempts:
-            raise exhausted(cause, self._attempts)
-        pause = self._config.backoff_seconds * 2 ** min(self._attempts - self._moves - 1, 16)
-        await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
+    async def _ask_placement(self) -> Placement:
+        """Raises the scheduler's refusal."""
+        with span("gateway.place", attempt=self._retries.attempts):
+            return await self._placer.place(self._query())
 
     def _query(self) -> PlacementQuery:
         request = self.generation.request
         return PlacementQuery(
             generation_id=self._generation_id,
             request_id=request.request_id,
-            attempt=self._attempts,
+            attempt=self._retries.attempts,
             model=self.generation.model,
             prompt_tokens=self.generation.next_position,
             max_tokens=self.generation.remaining_tokens,
             block_hashes=self._block_hashes,
-            avoid=frozenset(self._avoid),
+            avoid=self._retries.avoid,
             share=request.share,
             sparse=request.sparse,
         )
@@ -258,9 +214,9 @@ class LiveGeneration:
         self.placement = placement
         self.placed_at = self.placed_at or self._clock()
         self._attempt = Attempt(
-            number=self._attempts,
+            number=self._retries.attempts,
             worker_id=placement.decode.worker_id,
-            stream=self._links.submit(placement, self._attempts, self.generation),
+            stream=self._links.submit(placement, self._retries.attempts, self.generation),
             began_at=self._clock(),
             received_before=self.generation.received_tokens,
         )
@@ -285,30 +241,3 @@ class LiveGeneration:
             time_to_first_token_ms=0.0 if first is None else 1000 * (first - attempt.began_at),
             time_per_output_token_ms=0.0 if first is None or tokens < 2 else 1000 * (now - first) / (tokens - 1),
         )
-
-
-def attempt_outcome(failure: MeshError) -> Outcome:
-    """What a failed attempt means: another worker may do better (LOST, REFUSED), or none will (FAILED)."""
-    if failure.retry is Retry.THIS_CALL or isinstance(failure, UnknownRequest | PrefillLost):
-        return Outcome.LOST
-    # The decode worker and the prefill worker that was placed with it do not fit together: another pair may.
-    if failure.retry is Retry.HIGHER_UP or isinstance(failure, NamespaceMismatch):
-        return Outcome.REFUSED
-    return Outcome.FAILED
-
-
-def exhausted(cause: MeshError, attempts: int) -> MeshError:
-    """The error for the client after the last attempt."""
-    if attempt_outcome(cause) is Outcome.REFUSED:
-        return Overloaded(
-            f"no worker took the request in {attempts} attempts ({cause.message}): retry later",
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-    return WorkerLost(
-        f"a worker was lost and the request could not be continued in {attempts} attempts ({cause.message}): retry",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-def _passes_with_time(error: MeshError) -> bool:
-    return error.retry in (Retry.THIS_CALL, Retry.AFTER_DELAY)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from bench.load.records import RequestRecord
 from engine.protocol.messages import Output
 from gateway.config import DispatchConfig
-from gateway.live import LONGEST_PAUSE_SECONDS, attempt_outcome, exhausted
 from gateway.placement import Outcome as AttemptOutcome
 from gateway.requests import settled_sparse_prefill
+from gateway.retries import LONGEST_PAUSE_SECONDS, attempt_outcome, exhausted
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

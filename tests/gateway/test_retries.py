@@ -1,0 +1,125 @@
+import pytest
+
+from gateway.config import DispatchConfig
+from gateway.placement import Outcome
+from gateway.retries import LONGEST_PAUSE_SECONDS, Retries, attempt_outcome
+from mesh.errors import (
+    ContextExceeded,
+    MeshError,
+    NamespaceMismatch,
+    NoWorker,
+    Overloaded,
+    PrefillLost,
+    UnknownRequest,
+    WorkerFull,
+    WorkerLost,
+)
+
+CONFIG = DispatchConfig(attempts=3, backoff_seconds=0.1, worker_seconds=10.0)
+LOST, FULL, NOBODY = WorkerLost("gone"), WorkerFull("full"), NoWorker("none")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begun(clock: Clock, attempts: int = 1) -> Retries:
+    """Retries after so many attempts, the first of which has failed just now."""
+    retries = Retries(CONFIG, clock)
+    for _ in range(attempts):
+        retries.begin()
+    retries.note_failure(answered=False)
+    return retries
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    retries = begun(Clock())
+    pauses = []
+    for _ in range(5):
+        pauses.append(retries.pause_seconds(LOST))
+        retries.begin()
+    assert pauses == [0.1, 0.2, 0.4, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+
+
+def test_while_a_lost_worker_may_come_back_no_attempts_are_counted() -> None:
+    clock = Clock()
+    retries = begun(clock, attempts=50)
+    clock.now = 9.9
+    retries.pause_seconds(LOST)
+    clock.now = 10.0
+    with pytest.raises(WorkerLost, match="in 50 attempts"):
+        retries.pause_seconds(LOST)
+
+
+def test_attempts_at_workers_without_room_are_counted_from_the_first() -> None:
+    begun(Clock(), attempts=2).pause_seconds(FULL)
+    with pytest.raises(Overloaded, match="in 3 attempts"):
+        begun(Clock(), attempts=3).pause_seconds(FULL)
+
+
+def test_time_begins_anew_only_behind_a_worker_that_answered() -> None:
+    for answered in (False, True):
+        clock = Clock()
+        retries = begun(clock, attempts=3)
+        clock.now = 9.0
+        retries.note_failure(answered=answered)
+        clock.now = 11.0
+        if answered:
+            retries.pause_seconds(LOST)
+        else:
+            with pytest.raises(WorkerLost):
+                retries.pause_seconds(LOST)
+
+
+def test_leaving_a_worker_that_cannot_be_reached_is_no_failed_attempt() -> None:
+    retries = begun(Clock(), attempts=2)
+    retries.begin(moves=True)
+    assert retries.attempts == 3
+    assert retries.pause_seconds(FULL) == 0.2
+
+
+def test_no_worker_is_waited_for_and_then_told_of() -> None:
+    clock = Clock()
+    retries = Retries(CONFIG, clock)
+    retries.begin()
+    assert retries.settle_refusal(NOBODY, None) is NOBODY
+    retries.pause_seconds(NOBODY)
+    clock.now = 10.0
+    with pytest.raises(NoWorker):
+        retries.pause_seconds(NOBODY)
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), ContextExceeded("long")])
+def test_any_other_refusal_of_a_first_placement_is_final(refusal: MeshError) -> None:
+    with pytest.raises(type(refusal)):
+        Retries(CONFIG, Clock()).settle_refusal(refusal, None)
+
+
+def test_a_request_under_way_outlives_refusals_that_pass_with_time() -> None:
+    retries = begun(Clock())
+    retries.avoid |= {"a"}
+    assert retries.settle_refusal(Overloaded("full"), LOST) is LOST
+    # The worker may be back.
+    assert not retries.avoid
+    with pytest.raises(ContextExceeded):
+        retries.settle_refusal(ContextExceeded("long"), LOST)
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [
+        (LOST, Outcome.LOST),
+        (UnknownRequest("restarted"), Outcome.LOST),
+        (PrefillLost("gone"), Outcome.LOST),
+        (FULL, Outcome.REFUSED),
+        (NamespaceMismatch("other weights"), Outcome.REFUSED),
+        (ContextExceeded("long"), Outcome.FAILED),
+        (MeshError("bug"), Outcome.FAILED),
+    ],
+)
+def test_what_a_failure_says_of_other_workers(failure: MeshError, outcome: Outcome) -> None:
+    assert attempt_outcome(failure) is outcome
