@@ -8,7 +8,7 @@ from engine.protocol.messages import Output
 from gateway.config import DispatchConfig
 from gateway.placement import Outcome as AttemptOutcome
 from gateway.requests import settled_sparse_prefill
-from gateway.retries import LONGEST_PAUSE_SECONDS, attempt_outcome, exhausted
+from gateway.retries import Retries, attempt_outcome
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -39,9 +39,9 @@ class Live:
     asked: Asked
     record: RequestRecord
     hashes: Sequence[bytes]
+    retries: Retries
     sparse: SparsePrefill | None = None
     tenant: str = ""
-    attempts: int = 0
     tokens: int = 0
     cached_tokens: int = 0
     store_cached_tokens: int = 0
@@ -49,8 +49,6 @@ class Live:
     predicted_tpot_ms: float | None = None
     prefill_id: str | None = None
     decode_id: str | None = None
-    avoid: frozenset[str] = frozenset()
-    patient_until: float | None = None
     worker: SimulatedWorker | None = None
     job: Job | None = None
     replaced: int = 0
@@ -98,22 +96,21 @@ class SimulatedGateway:
         record = RequestRecord(number, self._timeline.now, asked.max_tokens, prompt_tokens=len(asked.token_ids))
         salt = asked.share.tenant.encode()
         sparse = settled_sparse_prefill(None, self._sparse, len(asked.token_ids))
-        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt, sparse), sparse, asked.share.tenant)
+        hashes, retries = chain_hashes(asked.token_ids, salt, sparse), Retries(self._config, lambda: self._timeline.now)
+        live = Live(number, asked, record, hashes, retries, sparse, asked.share.tenant)
         self._timeline.after(self._call_seconds, lambda: self._place(live, None))
 
     def _place(self, live: Live, cause: MeshError | None) -> None:
         """Place until a worker is found; `cause` is why it is placed again, None the first time."""
-        live.attempts += 1
+        live.retries.begin()
         try:
             answer = self._scheduler.place(self._call(live))
-        except MeshError as error:
-            if cause is None and isinstance(error, NoWorker):
-                self._be_patient(live)
-                self._again(live, error)
-            elif cause is None or error.retry.name in ("NEVER", "HIGHER_UP"):
-                self._end(live, error)
+        except MeshError as refusal:
+            try:
+                cause = live.retries.settle_refusal(refusal, cause)
+            except MeshError as final:
+                self._end(live, final)
             else:
-                live.avoid = frozenset()
                 self._again(live, cause)
             return
         if live.predicted_ttft_ms is None:
@@ -124,10 +121,12 @@ class SimulatedGateway:
         request = PlacementRequest(
             len(live.asked.token_ids) + live.tokens,
             live.asked.max_tokens - live.tokens,
-            live.avoid,
+            live.retries.avoid,
             sparse_from=None if live.sparse is None else live.sparse.from_tokens,
         )
-        return PlacementCall(str(live.number), live.attempts, self._model, request, live.hashes, self._share(live))
+        return PlacementCall(
+            str(live.number), live.retries.attempts, self._model, request, live.hashes, self._share(live)
+        )
 
     def _share(self, live: Live) -> Share:
         return live.asked.share if self._fair else ONE_TENANT
@@ -136,7 +135,7 @@ class SimulatedGateway:
         worker = self._worker(answer.decode.worker_id)
         live.decode_id = answer.decode.worker_id
         live.prefill_id = None if answer.prefill is None else answer.prefill.worker_id
-        attempt = live.attempts
+        attempt = live.retries.attempts
         try:
             if worker is None:
                 raise NoWorker("the worker is gone")
@@ -159,7 +158,7 @@ class SimulatedGateway:
             stop=StopConditions(asked.max_tokens - live.tokens),
             cache_salt=asked.share.tenant.encode(),
             share=self._share(live),
-            attempt=live.attempts,
+            attempt=live.retries.attempts,
             prompt_tokens=len(asked.token_ids),
             sparse=live.sparse,
         )
@@ -167,7 +166,7 @@ class SimulatedGateway:
         return Submission(live.number, request, None, prefill, answer.chosen.store)
 
     def _on_output(self, live: Live, attempt: int, output: Output) -> None:
-        if attempt != live.attempts or live.job is None:
+        if attempt != live.retries.attempts or live.job is None:
             return
         if output.cached_tokens is not None and not live.tokens:
             live.cached_tokens, live.store_cached_tokens = output.cached_tokens, output.store_cached_tokens or 0
@@ -179,35 +178,30 @@ class SimulatedGateway:
             self._end(live, None)
 
     def _on_lost(self, live: Live, attempt: int, failure: MeshError) -> None:
-        if attempt != live.attempts:
+        if attempt != live.retries.attempts:
             return
         outcome = attempt_outcome(failure)
-        if live.patient_until is None or live.tokens:
-            self._be_patient(live)
+        live.retries.note_failure(answered=live.tokens > 0)
         self._report(live, _OUTCOMES[outcome])
         if outcome is AttemptOutcome.FAILED:
             self._end(live, failure)
             return
         live.replaced += 1
-        live.avoid |= {failure.metadata.get("worker_id", live.decode_id or "")}
+        live.retries.avoid |= {failure.metadata.get("worker_id", live.decode_id or "")}
         self._again(live, failure)
 
     def _again(self, live: Live, cause: MeshError) -> None:
-        """Place once more after a pause, or give up, by the gateway's rules."""
-        assert live.patient_until is not None
-        awaited = attempt_outcome(cause) is AttemptOutcome.LOST and self._timeline.now < live.patient_until
-        if not awaited and (isinstance(cause, NoWorker) or live.attempts >= self._config.attempts):
-            self._end(live, cause if isinstance(cause, NoWorker) else exhausted(cause, live.attempts))
-            return
-        pause = self._config.backoff_seconds * 2 ** min(live.attempts - 1, 16)
-        self._timeline.after(min(pause, LONGEST_PAUSE_SECONDS), lambda: self._place(live, cause))
-
-    def _be_patient(self, live: Live) -> None:
-        live.patient_until = self._timeline.now + self._config.worker_seconds
+        """Place once more after a pause, or give up."""
+        try:
+            pause = live.retries.pause_seconds(cause)
+        except MeshError as error:
+            self._end(live, error)
+        else:
+            self._timeline.after(pause, lambda: self._place(live, cause))
 
     def _report(self, live: Live, outcome: Outcome) -> None:
         live.job = None
-        self._scheduler.report(str(live.number), live.attempts, outcome, live.tokens)
+        self._scheduler.report(str(live.number), live.retries.attempts, outcome, live.tokens)
 
     def _end(self, live: Live, error: MeshError | None) -> None:
         self.live -= 1

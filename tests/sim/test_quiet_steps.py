@@ -47,7 +47,7 @@ def _of(live: Live) -> tuple[object, ...]:
         live.cached_tokens,
         live.predicted_ttft_ms,
         live.predicted_tpot_ms,
-        live.attempts,
+        live.retries.attempts,
     )
 
 
