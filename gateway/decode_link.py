@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
@@ -16,6 +15,7 @@ from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 from gateway import wire
 from gateway.config import DispatchConfig
 from gateway.generation import Generation
+from gateway.outbox import Outbox
 from gateway.placement import Placement
 from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
@@ -87,12 +87,7 @@ class DecodeLink:
         self._clock = clock
         self._grace_seconds = config.attach_seconds
         self._requests: dict[int, _Request] = {}
-        # What the writer sends next. Unsent submissions wait for the next stream when one breaks; cancellations and
-        # acknowledgements are dropped then, since a reattachment names the requests that are left.
-        self._unsent: deque[int] = deque()
-        self._cancelled: list[int] = []
-        self._ended: list[int] = []
-        self._outgoing = asyncio.Event()
+        self._outbox = Outbox()
         # A context of its own: the request that happens to be the first is not what the link's logs are about.
         self._task = asyncio.create_task(self._run(), name=f"link {target.worker_id}", context=Context())
         self._task.add_done_callback(self._finished)
@@ -109,15 +104,13 @@ class DecodeLink:
     def submit(self, stream_id: int, attempt: int, placement: Placement, generation: Generation) -> None:
         assert self.open
         self._requests[stream_id] = _Request(attempt, generation, placement)
-        self._unsent.append(stream_id)
-        self._outgoing.set()
+        self._outbox.submit(stream_id)
 
     def cancel(self, stream_id: int) -> None:
         """Stop a request if it still runs; nothing more of it reaches its generation."""
         request = self._requests.pop(stream_id, None)
         if request is not None and request.sent:
-            self._cancelled.append(stream_id)
-            self._outgoing.set()
+            self._outbox.cancel(stream_id)
 
     def lose(self, why: str) -> None:
         """The worker is gone: every request on it fails with WorkerLost, and the link closes."""
@@ -183,8 +176,7 @@ class DecodeLink:
         return False
 
     async def _greet(self, call: AttachCall) -> bool:
-        self._cancelled.clear()
-        self._ended.clear()
+        self._outbox.reattach()
         resume = [
             decode_pb2.ResumePoint(stream_id=stream_id, next_position=request.generation.next_position)
             for stream_id, request in self._requests.items()
@@ -237,17 +229,15 @@ class DecodeLink:
             await self._write_until_broken(call)
 
     async def _write_until_broken(self, call: AttachCall) -> NoReturn:
-        self._outgoing.set()
+        outbox = self._outbox
         while True:
-            await self._outgoing.wait()
-            self._outgoing.clear()
-            while self._unsent:
-                await self._write_submission(call, self._unsent.popleft())
-            while self._cancelled:
-                cancellation = decode_pb2.Cancellation(stream_id=self._cancelled.pop())
+            await outbox.filled()
+            while (submitted := outbox.pop_submission()) is not None:
+                await self._write_submission(call, submitted)
+            while (cancelled := outbox.pop_cancellation()) is not None:
+                cancellation = decode_pb2.Cancellation(stream_id=cancelled)
                 await call.write(decode_pb2.AttachRequest(cancellation=cancellation))
-            if self._ended:
-                ended, self._ended = self._ended, []
+            if ended := outbox.pop_acknowledgements():
                 acknowledgement = decode_pb2.Acknowledgement(stream_ids=ended)
                 await call.write(decode_pb2.AttachRequest(acknowledgement=acknowledgement))
 
@@ -290,8 +280,7 @@ class DecodeLink:
 
     def _end(self, output: decode_pb2.RequestOutput, request: _Request | None) -> None:
         self._requests.pop(output.stream_id, None)
-        self._ended.append(output.stream_id)
-        self._outgoing.set()
+        self._outbox.acknowledge(output.stream_id)
         if request is None:
             return
         if output.HasField("failure"):
