@@ -15,10 +15,11 @@ from engine.batch import Backend, Row, Sample
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.draft_depth import DraftDepth
+from engine.intake import Intake
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
-from engine.outputs import cancelled, next_output, refused
+from engine.outputs import cancelled, commit, refused
 from engine.parallel.layout import Layout
 from engine.pipeline import InFlightStep, StepPipeline
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
@@ -27,11 +28,10 @@ from engine.request import Request
 from engine.schedule import Schedule
 from engine.step_plan import Candidate, Limits
 from engine.step_work import StepWork
-from engine.submission import Drafting, RequestLimits, check, make_request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
-from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, NamespaceMismatch
+from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -64,21 +64,16 @@ class Engine:
     ) -> None:
         self._backend = backend
         self._agreement = agreement or OneRank()
-        self._constraints = constraints
-        self._request_limits = RequestLimits(longest_context(backend), backend.vocabulary_size)
+        self._intake = Intake(config, backend, constraints)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
-        # Guesses of the backend begin with what it knows of a token only while it computes that, and each module reads
-        # what the one before it made of the token before.
-        self._drafting = Drafting(config.drafts.most, backend.draft_layers, backend.think_tokens)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
         self._report = Report(self.pool, self.transfers)
-        self._computes_sparsely = config.sparse_prefill.offered is not None
         self._requests: dict[int, Request] = {}
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
@@ -88,19 +83,15 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
-        if self._constraints is not None and self._constraints.ready:
-            return True
-        can_go_on = len(self._requests) > self.transfers.awaited + self._compiling and not self._blocked
-        own_work = can_go_on or self._pipeline.in_flight or self._report.pending or self._stopping
+        can_go_on = len(self._requests) > self.transfers.awaited + self._intake.compiling and not self._blocked
+        own_work = can_go_on or self._intake.ready or self._pipeline.in_flight or self._report.pending or self._stopping
         return bool(own_work or self._agreement.due)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
-        arrival = self._arrival
-        request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting, self._computes_sparsely)
+        request = self._intake.make(submit, self._arrival)
         try:
-            check(submit, self._request_limits)
-            self._check_constraint(submit)
+            self._intake.check(submit)
             self.transfers.check(submit)
             self.transfers.expect(request)
         except InvalidRequest as error:
@@ -108,13 +99,8 @@ class Engine:
             return
         self._submitted += 1
         self._requests[submit.key] = request
-        constraint = submit.request.constraint
-        if constraint is not None and self._constraints is not None:
-            given = submit.request.prompt_tokens
-            delivered = [] if given is None else request.progress.token_ids[given:]
-            self._constraints.begin(request, constraint, delivered)
-            return
-        self._enqueue(request)
+        if self._intake.begin(request, submit):
+            self._enqueue(request)
 
     def cancel(self, cancel: Cancel) -> None:
         """End a request now, and its push. One that has ended already is left alone: the two messages crossed."""
@@ -135,13 +121,7 @@ class Engine:
         if request is None:
             return
         self._blocked = False
-        if message.drafts_end is not None:
-            request.progress.lack_drafts(message.drafts_end)
-        # They came with the token.
-        request.prompt_scores = None
-        request.progress.received([message.token_id])
-        if request.masks is not None:
-            request.masks.follow([message.token_id])
+        request.receive_first_token(message.token_id, message.drafts_end)
         self.transfers.on_first_token(request)
 
     def poll_transfers(self) -> None:
@@ -188,7 +168,7 @@ class Engine:
 
     @property
     def _arrival(self) -> tuple[int, int]:
-        """Of the next request: the arrival batch, and the order within it."""
+        """The arrival batch of the next request, and its order within that."""
         return self._pipeline.steps, self._submitted
 
     def load(self) -> WorkerLoad:
@@ -200,16 +180,6 @@ class Engine:
             free_blocks=self.pool.free_blocks,
         )
 
-    @property
-    def _compiling(self) -> int:
-        """Requests that wait for their grammar."""
-        return 0 if self._constraints is None else self._constraints.pending
-
-    def _check_constraint(self, submit: Submit) -> None:
-        """Raises InvalidRequest."""
-        if submit.request.constraint is not None and self._constraints is None:
-            raise InvalidConstraint("this engine constrains no answers")
-
     def _enqueue(self, request: Request) -> None:
         self._blocked = False
         request.stages.enter("engine.queue", prompt_tokens=request.prompt_tokens)
@@ -217,7 +187,7 @@ class Engine:
 
     def _enqueue_compiled(self) -> None:
         """Queue requests whose grammars are compiled, and end those whose are none."""
-        for request, error in () if self._constraints is None else self._constraints.drain():
+        for request, error in self._intake.drain():
             if error is not None and not request.ended:
                 self._refuse(request, error)
             elif not request.ended:
@@ -226,13 +196,11 @@ class Engine:
     def _resume_arrived(self) -> None:
         """Run requests whose KV has come from elsewhere, and end those whose KV is not coming."""
         for request, error in self.transfers.drain_arrived():
-            if request.ended:
-                continue
-            if error is not None:
+            if error is not None and not request.ended:
                 self._refuse(request, error)
-                continue
-            self._schedule.register(request)
-            self._run(request)
+            elif not request.ended:
+                self._schedule.register(request)
+                self._run(request)
 
     def _run(self, request: Request) -> None:
         """Take the request into the steps: what it needs of others is here."""
@@ -274,7 +242,7 @@ class Engine:
     def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None, held_back: bool) -> None:
         """held_back: prompts that this step left may begin with the next."""
         self._blocked = not held_back and not any(step is not None and step.work for step in (launched, finished))
-        may_wait = self.transfers.open or self.transfers.awaited or self._compiling or self._stopping
+        may_wait = self.transfers.open or self.transfers.awaited or self._intake.compiling or self._stopping
         assert not self._blocked or may_wait or not self._requests, "work that no step takes on"
 
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
@@ -295,15 +263,10 @@ class Engine:
         if sample is None:
             progress.committed(row.tokens, 0, ())
         else:
-            if not (request.has_first_token or request.is_pushed):
-                request.stages.enter("engine.decode")
-            output = next_output(request, sample)
-            progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
+            output = commit(request, row, sample)
             if request.most_drafts and row.decodes:
                 self._report.add_drafts(row.drafts, sample)
             self._report.outputs.append(output)
-            if request.masks is not None and output.finish is None:
-                request.masks.follow(output.token_ids, sample.drafts[: request.most_drafts])
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)
         if request.push is not None:
@@ -334,8 +297,3 @@ class Engine:
     def _release_ended(self, request: Request) -> None:
         if not request.progress.rows_in_flight:
             self._schedule.release(request)
-
-
-def longest_context(backend: Backend) -> int:
-    """Tokens of the longest request. One that is longer than the pool could never finish."""
-    return min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
-from engine.batch import Sample
+from engine.batch import Row, Sample
 from engine.protocol.messages import Output, Refusal
 from engine.request import Request
 from mesh.domain.outputs import FinishReason
 from mesh.errors import MeshError
 
 
-def next_output(request: Request, sample: Sample) -> Output:
-    """Drawn tokens, not committed yet, up to the one that ends the request, if that is among them."""
+def commit(request: Request, row: Row, sample: Sample) -> Output:
+    """Give the request what its row drew, up to the token that ends it, if that is among them."""
+    if not (request.has_first_token or request.is_pushed):
+        request.stages.enter("engine.decode")
     position = len(request.progress.token_ids)
     count, finish = _wanted(request, sample.token_ids)
     logprobs = None if sample.logprobs is None else [*sample.logprobs[:count]]
@@ -22,6 +24,9 @@ def next_output(request: Request, sample: Sample) -> Output:
         if request.prompt_scores is not None:
             output.prompt_logprobs = request.prompt_scores.whole()
             request.prompt_scores = None
+    request.progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
+    if request.masks is not None and finish is None:
+        request.masks.follow(output.token_ids, sample.drafts[: request.most_drafts])
     return output
 
 

@@ -71,6 +71,15 @@ class Request:
     def has_first_token(self) -> bool:
         return len(self.progress.token_ids) > self.prompt_tokens
 
+    def receive_first_token(self, token_id: int, drafts_end: int | None) -> None:
+        """The prefill worker drew it, and passed on the scores of the prompt. drafts_end: see Progress."""
+        if drafts_end is not None:
+            self.progress.lack_drafts(drafts_end)
+        self.prompt_scores = None
+        self.progress.received([token_id])
+        if self.masks is not None:
+            self.masks.follow([token_id])
+
     @property
     def will_end(self) -> bool:
         """Whether it ends with the rows in flight at the latest: no step takes it on again."""

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from engine.batch import History
+from engine.batch import Backend, History
 from engine.progress import Progress
 from engine.prompt_scores import PromptScores
 from engine.protocol.messages import Submit
 from engine.request import Request
 from engine.stages import Stages
 from engine.thinking import ThinkingPhase, ThinkTokens
-from mesh.blocks import root_hash
+from mesh.blocks import BLOCK_TOKENS, root_hash
 from mesh.domain.sampling import DraftUse, check_prompt_logprobs
 from mesh.errors import ContextExceeded, InvalidRequest
 
@@ -20,6 +20,11 @@ class RequestLimits:
 
     context_tokens: int
     vocabulary_size: int
+
+
+def longest_context(backend: Backend) -> int:
+    """Tokens of the longest request. One that is longer than the pool could never finish."""
+    return min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
 
 
 def check(submit: Submit, limits: RequestLimits) -> None:

@@ -10,7 +10,7 @@ from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
-from engine.engine import Engine, longest_context
+from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import GroupDescriptors, Peers
@@ -23,6 +23,7 @@ from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
 from engine.rank.rendezvous import Rendezvous
 from engine.role_change import check_keeps_weights
+from engine.submission import longest_context
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import span
