@@ -10,7 +10,8 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 from kernels.expert_rows import reference
 from kernels.moe_permute import choose_layout, contiguous_layout, masked_capacity
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
-from kernels.moe_permute.triton import chunk_size, copy_rows, empty_masked, place_copies
+from kernels.moe_permute.triton import copy_rows
+from kernels.moe_permute.triton_masked import chunk_size, empty_masked, place_copies
 from kernels.w4a8_gemm import ScaledRows
 from kernels.w4a8_gemm.weight import TURN
 

@@ -7,12 +7,11 @@ import triton.language as tl
 from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_permute.experts import ExpertOutputs
-from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
+from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized
+from kernels.moe_permute.triton_masked import empty_masked, place_copies, scale_stride
 
 # The most elements of a program's table [choices, experts].
 TABLE = 1 << 15
-# How many choices a program looks at at a time. There are few sizes, since each one is compiled.
-CHUNKS = (128, 512, 1024)
 # Values of a row that one program copies or sums: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
@@ -82,196 +81,6 @@ def _place_rows(
         tl.store(row_experts + row, tl.where(row < used, owner, PADDING))
 
 
-# A program copies WIDTH values of a token, or all its scales, to its rows. Reads a token once.
-@triton.jit(do_not_specialize=["scale_stride", "out_scale_stride"])
-def _copy_rows(
-    values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
-    VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    groups = tl.arange(0, SCALES_TILE)
-    # The token's first program copies all scales.
-    copies_scales = tl.program_id(1) * SCALES_TILE + groups < SCALES
-    start_next(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
-    if SCALES:
-        factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
-    for choice in tl.static_range(CHOICES):
-        position = tl.load(positions + token * CHOICES + choice)
-        # Nothing is copied nowhere.
-        tl.store(out_values + position * VALUES + columns, found, mask=columns < tl.where(position >= 0, VALUES, 0))
-        if SCALES:
-            copied_scales = tl.program_id(1) * SCALES_TILE + groups < tl.where(position >= 0, SCALES, 0)
-            tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copied_scales)
-
-
-@triton.jit
-def count_choices(experts, copy, own, counted, first, stop, choices, CHUNK: tl.constexpr, COUNTED: tl.constexpr):
-    """How many choices before `copy` chose the expert `own`, and how many of all before `stop` each of `counted`
-    [COUNTED]."""
-    before = tl.zeros([CHUNK], tl.int32)
-    count = tl.zeros([CHUNK, COUNTED], tl.int32)
-    for begin in range(0, stop, CHUNK):
-        index = begin + tl.arange(0, CHUNK)
-        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32) - first
-        before += ((others == own) & (index < copy)).to(tl.int32)
-        count += (others[:, None] == counted[None, :]).to(tl.int32)
-    return tl.sum(before, axis=0), tl.sum(count, axis=0)
-
-
-# A program makes one token's copy for one expert. It finds the copy's row by itself, after the rows of the same
-# expert's earlier choices, and counts the choices of COUNTED experts. For that it reads the choices, 8 bytes each, from
-# the cache. Reads and writes a token, 1 and 1/32 bytes a value. The latency of the two loads and of adding up limits
-# it.
-@triton.jit(do_not_specialize=["choices", "first", "expert_count", "scale_stride", "out_scale_stride"])
-def _place_copies(
-    values, scales, experts, positions, counts, out_values, out_scales, choices, first, expert_count, capacity,
-    scale_stride, out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr,
-    SCALES: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, PARTIAL: tl.constexpr,
-    NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    copy = tl.program_id(0)
-    token = (copy // CHOICES).to(tl.int64)
-    columns, groups = tl.arange(0, VALUES_TILE), tl.arange(0, SCALES_TILE)
-    width, factor_count = VALUES, SCALES
-    counted = copy * COUNTED + tl.arange(0, COUNTED)
-    start_next(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    own = tl.load(experts + copy).to(tl.int32) - first
-    stop = choices
-    if PARTIAL:
-        held = (own >= 0) & (own < expert_count)
-        width, factor_count = tl.where(held, VALUES, 0), tl.where(held, SCALES, 0)
-        # Most programs have no row, and count no expert.
-        stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, tl.where(held, copy, 0))
-    copied, factored = columns < width, groups < factor_count
-    found = tl.load(values + token * VALUES + columns, mask=copied)
-    if SCALES:
-        factors = tl.load(scales + token + groups * scale_stride, mask=factored)
-    place, count = count_choices(experts, copy, own, counted, first, stop, choices, CHUNK, COUNTED)
-    row = (own * capacity + place).to(tl.int64)
-    tl.store(positions + copy, tl.where(held, row, NOWHERE) if PARTIAL else row)
-    tl.store(out_values + row * VALUES + columns, found, mask=copied)
-    if SCALES:
-        target = own.to(tl.int64) * SCALES * out_scale_stride + place
-        tl.store(out_scales + target + groups * out_scale_stride, factors, mask=factored)
-    tl.store(counts + counted, count, mask=counted < expert_count)
-
-
-# A program sums WIDTH values of one token with its loads in flight at once. Reads k rows and a shared one, writes one.
-@triton.jit(do_not_specialize=["shared_first", "shared_tokens"])
-def _combine(
-    rows, positions, weights, shared, out, width, shared_first, shared_tokens,
-    CHOICES: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    start_next(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = columns < width
-    total = tl.zeros([WIDTH], tl.float32)
-    for choice in tl.static_range(CHOICES):
-        position = tl.load(positions + token * CHOICES + choice)
-        weight = tl.load(weights + token * CHOICES + choice)
-        row = tl.load(rows + position * width + columns, mask=columns < tl.where(position >= 0, width, 0), other=0.0)
-        total += row.to(tl.float32) * weight
-    if SHARED:
-        index = token - shared_first
-        shared_width = tl.where((index >= 0) & (index < shared_tokens), width, 0)
-        total += tl.load(shared + index * width + columns, mask=columns < shared_width, other=0.0).to(tl.float32)
-    tl.store(out + token * width + columns, total, mask=inside)
-
-
-def chunk_size(choices: int) -> int:
-    """Choices that a program looks at at a time if it reads all."""
-    return next((chunk for chunk in CHUNKS if chunk >= choices), CHUNKS[-1])
-
-
-def expand_masked(
-    x: Quantized,
-    experts: torch.Tensor,
-    expert_count: int,
-    capacity: int,
-    shared: int = 0,
-    first: int = 0,
-    elsewhere: int = 0,
-) -> ExpandedQuantized:
-    layout = empty_masked(experts, expert_count, capacity, shared, elsewhere)
-    out = empty_quantized(*layout.shape, x.values.shape[-1], device=experts.device)
-    place_copies(x.values, x.scales, experts, layout, first, out.values, out.scales)
-    return ExpandedQuantized(out, layout)
-
-
-def empty_masked(
-    experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0, elsewhere: int = 0
-) -> MaskedLayout:
-    """A layout that `place_copies` fills."""
-    counts = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
-    return MaskedLayout(torch.empty_like(experts), counts, capacity, shared, elsewhere)
-
-
-def place_copies(
-    values: torch.Tensor,
-    scales: torch.Tensor | None,
-    experts: torch.Tensor,
-    layout: MaskedLayout,
-    first: int,
-    out_values: torch.Tensor,
-    out_scales: torch.Tensor | None,
-) -> None:
-    """Find the rows of all choices, and copy tokens there.
-
-    values: [tokens, width] contiguous, of one byte each; scales: [tokens, groups], tokens next to each other, or None;
-    outputs likewise, with the layout's leading dimensions.
-    """
-    expert_count, (tokens, choices), width = len(layout.counts), experts.shape, values.shape[-1]
-    if not tokens:
-        layout.counts.zero_()
-        return
-    copies, groups = tokens * choices, 0 if scales is None else scales.shape[-1]
-    counted = triton.next_power_of_2(triton.cdiv(expert_count, copies))
-    _place_copies[(copies,)](
-        values, scales, experts, layout.positions, layout.counts, out_values, out_scales, copies, first, expert_count,
-        layout.capacity, _stride(scales), _stride(out_scales), choices, width,
-        triton.next_power_of_2(width), groups, triton.next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
-        layout.elsewhere > 0, NOWHERE, num_warps=4, **dependent_launch(experts.device),
-    )  # fmt: skip
-
-
-def expand_contiguous(
-    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int, first: int = 0
-) -> ExpandedQuantized:
-    layout = contiguous_layout(experts, expert_count, alignment, rows, first)
-    out = empty_quantized(rows, x.values.shape[-1], device=experts.device)
-    copy_rows(x.values, x.scales, layout, out.values, out.scales)
-    return ExpandedQuantized(out, layout)
-
-
-def copy_rows(
-    values: torch.Tensor,
-    scales: torch.Tensor | None,
-    layout: ContiguousLayout,
-    out_values: torch.Tensor,
-    out_scales: torch.Tensor | None,
-) -> None:
-    """Copy tokens to their rows. Tensors as in `place_copies`."""
-    (tokens, choices), width = layout.positions.shape, values.shape[-1]
-    groups = 0 if scales is None else scales.shape[-1]
-    if tokens:
-        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
-            values, scales, layout.positions, out_values, out_scales, _stride(scales), _stride(out_scales), choices,
-            width, groups, COPIED_WIDTH, triton.next_power_of_2(max(groups, 1)), num_warps=4,
-            **dependent_launch(values.device),
-        )  # fmt: skip
-
-
-def _stride(scales: torch.Tensor | None) -> int:
-    """From group to group."""
-    return 0 if scales is None else scales.stride(-1)
-
-
 def contiguous_layout(
     experts: torch.Tensor, expert_count: int, alignment: int, rows: int, first: int = 0
 ) -> ContiguousLayout:
@@ -305,6 +114,97 @@ def _chunk_counts(
         **dependent_launch(experts.device),
     )  # fmt: skip
     return counts
+
+
+# A program copies WIDTH values of a token, or all its scales, to its rows. Reads a token once.
+@triton.jit(do_not_specialize=["scale_stride", "out_scale_stride"])
+def _copy_rows(
+    values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
+    VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    groups = tl.arange(0, SCALES_TILE)
+    # The token's first program copies all scales.
+    copies_scales = tl.program_id(1) * SCALES_TILE + groups < SCALES
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
+    if SCALES:
+        factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
+    for choice in tl.static_range(CHOICES):
+        position = tl.load(positions + token * CHOICES + choice)
+        # Nothing is copied nowhere.
+        tl.store(out_values + position * VALUES + columns, found, mask=columns < tl.where(position >= 0, VALUES, 0))
+        if SCALES:
+            copied_scales = tl.program_id(1) * SCALES_TILE + groups < tl.where(position >= 0, SCALES, 0)
+            tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copied_scales)
+
+
+def copy_rows(
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    layout: ContiguousLayout,
+    out_values: torch.Tensor,
+    out_scales: torch.Tensor | None,
+) -> None:
+    """Copy tokens to their rows. Tensors as in `place_copies`."""
+    (tokens, choices), width = layout.positions.shape, values.shape[-1]
+    groups = 0 if scales is None else scales.shape[-1]
+    if tokens:
+        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
+            values, scales, layout.positions, out_values, out_scales, scale_stride(scales), scale_stride(out_scales),
+            choices, width, groups, COPIED_WIDTH, triton.next_power_of_2(max(groups, 1)), num_warps=4,
+            **dependent_launch(values.device),
+        )  # fmt: skip
+
+
+def expand_contiguous(
+    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int, first: int = 0
+) -> ExpandedQuantized:
+    layout = contiguous_layout(experts, expert_count, alignment, rows, first)
+    out = empty_quantized(rows, x.values.shape[-1], device=experts.device)
+    copy_rows(x.values, x.scales, layout, out.values, out.scales)
+    return ExpandedQuantized(out, layout)
+
+
+def expand_masked(
+    x: Quantized,
+    experts: torch.Tensor,
+    expert_count: int,
+    capacity: int,
+    shared: int = 0,
+    first: int = 0,
+    elsewhere: int = 0,
+) -> ExpandedQuantized:
+    layout = empty_masked(experts, expert_count, capacity, shared, elsewhere)
+    out = empty_quantized(*layout.shape, x.values.shape[-1], device=experts.device)
+    place_copies(x.values, x.scales, experts, layout, first, out.values, out.scales)
+    return ExpandedQuantized(out, layout)
+
+
+# A program sums WIDTH values of one token with its loads in flight at once. Reads k rows and a shared one, writes one.
+@triton.jit(do_not_specialize=["shared_first", "shared_tokens"])
+def _combine(
+    rows, positions, weights, shared, out, width, shared_first, shared_tokens,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < width
+    total = tl.zeros([WIDTH], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        position = tl.load(positions + token * CHOICES + choice)
+        weight = tl.load(weights + token * CHOICES + choice)
+        row = tl.load(rows + position * width + columns, mask=columns < tl.where(position >= 0, width, 0), other=0.0)
+        total += row.to(tl.float32) * weight
+    if SHARED:
+        index = token - shared_first
+        shared_width = tl.where((index >= 0) & (index < shared_tokens), width, 0)
+        total += tl.load(shared + index * width + columns, mask=columns < shared_width, other=0.0).to(tl.float32)
+    tl.store(out + token * width + columns, total, mask=inside)
 
 
 def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
