@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from mesh.blocks import BLOCK_TOKENS
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs
 from scheduler.coordinator import Coordinator
+from scheduler.decode_shares import step_ms
 from scheduler.estimates import paces
-from scheduler.placement import step_ms
 from scheduler.registry import Registry
 
 

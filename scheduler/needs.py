@@ -8,8 +8,8 @@ from mesh.domain.workers import WorkerRole
 from scheduler.admission import Objectives
 from scheduler.arrivals import Demand
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
+from scheduler.decode_shares import slots_left, step_ms
 from scheduler.estimates import paces, prompt_rates
-from scheduler.placement import slots_left, step_ms
 from scheduler.scaling import Need
 
 # Prompts that wait are to be computed within this share of the objective for the first token, or of a second where

@@ -20,35 +20,13 @@ import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest, Unreported, blocks
+from scheduler.decode_shares import DecodeShare, decode_share
 from scheduler.estimates import paces
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection, Terms
 
-# Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
-SHORTEST_KNOWN_STEP_MS = 50.0
-
 Verdict: TypeAlias = tuple[Rejection | None, str]
-
-
-class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
-    """The decode worker's part of a placement, whichever worker computes the prompt."""
-
-    candidate: CandidateWorker
-    held_blocks: int
-    # How many must end before it has a place.
-    before: float
-    # Time until the step begins in which the request has a place.
-    wait_ms: float
-    # Time until any step begins, for what comes at a moment that is not known.
-    boundary_ms: float
-    tpot_ms: float
-    output_ms: float
-    drain_ms: float
-    slots_left: int
-    requests: int
-    # Its wait and its tokens: no placement on it takes less.
-    least_ms: float
 
 
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
@@ -126,16 +104,16 @@ def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
 
 def _shares(
     request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
-) -> Iterator[tuple[_DecodeShare, Pace, PrefillOffer | None]]:
+) -> Iterator[tuple[DecodeShare, Pace, PrefillOffer | None]]:
     """For each decode worker its part, its pace, and the best offer of KV that it could take."""
     decode_paces, prefill_paces = paces(candidates, knobs)
     offers = best_offers(request, candidates, prefill_paces, knobs)
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
     for worker, pace in zip(candidates.decode, decode_paces, strict=True):
-        yield _decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
+        yield decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
 
 
-def _least_ms(part: tuple[_DecodeShare, Pace, PrefillOffer | None]) -> float:
+def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
     return part[0].least_ms
 
 
@@ -146,7 +124,7 @@ def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
 
 def _terms(
     request: PlacementRequest,
-    share: _DecodeShare,
+    share: DecodeShare,
     pace: Pace,
     offer: PrefillOffer | None,
     candidates: Candidates,
@@ -166,7 +144,7 @@ def _terms(
 
 def _alone(
     request: PlacementRequest,
-    share: _DecodeShare,
+    share: DecodeShare,
     verdict: Verdict,
     pace: Pace,
     candidates: Candidates,
@@ -192,7 +170,7 @@ def _alone(
 
 
 def _pair(
-    request: PlacementRequest, share: _DecodeShare, verdict: Verdict, offer: PrefillOffer, knobs: PlacementKnobs
+    request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, knobs: PlacementKnobs
 ) -> Terms:
     worker = share.candidate
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
@@ -208,7 +186,7 @@ def _pair(
     return _assemble(share, offer, offer.source, ttft_ms, joining_ms, verdict)
 
 
-def _without_prefill(request: PlacementRequest, share: _DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
+def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
     """Terms of a decode worker that computes no prompts and has no prefill worker."""
     worker = share.candidate
     if verdict[0] is None and candidates.prefill:
@@ -228,7 +206,7 @@ def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
 
 
 def _assemble(
-    share: _DecodeShare,
+    share: DecodeShare,
     offer: PrefillOffer | None,
     found: Source,
     ttft_ms: float,
@@ -266,63 +244,6 @@ def _assemble(
         found.ms,
         found.sparse_tokens,
     )
-
-
-def _decode_share(
-    request: PlacementRequest, candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs
-) -> _DecodeShare:
-    requests, most = candidate.requests, candidate.max_requests
-    output_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
-    if output_tokens > request.max_tokens:
-        output_tokens = float(request.max_tokens)
-    room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
-    tpot_ms = step_ms(candidate, requests + 1, pace, knobs)
-    output_ms = output_tokens * tpot_ms
-    drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
-    # A step that runs is over in half of its time on average, and its worker's report is as old.
-    boundary_ms = tpot_ms / 2 if requests else 0.0
-    wait_ms, before = _step_left_ms(candidate, pace, now, knobs) if requests else 0.0, 0.0
-    if room < 1:
-        before = request.ahead * (1 - room)
-        wait_ms = max(boundary_ms, before * drain_ms - boundary_ms)
-    held, reusable = candidate.cached_blocks, request.reusable_blocks
-    return _DecodeShare(
-        candidate,
-        held if held < reusable else reusable,
-        before,
-        wait_ms,
-        boundary_ms,
-        tpot_ms,
-        output_ms,
-        drain_ms,
-        room if room > 0 else 0,
-        requests,
-        wait_ms + output_ms,
-    )
-
-
-def _step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
-    """How much is left of the step that runs when the request comes to the worker."""
-    whole_ms = step_ms(candidate, candidate.requests, pace, knobs)
-    if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
-        return whole_ms / 2
-    # It may be the next step, or one behind, of which no report has come yet.
-    return whole_ms - ((now - candidate.step_began) * 1000 + knobs.costs.request_ms) % whole_ms
-
-
-def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
-    """How many more requests of that length fit. If negative, so many must end before there is room."""
-    load, unreported = candidate.load, candidate.unreported
-    by_batch = candidate.max_requests - requests
-    # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
-    by_blocks = (load.free_blocks - unreported.blocks) // blocks(tokens_each) - load.waiting_requests
-    return min(by_batch, by_blocks)
-
-
-def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: PlacementKnobs) -> float:
-    """Step time at the candidate's pace with `requests` in the batch."""
-    most = candidate.max_requests
-    return pace.slowness * knobs.costs.decode_ms(requests if requests < most else most)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:
