@@ -11,14 +11,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, repeat
+from itertools import count, islice
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
+from scheduler.cached_blocks import CachedBlocks
 from scheduler.candidates import Unreported
 from scheduler.live_worker import Lease, Worker
-from scheduler.prefix_index import Holders, PrefixIndex
+from scheduler.prefix_index import Holders
 from scheduler.ranks import PlacementKey, Rank
 from scheduler.standings import LOOKS, Standings
 
@@ -62,11 +63,10 @@ class Registry:
         self._by_number: dict[int, Worker] = {}
         # No lease ends before this time.
         self._next_end = float("inf")
-        self._prefixes = PrefixIndex()
+        self._blocks = CachedBlocks(self._limits.cached_blocks)
         self._standings = Standings()
         self._known_models: dict[str, None] = {}
         self._streams = 0
-        self._cached_blocks = 0
         self._change = asyncio.Event()
 
     def attach(self, identity: WorkerIdentity) -> Lease:
@@ -126,29 +126,12 @@ class Registry:
         removed: Collection[bytes],
         holders: Sequence[int] = (),
     ) -> None:
-        """Record the blocks that a worker stored and removed; a snapshot replaces all before. Raises LeaseExpired.
-
-        holders: if the worker has several ranks, those that hold each of `stored`, as bits.
-        """
-        worker = self._holder(lease)
-        before = len(worker.cached)
-        if snapshot:
-            self._forget_blocks(worker, list(worker.cached))
-        self._forget_blocks(worker, removed)
-        room = min(self._limits.cached_blocks - self._cached_blocks + before, worker.identity.total_blocks)
-        for block_hash, ranks in zip(stored, holders or repeat(1, len(stored)), strict=True):
-            if block_hash in worker.cached:
-                self._forget_blocks(worker, [block_hash])
-            elif len(worker.cached) >= room:
-                break
-            worker.cached[block_hash] = ranks
-            for rank in worker.held_by(ranks):
-                self._prefixes.add(rank.number, block_hash)
-        self._cached_blocks += len(worker.cached) - before
+        """See `CachedBlocks.record`. Raises LeaseExpired."""
+        self._blocks.record(self._holder(lease), snapshot, stored, removed, holders)
 
     def holders(self, block_hashes: Sequence[bytes]) -> Holders:
         """Who holds which part of a chain now, for `worth_a_look` and for the workers themselves."""
-        return self._prefixes.holders(block_hashes)
+        return self._blocks.holders(block_hashes)
 
     def leave(self, lease: Lease) -> None:
         """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
@@ -293,15 +276,8 @@ class Registry:
         for rank in worker.ranks:
             del self._by_number[rank.number]
         self._standings.remove(worker.identity, worker.number)
-        self._cached_blocks -= len(worker.cached)
-        for rank in worker.ranks:
-            self._prefixes.remove(rank.number, worker.cached)
+        self._blocks.remove(worker)
         self._announce()
-
-    def _forget_blocks(self, worker: Worker, block_hashes: Collection[bytes]) -> None:
-        for block_hash in block_hashes:
-            for rank in worker.held_by(worker.cached.pop(block_hash, 0)):
-                self._prefixes.remove(rank.number, [block_hash])
 
     def _place(self, worker: Worker) -> None:
         """After every change of what placement reads of the worker."""

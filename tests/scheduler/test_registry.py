@@ -1,40 +1,18 @@
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from scheduler.candidates import MeasurementTimes, Unreported
-from scheduler.registry import Registry, RegistryLimits
-from tests.support.scheduling import ManualClock, make_identity, make_load
-
-LEASE = 10.0
-SETTLE = 0.25
-
-
-def make_registry(**limits: Any) -> tuple[Registry, ManualClock]:
-    clock = ManualClock()
-    return Registry(clock, LEASE, SETTLE, RegistryLimits(**limits)), clock
-
-
-def held_of(registry: Registry, chain: Sequence[bytes]) -> dict[str, list[int]]:
-    """How many leading blocks each rank has, of the workers that have any."""
-    holders = registry.holders(chain)
-    held = {worker.identity.worker_id: worker.prefixes(holders) for worker in registry.workers()}
-    return {worker_id: each for worker_id, each in held.items() if any(each)}
+from scheduler.registry import Registry
+from tests.support.registries import LEASE, SETTLE, hashes, make_registry
+from tests.support.scheduling import make_identity, make_load
 
 
 def live(registry: Registry) -> list[tuple[str, str]]:
     return [(worker.identity.worker_id, worker.identity.incarnation) for worker in registry.workers()]
-
-
-def hashes(*numbers: int) -> list[bytes]:
-    return [number.to_bytes(16, "big") for number in numbers]
 
 
 def test_a_lease_ends_when_it_is_not_renewed() -> None:
@@ -175,36 +153,6 @@ def test_the_registry_is_bounded() -> None:
     assert [len(worker.cached) for worker in registry.workers()] == [1, 2]
 
 
-def test_the_room_of_a_lost_worker_is_given_back() -> None:
-    registry, clock = make_registry(cached_blocks=2)
-    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
-    clock.now += LEASE
-    registry.record_blocks(registry.attach(make_identity("b")), True, hashes(3, 4), [])
-    assert set(registry.workers()[0].cached) == set(hashes(3, 4))
-
-
-def test_a_worker_cannot_claim_more_blocks_than_it_has() -> None:
-    registry, _ = make_registry()
-    lease = registry.attach(make_identity("a", total_blocks=2))
-    registry.record_blocks(lease, True, hashes(*range(10)), [])
-    assert len(registry.workers()[0].cached) == 2
-
-
-def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
-    registry, _ = make_registry()
-    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
-    for chain, found in ((hashes(1, 2, 3, 4), {"a": [2]}), (hashes(3, 1), {}), (hashes(1, 2), {"a": [2]})):
-        assert held_of(registry, chain) == found
-
-
-def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
-    registry, clock = make_registry()
-    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
-    clock.now += LEASE
-    registry.attach(make_identity("b"))
-    assert held_of(registry, hashes(1, 2)) == {}
-
-
 def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
@@ -270,51 +218,9 @@ def test_a_placement_that_ended_counts_no_longer() -> None:
     assert registry.workers()[0].unreported == Unreported(1, 64, 2)
 
 
-changes = st.lists(
-    st.tuples(st.sampled_from("ab"), st.booleans(), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), max_size=30
-)
-
-
-@given(changes)
-def test_blocks_follow_the_events_and_their_count_never_drifts(
-    events: list[tuple[str, bool, set[int], set[int]]],
-) -> None:
-    registry, clock = make_registry(cached_blocks=20)
-    leases = {name: registry.attach(make_identity(name)) for name in "ab"}
-    expected: dict[str, set[int]] = {"a": set(), "b": set()}
-    for name, snapshot, stored, removed in events:
-        registry.record_blocks(leases[name], snapshot, hashes(*stored), hashes(*removed))
-        expected[name] = ((set() if snapshot else expected[name]) - removed) | stored
-    assert {w.identity.worker_id: set(w.cached) for w in registry.workers()} == {
-        name: set(hashes(*numbers)) for name, numbers in expected.items()
-    }
-    assert held_of(registry, hashes(*range(10))) == {
-        name: [next(number for number in range(11) if number not in numbers)]
-        for name, numbers in expected.items()
-        if 0 in numbers
-    }
-    clock.now += LEASE
-    registry.expire()
-    lease = registry.attach(make_identity("c"))
-    registry.record_blocks(lease, True, hashes(*range(100, 130)), [])
-    assert len(registry.workers()[0].cached) == 20
-
-
 def test_a_worker_has_to_report_each_of_its_ranks() -> None:
     registry, _ = make_registry()
     lease = registry.attach(make_identity("a", ranks=2))
     with pytest.raises(InvalidRequest, match="has 2 ranks, and reports 1"):
         registry.update(lease, WorkerState.SERVING, make_load(), ranks=[RankStatus(make_load(), TransferCounters(), 0)])
     assert registry.workers()[0].load == WorkerLoad()
-
-
-def test_a_block_that_moved_to_another_rank_is_cached_there_alone() -> None:
-    registry, _ = make_registry()
-    lease = registry.attach(make_identity("a", ranks=2))
-    for holders in (0b01, 0b11, 0b10):
-        registry.record_blocks(lease, False, hashes(1), [], [holders])
-        found = held_of(registry, hashes(1))
-        assert found == {"a": [holders & 1, holders >> 1]}
-    assert len(registry.workers()[0].cached) == 1
-    registry.record_blocks(lease, False, [], hashes(1))
-    assert held_of(registry, hashes(1)) == {}

@@ -1,0 +1,77 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.registries import LEASE, hashes, held_of, make_registry
+from tests.support.scheduling import make_identity
+
+
+def test_the_room_of_a_lost_worker_is_given_back() -> None:
+    registry, clock = make_registry(cached_blocks=2)
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
+    clock.now += LEASE
+    registry.record_blocks(registry.attach(make_identity("b")), True, hashes(3, 4), [])
+    assert set(registry.workers()[0].cached) == set(hashes(3, 4))
+
+
+def test_a_worker_cannot_claim_more_blocks_than_it_has() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", total_blocks=2))
+    registry.record_blocks(lease, True, hashes(*range(10)), [])
+    assert len(registry.workers()[0].cached) == 2
+
+
+def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
+    registry, _ = make_registry()
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
+    for chain, found in ((hashes(1, 2, 3, 4), {"a": [2]}), (hashes(3, 1), {}), (hashes(1, 2), {"a": [2]})):
+        assert held_of(registry, chain) == found
+
+
+def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
+    registry, clock = make_registry()
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
+    clock.now += LEASE
+    registry.attach(make_identity("b"))
+    assert held_of(registry, hashes(1, 2)) == {}
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from("ab"), st.booleans(), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), max_size=30
+)
+
+
+@given(changes)
+def test_blocks_follow_the_events_and_their_count_never_drifts(
+    events: list[tuple[str, bool, set[int], set[int]]],
+) -> None:
+    registry, clock = make_registry(cached_blocks=20)
+    leases = {name: registry.attach(make_identity(name)) for name in "ab"}
+    expected: dict[str, set[int]] = {"a": set(), "b": set()}
+    for name, snapshot, stored, removed in events:
+        registry.record_blocks(leases[name], snapshot, hashes(*stored), hashes(*removed))
+        expected[name] = ((set() if snapshot else expected[name]) - removed) | stored
+    assert {w.identity.worker_id: set(w.cached) for w in registry.workers()} == {
+        name: set(hashes(*numbers)) for name, numbers in expected.items()
+    }
+    assert held_of(registry, hashes(*range(10))) == {
+        name: [next(number for number in range(11) if number not in numbers)]
+        for name, numbers in expected.items()
+        if 0 in numbers
+    }
+    clock.now += LEASE
+    registry.expire()
+    lease = registry.attach(make_identity("c"))
+    registry.record_blocks(lease, True, hashes(*range(100, 130)), [])
+    assert len(registry.workers()[0].cached) == 20
+
+
+def test_a_block_that_moved_to_another_rank_is_cached_there_alone() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", ranks=2))
+    for holders in (0b01, 0b11, 0b10):
+        registry.record_blocks(lease, False, hashes(1), [], [holders])
+        found = held_of(registry, hashes(1))
+        assert found == {"a": [holders & 1, holders >> 1]}
+    assert len(registry.workers()[0].cached) == 1
+    registry.record_blocks(lease, False, [], hashes(1))
+    assert held_of(registry, hashes(1)) == {}
