@@ -3,23 +3,15 @@
 import hmac
 from typing import Any, cast
 
-import openai
 import pytest
 
 from gateway.config import ApiKeyConfig
 from gateway.openai.endpoint import STREAM_HEADER
 from mesh.errors import Overloaded, WorkerFull
 from tests.support.fake_decode import FakeDecodeWorker
-from tests.support.gateways import Mesh, prefill_identity, running_mesh
+from tests.support.gateways import prefill_identity, running_mesh
+from tests.support.openai_calls import CHAT, COMPLETIONS, HELLO, client
 from tests.support.oracle_texts import answering, spelled
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO: Any = [{"role": "user", "content": "hello"}]
-
-
-def client(mesh: Mesh) -> openai.AsyncOpenAI:
-    url = f"http://127.0.0.1:{mesh.http_port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
 
 
 async def test_n_choices_have_random_numbers_of_their_own_and_share_one_placement() -> None:

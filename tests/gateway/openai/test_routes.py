@@ -1,24 +1,15 @@
 """The routes beside the two that generate: models, tokens, version, the API's own description, CORS."""
 
-from typing import Any, cast
-
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.config import ApiKeyConfig, HttpConfig
 from gateway.openai.openapi import OPERATIONS
 from mesh.domain.sampling import Sampling
-from tests.support.gateways import Mesh, running_mesh
+from tests.support.gateways import running_mesh
+from tests.support.openai_calls import HELLO, client
 
-HELLO = [{"role": "user", "content": "hello"}]
 ORIGIN = {"origin": "https://app.example"}
-
-
-def client(mesh: Mesh) -> AsyncOpenAI:
-    return AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{mesh.http_port}/v1", api_key="unused", http_client=cast(Any, mesh.http)
-    )
 
 
 async def test_one_model_is_found_by_its_name() -> None:

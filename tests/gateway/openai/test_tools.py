@@ -1,18 +1,16 @@
 """Tools over HTTP with the `openai` package: what the model reads, and its calls whole and streamed."""
 
 import json
-from typing import Any, cast
+from typing import Any
 
-import openai
 import pytest
 
 from gateway.tool_format import CALLS_BEGIN, CallForm, opening, written_calls, written_outputs
 from gateway.tools import ToolCall
-from tests.support.gateways import Mesh, running_mesh
+from tests.support.gateways import running_mesh
+from tests.support.openai_calls import CHAT, HELLO, client
 from tests.support.oracle_texts import answering, prompt_of, spelled
 
-CHAT = "/v1/chat/completions"
-HELLO: Any = [{"role": "user", "content": "hello"}]
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -29,11 +27,6 @@ END = "<｜end▁of▁sentence｜>"
 def allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
-def client(mesh: Mesh) -> openai.AsyncOpenAI:
-    url = f"http://127.0.0.1:{mesh.http_port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
 
 
 async def test_calls_are_read_out_of_the_answer() -> None:

@@ -14,7 +14,8 @@ from gateway.tool_format import CallForm, written_calls, written_outputs
 from gateway.tools import ToolCall
 from mesh.errors import InvalidRequest, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker
-from tests.support.gateways import Mesh, running_mesh
+from tests.support.gateways import running_mesh
+from tests.support.openai_calls import client
 from tests.support.oracle_texts import answering, prompt_of, spelled
 
 PATH = "/v1/responses"
@@ -27,11 +28,6 @@ WEATHER: Any = {
 }
 CLOCK: Any = {"type": "function", "name": "clock"}
 CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{}")]
-
-
-def client(mesh: Mesh) -> openai.AsyncOpenAI:
-    url = f"http://127.0.0.1:{mesh.http_port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
 
 
 async def test_an_answer_is_its_reasoning_and_a_message() -> None:
