@@ -13,7 +13,7 @@ import msgspec
 from engine.batch import Backend, Batch, Row, Sample, execute
 from engine.config import EngineConfig
 from engine.rank.backends import Backends
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 from mesh.config import ServiceConfig
 from mesh.domain.sampling import Sampling
 from mesh.errors import ConfigError
@@ -60,15 +60,11 @@ def _check(backend: Backend, text: Sequence[int]) -> None:
         raise ConfigError(f"a text has token ids outside the vocabulary of {backend.vocabulary_size}")
 
 
-def _blocks(text: Sequence[int]) -> int:
-    return -(-len(text) // BLOCK_TOKENS)
-
-
 def _fitting(backend: Backend, texts: Sequence[Sequence[int]], most_rows: int) -> int:
     """How many of the first texts the pool holds at once; at least one."""
     needed = count = 0
     for text in texts[:most_rows]:
-        needed += _blocks(text)
+        needed += blocks_for(len(text))
         if needed > backend.total_blocks:
             break
         count += 1
@@ -97,8 +93,8 @@ def _together(backend: Backend, texts: Sequence[Sequence[int]]) -> list[list[flo
 def _consecutive_blocks(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     first = 0
     for text in texts:
-        yield list(range(first, first + _blocks(text)))
-        first += _blocks(text)
+        yield list(range(first, first + blocks_for(len(text))))
+        first += blocks_for(len(text))
 
 
 def _logprob(sample: Sample | None, token_id: int) -> float:

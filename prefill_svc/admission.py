@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.protocol.messages import Ready
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from mesh.domain.constraints import check_constraint
 from mesh.domain.sampling import check_sampling
 from mesh.domain.sparse_prefill import check_sparse_prefill
@@ -40,7 +40,7 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
         check_constraint(prompt.request.constraint, ready.vocabulary_size)
     if prompt.request.sparse is not None:
         check_sparse_prefill(prompt.request.sparse)
-    blocks = -(-len(prompt.request.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
+    blocks = blocks_for(len(prompt.request.token_ids)) - prompt.held_blocks
     if blocks < 1:
         raise InvalidRequest(
             f"held_blocks {prompt.held_blocks} are the whole prompt: the landing has no block", field="held_blocks"

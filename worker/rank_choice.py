@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from mesh.blocks import BLOCK_TOKENS, iter_chain
+from mesh.blocks import BLOCK_TOKENS, blocks_for, iter_chain
 from mesh.domain.sparse_prefill import SparsePrefill
 
 # A request that is already on a rank delays a new one there about as much as so many prompt tokens would: each of its
@@ -34,7 +34,7 @@ def choose_rank(ranks: Sequence[RankOutlook], prompt_tokens: int, computes_promp
 
     def cost(index: int) -> tuple[bool, int, int, int]:
         rank = ranks[index]
-        lacking_blocks = -(-prompt_tokens // BLOCK_TOKENS) - rank.cached_blocks
+        lacking_blocks = blocks_for(prompt_tokens) - rank.cached_blocks
         waits = rank.live_requests >= requests_a_rank or lacking_blocks > rank.free_blocks
         work = rank.queued_tokens + rank.live_requests * TOKENS_A_REQUEST
         if computes_prompt:

@@ -17,7 +17,7 @@ from engine.model.sparse_meter import MOST_SAMPLES, SparseMeter
 from kernels.host_copy import to_device
 from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 
 # Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
 EXPANDED_TOKENS = 16384
@@ -39,7 +39,7 @@ def build_context(
 
 def blocks_of(rows: Sequence[Row], more: int = 0) -> int:
     """The most blocks of any of the rows, with `more` tokens behind its own."""
-    return -(-(max((row.end for row in rows), default=0) + more) // BLOCK_TOKENS)
+    return blocks_for(max((row.end for row in rows), default=0) + more)
 
 
 def decode_groups(rows: Sequence[Row], state: DeviceState, blocks: int) -> list[DecodeRows]:
@@ -152,7 +152,7 @@ def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
 def slots_between(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
     """The pool slot of each position from `start` to `stop`."""
     positions = np.arange(start, stop, dtype=np.int64)
-    blocks = np.array(row.block_ids[: -(-stop // BLOCK_TOKENS)], dtype=np.int64)
+    blocks = np.array(row.block_ids[: blocks_for(stop)], dtype=np.int64)
     return blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
 
@@ -229,7 +229,7 @@ def _attend_sparsely(
 
 
 def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:
-    blocks = np.array(row.block_ids[: -(-row.end // BLOCK_TOKENS)], np.int32)
+    blocks = np.array(row.block_ids[: blocks_for(row.end)], np.int32)
     lengths = to_device(np.array([row.end], np.int32), state.device)
     return AbsorbedRows(first, stop, plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, stop - first))
 

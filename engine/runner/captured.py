@@ -8,14 +8,14 @@ from engine.model.model import Model
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.graphs import DecodeGraphs
 from engine.two_batch import TwoBatch
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 
 
 def capture_decoding(
     model: Model, state: DeviceState, sizes: Sequence[int], longest: int, two_batch: TwoBatch
 ) -> DecodeGraphs:
     """sizes: numbers of rows; longest: tokens of a context."""
-    return DecodeGraphs(model, state, sizes, -(-longest // BLOCK_TOKENS), two_batch)
+    return DecodeGraphs(model, state, sizes, blocks_for(longest), two_batch)
 
 
 def capture_drafting(
@@ -26,9 +26,7 @@ def capture_drafting(
     depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
     # No more rows than the state has.
     sizes = sorted({min(size, config.max_requests) for size in sizes})
-    return DraftGraphs(
-        model, state, sizes, depths, -(-(longest + most_draft_positions(config)) // BLOCK_TOKENS), two_batch
-    )
+    return DraftGraphs(model, state, sizes, depths, blocks_for(longest + most_draft_positions(config)), two_batch)
 
 
 def most_draft_positions(config: EngineConfig) -> int:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from engine.batch import Backend, Batch, Launched, Row, StepShape
 from engine.step_times import StepTimes
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 
 # Tokens of each row's context, if the model's context is as long. On a GPU, which serves longer ones, attention over
@@ -27,7 +27,7 @@ def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -
 def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     end = min(CONTEXT_TOKENS_AHEAD if backend.asynchronous else CONTEXT_TOKENS, backend.context_tokens)
     start = max(end - 1 - depth, 0)
-    blocks = [block] * -(-(start + 1 + 2 * depth) // BLOCK_TOKENS)
+    blocks = [block] * blocks_for(start + 1 + 2 * depth)
     batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
     shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows)
     # Each is launched before the one before it is collected, as a device that computes meanwhile is used.

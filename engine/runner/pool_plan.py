@@ -14,7 +14,7 @@ from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_by
 from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.two_batch_times import may_take_two
 from engine.two_batch import ALWAYS, NEVER
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: in
         # Ranks on a CPU share its memory.
         budget_bytes=int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1),
         block_bytes=block_bytes + _draft_state_bytes(model),
-        context_blocks=-(-longest // BLOCK_TOKENS),
+        context_blocks=blocks_for(longest),
         max_requests=config.max_requests,
         cap_bytes=CPU_POOL_BYTES if on_cpu else None,
     )
@@ -104,7 +104,7 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
 
 def _foreign_blocks(model: Model, config: EngineConfig, longest: int) -> int:
     divides = config.parallel.context_parallel_tokens is not None and model.expert_group.divides
-    return -(-longest // BLOCK_TOKENS) if divides and not model.group.divides else 0
+    return blocks_for(longest) if divides and not model.group.divides else 0
 
 
 def _draft_state_bytes(model: Model) -> int:

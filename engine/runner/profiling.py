@@ -11,7 +11,7 @@ from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
 
@@ -84,4 +84,4 @@ def _decoding(max_requests: int, longest: int) -> list[Row]:
 def _last(tokens: int, longest: int) -> Row:
     """The last tokens of a context."""
     history = History(0, 0, [0] * longest)
-    return Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY, history=history)
+    return Row([0] * tokens, longest - tokens, [0] * blocks_for(longest), COSTLY, history=history)

@@ -19,7 +19,7 @@ from engine.model.inputs import slots_between
 from engine.parallel.layout import Group
 from engine.runner.spread import Division, Offer, chosen, offered, tokens_beside
 from kernels.host_copy import to_device
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import BLOCK_TOKENS, blocks_for
 
 # Blocks of a prefix that are copied to the other ranks at once.
 COPIED_BLOCKS = 64
@@ -121,7 +121,7 @@ class Spreading:
             self._known = None, 0
         start, known, *token_ids = self.exchange.broadcast(told, Group.WORLD, source).tolist()
         blocks = self._blocks if row is None else row.block_ids
-        stop = -(-start // BLOCK_TOKENS)
+        stop = blocks_for(start)
         for first in range(known // BLOCK_TOKENS if known < start else stop, stop, COPIED_BLOCKS):
             self._copy(blocks[first : min(first + COPIED_BLOCKS, stop)], source)
         return Row(token_ids, start, blocks, None)

@@ -14,7 +14,7 @@ from engine.model.model import Model
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.micro_batches import MicroBatch, halves
 from engine.two_batch import ALWAYS, NEVER, TwoBatch
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.observe import span
 
@@ -110,7 +110,7 @@ class StepTimer:
 
     def _blocks(self) -> list[int]:
         """Which nobody reads."""
-        return [self._state.padding_block] * -(-self._longest // BLOCK_TOKENS)
+        return [self._state.padding_block] * blocks_for(self._longest)
 
 
 def _measure(timer: StepTimer, max_requests: int, drafts: int, step_tokens: int) -> TwoBatch:

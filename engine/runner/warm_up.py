@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engine.batch import History, Row
 from engine.runner.step_sizes import step_sizes
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
 
@@ -70,7 +70,7 @@ class _Rows:
 
     def __init__(self, context_tokens: int, block: int) -> None:
         self._context_tokens = context_tokens
-        self._block_ids = [block] * -(-context_tokens // BLOCK_TOKENS)
+        self._block_ids = [block] * blocks_for(context_tokens)
 
     def prompts(self, tokens: int) -> list[Row]:
         """As few whole prompts as have so many tokens together."""

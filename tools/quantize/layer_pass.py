@@ -22,7 +22,7 @@ from engine.model.normalized import Normalized
 from engine.model.quantization import Quantization
 from engine.model.state import make_state
 from kernels.norm import rms_norm
-from mesh.blocks import BLOCK_TOKENS
+from mesh.blocks import blocks_for
 from tools.quantize.calibration import Calibration
 from tools.quantize.source import Source
 
@@ -107,7 +107,7 @@ class LayerPass:
 
     def _make_chunks(self, calibration: Calibration) -> Iterator[_Chunk]:
         sequences = calibration.sequences
-        blocks = sum(-(-len(sequence) // BLOCK_TOKENS) for sequence in sequences)
+        blocks = sum(blocks_for(len(sequence)) for sequence in sequences)
         state = make_state(
             replace(self._config, num_hidden_layers=1), self._source.device, blocks=blocks,
             positions=max(map(len, sequences)), rows=1, kv_dtype=self._allocate.dtype,
@@ -115,7 +115,7 @@ class LayerPass:
         stops = [0, *accumulate(map(len, sequences))]
         first_block, rows, start = 0, [], 0
         for (_, stop), sequence in zip(pairwise(stops), sequences, strict=True):
-            count = -(-len(sequence) // BLOCK_TOKENS)
+            count = blocks_for(len(sequence))
             rows.append(Row(sequence, 0, range(first_block, first_block + count), None))
             first_block += count
             if stop - start >= CHUNK_TOKENS or stop == stops[-1]:
