@@ -119,7 +119,7 @@ def measure(options: Options, exchange: PeerExchange) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(Path(scratch), options)
         model = make_rank(resolved, exchange)
-        routed = {rows: _routed_seconds(model, -(-rows // options.layout.tp)) for rows in options.requests}
+        routed = {requests: _routed_seconds(model, requests) for requests in options.requests}
         backend = ModelBackend(resolved, model, exchange)
     fill_pool(backend.state.kv_pool)
     clock = AgreementClock(exchange.peers)
@@ -158,15 +158,16 @@ def _resolved(scratch: Path, options: Options) -> ResolvedEngineConfig:
     return resolve(config, Hardware(torch.cuda.device_count(), 0))
 
 
-def _routed_seconds(model: Model, rows: int) -> float:
-    """Of one layer: gate, dispatch, this rank's experts, their sums, and the way back, for so many rows a rank."""
+def _routed_seconds(model: Model, requests: int) -> float:
+    """Of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its rows."""
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
-    plain = torch.randn(rows, model.config.hidden_size, device="cuda").bfloat16()
+    counted = model.group.own(torch.ones(requests, 1, dtype=torch.bool, device="cuda")).squeeze(1)
+    plain = torch.randn(len(counted), model.config.hidden_size, device="cuda").bfloat16()
     quantized = InputForm.FP8_GROUPS in mixtures[0].input_forms
     hidden = Normalized(plain, quantize(plain) if quantized else None)
 
     def call(mixture: MixtureOfExperts) -> object:
-        return model.expert_group.begin_sum(combine(mixture.routed(hidden))).finish()
+        return model.expert_group.begin_sum(combine(mixture.routed(hidden, counted))).finish()
 
     with torch.inference_mode():
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]

@@ -101,7 +101,7 @@ class RoutedLayer:
 class _GivenGate(Gate):
     chosen: tuple[torch.Tensor, torch.Tensor]
 
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         return self.chosen
 
 

@@ -107,6 +107,8 @@ class ForwardContext:
     rotations: torch.Tensor
     # [tokens] int64: where each token's latent goes.
     slots: torch.Tensor
+    # [tokens] bool: whether a token belongs to a row of the batch; others pad the step, or fill a graph up.
+    real: torch.Tensor
     # Every token is in exactly one of these.
     absorbed: list[AbsorbedRows]
     expanded: list[ExpandedRows]
@@ -119,7 +121,7 @@ class ForwardContext:
     workspace: Workspace
     # Tokens at the end that belong to no row: they pad the step to a size.
     padding: int = 0
-    # [own rows] int64: 1 for tokens of requests, 0 for padding; None if nobody counts them.
+    # [own rows] bool: `real` of this rank's share of the rows. Set by the model; padding goes to no expert.
     counted: torch.Tensor | None = None
     # Set if tokens attend to others of their chunk that other ranks compute in this step.
     shared_latents: SharedLatents | None = None

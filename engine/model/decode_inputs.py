@@ -18,6 +18,8 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row, since tensors have no None.
 NO_ROW = -1
+# Stands in its place where there is no row at all: others fill a graph up.
+FILLER = -2
 # Stands for no draft: no token is equal to it.
 NO_TOKEN = -1
 # Each row has a row it follows, a position and a number of drafts, beside its tokens.
@@ -34,6 +36,8 @@ class DecodeRows:
     starts: torch.Tensor
     # [rows, blocks] int32, with room for all tokens.
     block_table: torch.Tensor
+    # [rows] bool: whether it is a row of the batch. Others fill a graph up.
+    real: torch.Tensor
 
     @property
     def rows(self) -> int:
@@ -47,7 +51,7 @@ class DecodeRows:
         """Two or more rows as two micro-batches."""
         middle = -(-self.rows // 2)
         first, second = (
-            DecodeRows(self.token_ids[part], self.starts[part], self.block_table[part])
+            DecodeRows(self.token_ids[part], self.starts[part], self.block_table[part], self.real[part])
             for part in (slice(0, middle), slice(middle, self.rows))
         )
         return first, second
@@ -83,10 +87,10 @@ class DecodeRows:
 class DecodeInputs:
     """Views of the packed array on the device, all int32."""
 
-    # [rows, tokens]: the row's tokens if `follows` is NO_ROW; else they are what that row of the batch before drew and
+    # [rows, tokens]: the row's tokens if it follows none; else they are what that row of the batch before drew and
     # guessed.
     given: torch.Tensor
-    # [rows] each.
+    # [rows] each. Below zero if it follows no row: NO_ROW or FILLER.
     follows: torch.Tensor
     # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
@@ -95,21 +99,28 @@ class DecodeInputs:
     # [rows, blocks]
     block_table: torch.Tensor
 
+    @property
+    def real(self) -> torch.Tensor:
+        """[rows] bool."""
+        return self.follows != FILLER
+
     def known(self, state: DeviceState) -> DecodeRows:
         """With what is known of the batch before."""
-        given, follows = self.given.long(), self.follows == NO_ROW
+        given, leads = self.given.long(), self.follows < 0
         source = self.follows.clamp(min=0).long()
         followed = state.drawn.index_select(0, source).unsqueeze(1)
         if not state.most_drafts:
-            return DecodeRows(torch.where(follows.unsqueeze(1), given, followed), self.positions, self.block_table)
+            token_ids = torch.where(leads.unsqueeze(1), given, followed)
+            return DecodeRows(token_ids, self.positions, self.block_table, self.real)
         drafts = given.shape[1] - 1
         if drafts:
             places = torch.arange(drafts, device=given.device)
             guesses = state.guessed.index_select(0, source)[:, :drafts]
             guesses = guesses.masked_fill(places >= self.drafts.unsqueeze(1), NO_TOKEN)
             followed = torch.cat((followed, guesses), dim=1)
-        starts = self.positions - state.missing.index_select(0, source).masked_fill(follows, 0)
-        return DecodeRows(torch.where(follows.unsqueeze(1), given, followed), starts, self.block_table)
+        starts = self.positions - state.missing.index_select(0, source).masked_fill(leads, 0)
+        token_ids = torch.where(leads.unsqueeze(1), given, followed)
+        return DecodeRows(token_ids, starts, self.block_table, self.real)
 
 
 def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
@@ -128,7 +139,7 @@ def pack_decode_rows(
     follows, positions, drafted = packed[:first].reshape(FIELDS, padded_rows)
     given = packed[first:second].reshape(padded_rows, 1 + drafts)
     table = packed[second:].reshape(padded_rows, blocks)
-    follows.fill(NO_ROW)
+    follows[: len(rows)], follows[len(rows) :] = NO_ROW, FILLER
     given[:, 1:] = NO_TOKEN
     table.fill(padding_block)
     for index, row in enumerate(rows):

@@ -35,12 +35,12 @@ class ExpertSlots:
         """The experts of this rank's slots."""
         return self.placement.part(self.part)
 
-    def route(self, choices: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    def route(self, choices: torch.Tensor) -> torch.Tensor:
         """The slots to which tokens go: copies of an expert take turns, token by token.
 
-        choices: [tokens, k] int64, experts; counted: [tokens] int64, 1 for tokens of requests, 0 for padding.
+        choices: [tokens, k] int64, experts; padding has none, and is not counted.
         """
-        return route(choices, counted, self._slots, self._copies, self._chosen)
+        return route(choices, self._slots, self._copies, self._chosen)
 
     def publish(self, placement: Placement) -> None:
         """Tokens of later steps go where it says. Slots have the contents that it says by then."""

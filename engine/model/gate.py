@@ -27,9 +27,12 @@ class Gate:
         yield whole(f"{prefix}.weight", self._weight)
         yield whole(f"{prefix}.e_score_correction_bias", self._bias)
 
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token]."""
-        return moe_gate(self.logits(hidden), self._bias, self._routing)
+    def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token].
+
+        counted: [tokens] bool; tokens that are not have no expert. None if all are.
+        """
+        return moe_gate(self.logits(hidden), self._bias, self._routing, counted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""

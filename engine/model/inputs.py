@@ -22,6 +22,9 @@ from mesh.blocks import BLOCK_TOKENS, blocks_for
 # Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
 EXPANDED_TOKENS = 16384
 
+# By token: its number int64, its position int32, its slot int64, and whether it is of a request.
+TokenTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 def build_context(
     config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
@@ -58,7 +61,7 @@ def join_context(
     sampled: torch.Tensor | None = None,
 ) -> ForwardContext:
     """The context of rows that decode, and then of others. size: as in `build_context`."""
-    parts = [(rows.inputs(), rows.positions(), rows.slots()) for rows in decoding]
+    parts = [_decode_tensors(rows) for rows in decoding]
     spans = list(pairwise(accumulate((rows.rows * rows.row_tokens for rows in decoding), initial=0)))
     absorbed = [_absorb_decode(rows, first, stop) for rows, (first, stop) in zip(decoding, spans, strict=True)]
     if prompts:
@@ -67,7 +70,7 @@ def join_context(
     padding = 0 if size is None else size - stops[-1]
     if padding:
         parts.append(_padding_tensors(padding, state))
-    token_ids, positions, slots = (
+    token_ids, positions, slots, real = (
         tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
     )
     absorbed_prompts, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
@@ -75,6 +78,7 @@ def join_context(
         token_ids=token_ids,
         rotations=state.rotations.index_select(0, positions),
         slots=slots,
+        real=real,
         absorbed=absorbed + absorbed_prompts,
         expanded=expanded,
         sampled=sampled,
@@ -88,10 +92,12 @@ def join_context(
 
 def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
+    token_ids, positions, slots, real = _decode_tensors(rows)
     return ForwardContext(
-        token_ids=rows.inputs(),
-        rotations=state.rotations.index_select(0, rows.positions()),
-        slots=rows.slots(),
+        token_ids=token_ids,
+        rotations=state.rotations.index_select(0, positions),
+        slots=slots,
+        real=real,
         absorbed=[_absorb_decode(rows, 0, rows.rows * rows.row_tokens)],
         expanded=[],
         sampled=None,
@@ -128,18 +134,23 @@ def _absorb_decode(rows: DecodeRows, first: int, stop: int) -> AbsorbedRows:
     return AbsorbedRows(first, stop, plan_decode(rows.block_table, rows.lengths(), rows.row_tokens))
 
 
-def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens int64, positions int32 and slots int64 of all tokens of these rows."""
+def _decode_tensors(rows: DecodeRows) -> TokenTensors:
+    return rows.inputs(), rows.positions(), rows.slots(), rows.real.unsqueeze(1).expand(-1, rows.row_tokens).flatten()
+
+
+def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:
     token_ids = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
     positions = np.concatenate([np.arange(row.start, row.end, dtype=np.int32) for row in rows])
     slots = np.concatenate([_written_slots(row, state.padding_block) for row in rows])
-    return to_device(token_ids, state.device), to_device(positions, state.device), to_device(slots, state.device)
+    real = torch.ones(len(token_ids), dtype=torch.bool, device=state.device)
+    device = state.device
+    return to_device(token_ids, device), to_device(positions, device), to_device(slots, device), real
 
 
-def _padding_tensors(tokens: int, state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _padding_tensors(tokens: int, state: DeviceState) -> TokenTensors:
     """The same for tokens that belong to no row: all of them share one slot of the padding block."""
     zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
-    return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS
+    return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS, zeros.bool()
 
 
 def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:

@@ -19,7 +19,6 @@ from engine.offload.ring import Ring
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
-from mesh.blocks import BLOCK_TOKENS
 
 OnLayers = Callable[[int], None]
 
@@ -38,7 +37,6 @@ class Model:
         own_tokens = self.group.share.size(config.vocab_size)
         self.embedding = allocate(own_tokens, config.hidden_size)
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
-        self._counts = any(True for _ in self._balanced())
         # None if no experts lie in host memory.
         self.offloaded = allocate.offloaded
         self.norm = allocate(config.hidden_size)
@@ -104,7 +102,8 @@ class Model:
         hidden: [tokens, hidden] of the tokens before those in `context`, which follow them: of the first module from
         `hidden_states`, of others from the module before; or from the module itself, which is then run once more.
         """
-        own = self.mtp[module].forward(self._embedded(context.token_ids), self.group.own(hidden), context)
+        embedded, own_hidden = self._embedded(context.token_ids), self.group.own(hidden)
+        own = self.mtp[module].forward(embedded, own_hidden, self._counting(context))
         return self.group.gather(own, len(context.token_ids))
 
     def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:
@@ -136,9 +135,7 @@ class Model:
         self, context: ForwardContext, done: list[int], index: int, on_layers: OnLayers | None
     ) -> Turns[tuple[Delta, torch.Tensor]]:
         """done: by part, how many layers it has computed; index: of this part."""
-        if self._counts:
-            padding = (context.kv_pool.shape[1] - 1) * BLOCK_TOKENS
-            context = replace(context, counted=self.group.own((context.slots < padding).long().unsqueeze(1)).squeeze(1))
+        context = self._counting(context)
         delta: Delta = self._embedded(context.token_ids)
         residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
         for count, layer in enumerate(self.layers, start=1):
@@ -151,6 +148,9 @@ class Model:
             if on_layers is not None:
                 on_layers(count)
         return delta, residual
+
+    def _counting(self, context: ForwardContext) -> ForwardContext:
+        return replace(context, counted=self.group.own(context.real.unsqueeze(1)).squeeze(1))
 
     def _normalized(self, part: ForwardContext, delta: Delta, residual: torch.Tensor) -> torch.Tensor:
         """Behind the last norm, of all tokens: [tokens, hidden]."""

@@ -74,6 +74,8 @@ class MixtureOfExperts:
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
         self._side_stream = allocate.side_stream
+        # A choice of no expert is like one of an expert elsewhere.
+        self._skips_padding = group.share.count > 1
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
@@ -96,8 +98,9 @@ class MixtureOfExperts:
     ) -> Turns[Delta]:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
-        counted: [tokens] int64, 1 for tokens of requests, 0 for padding; experts that have `slots` need it. beside:
-        exchanges with other ranks are not to hold up those who take turns with it.
+        counted: [tokens] bool, whether a token is of a request; None if all are. Where ranks divide the experts,
+        padding goes to none: among few tokens each expert that is chosen costs the time to read it. beside: exchanges
+        with other ranks are not to hold up those who take turns with it.
         """
         most = CHUNK_TOKENS // self._group.ranks
         if hidden.tokens <= most:
@@ -141,13 +144,12 @@ class MixtureOfExperts:
         return _Chosen(hidden, sent, self._shared.forward(hidden, workspace), aside=False)
 
     def _send(self, hidden: Normalized, counted: torch.Tensor | None, beside: bool) -> Begun[Dispatched]:
-        weights, choices = self.gate.choose(hidden.plain)
+        weights, choices = self.gate.choose(hidden.plain, counted if self._skips_padding else None)
         rows = hidden.in_form(self.experts.input_form)
         if not self._group.divides:
             return Begun(lambda: Dispatched(rows, weights, choices))
         if self.slots is not None:
-            assert counted is not None
-            choices = self.slots.route(choices, counted)
+            choices = self.slots.route(choices)
         return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
 
     def _computed(self, sent: Begun[Dispatched]) -> ExpertOutputs:

@@ -99,7 +99,7 @@ class ModelBackend:
         times.mark("memory")
         two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, self._size)
         self._batches = MicroBatches(two_batch, self._size, self._spreading(config, exchange))
-        self._balancer = _make_balancer(self._model, exchange, config.balance)
+        self._balancer: Balancer | None = None
         times.mark("micro-batches")
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
@@ -121,6 +121,8 @@ class ModelBackend:
             self._warm_up(self._sizes, config)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
+        # Behind all steps that no request asked for, whose choices do not count.
+        self._balancer = _make_balancer(self._model, exchange, config.balance)
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     @property

@@ -40,7 +40,7 @@ class Balancer:
         """layers: by their index, those whose experts may move."""
         assert config.interval_steps is not None
         self._layers = layers
-        # Steps that measured how much memory steps take have counted, and nobody asked for their tokens.
+        # Steps that measured or warmed up have counted, and nobody asked for their tokens.
         for layer in layers.values():
             layer.slots.take_chosen()
         self._exchange = exchange

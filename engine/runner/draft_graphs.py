@@ -116,11 +116,11 @@ class _DraftGraph:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
         self.accepted = count_accepted(self.drawn, self.drafts)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
-        rows = DecodeRows(self.drawn, self.positions, inputs.block_table)
+        rows = DecodeRows(self.drawn, self.positions, inputs.block_table, inputs.real)
         positions = self.positions + self.accepted.int()
         first = torch.arange(self._rows, device=positions.device) * (1 + self.depth)
         last = first + self.accepted
         ends = RowEnds(first, rows.blocks_of(self.positions - 1), last, rows.blocks_of(positions))
         states = compute_draft_layers(model, state, self.hidden, decode_context(rows, state), ends)
-        self.guesses = guess(model, state, states[last], positions, inputs.block_table, self.depth)
+        self.guesses = guess(model, state, states[last], positions, inputs.block_table, inputs.real, self.depth)
         note_yields(state, slice(0, self._rows), self.drawn, self.accepted, inputs.drafts, self.guesses)

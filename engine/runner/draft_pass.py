@@ -106,7 +106,8 @@ class EagerPass:
         last = functional.pad(_indices(self._first_states(), device) + accepted, (0, padding))
         positions = functional.pad(self.positions + accepted.int(), (0, padding))
         table = functional.pad(self._table, (0, 0, 0, padding), value=self._state.padding_block)
-        guesses = guess(self._model, self._state, states[last], positions, table, shape.drafts)[: len(accepted)]
+        real = torch.arange(len(table), device=device) < len(accepted)
+        guesses = guess(self._model, self._state, states[last], positions, table, real, shape.drafts)[: len(accepted)]
         note_yields(self._state, _indices(self.draws.drawing, device), drawn, accepted, self._most, guesses)
         return Verified(accepted, drawn, guesses)
 
@@ -120,7 +121,7 @@ class EagerPass:
         line = 0
         for group in self._groups:
             own = drawn[line : line + group.rows, : group.row_tokens]
-            decoding.append(DecodeRows(own, group.starts + 1, group.block_table))
+            decoding.append(DecodeRows(own, group.starts + 1, group.block_table, group.real))
             line += group.rows
         size = self._size(shape.tokens + shape.beginning)
         context = join_context(self._model.config, decoding, prompts.rows, state, size)

@@ -26,19 +26,20 @@ def guess(
     hidden: torch.Tensor,
     positions: torch.Tensor,
     block_table: torch.Tensor,
+    real: torch.Tensor,
     count: int,
 ) -> torch.Tensor:
     """The tokens that may follow each row's last one: [rows, count] int64.
 
     Each module reads the guess of the one before it and what that made of its token; the last is run as often as
     guesses are left, on its own. hidden: [rows, hidden], what the first module made of the last tokens; positions:
-    [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one.
+    [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
     """
     last = model.config.draft_layers - 1
     guesses: list[torch.Tensor] = []
     for number in range(count):
         if number:
-            rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table)
+            rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table, real)
             hidden = model.draft(min(number, last), hidden, decode_context(rows, state))
         guesses.append(greedy(model.logits(hidden)))
     return torch.stack(guesses, dim=1) if guesses else positions.new_zeros(len(positions), 0, dtype=torch.int64)

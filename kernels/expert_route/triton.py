@@ -4,29 +4,33 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.moe_gate import NO_EXPERT
+
 PAIRS = 256
 
 
 # A program routes PAIRS choices.
 @triton.jit
-def _route(choices, counted, slots, copies, chosen, out, pairs, k, most_copies, PAIRS: tl.constexpr):
+def _route(
+    choices, slots, copies, chosen, out, pairs, k, most_copies, NO_EXPERT: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     there = pair < pairs
     token = pair // k
-    expert = tl.load(choices + pair, mask=there, other=0)
-    turn = token % tl.load(copies + expert)
-    tl.store(out + pair, tl.load(slots + expert * most_copies + turn), mask=there)
-    tl.atomic_add(chosen + expert, tl.load(counted + token, mask=there, other=0), mask=there)
+    expert = tl.load(choices + pair, mask=there, other=NO_EXPERT)
+    made = expert != NO_EXPERT
+    turn = token % tl.load(copies + expert, mask=made, other=1)
+    slot = tl.load(slots + expert * most_copies + turn, mask=made, other=NO_EXPERT)
+    tl.store(out + pair, slot, mask=there)
+    tl.atomic_add(chosen + expert, 1, mask=made)
 
 
-def route(
-    choices: torch.Tensor, counted: torch.Tensor, slots: torch.Tensor, copies: torch.Tensor, chosen: torch.Tensor
-) -> torch.Tensor:
+def route(choices: torch.Tensor, slots: torch.Tensor, copies: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Same as `kernels.expert_route.route`."""
     out = torch.empty_like(choices)
     pairs = choices.numel()
     if pairs:
         _route[(triton.cdiv(pairs, PAIRS),)](
-            choices, counted, slots, copies, chosen, out, pairs, choices.shape[1], slots.shape[1], PAIRS
+            choices, slots, copies, chosen, out, pairs, choices.shape[1], slots.shape[1], NO_EXPERT, PAIRS
         )
     return out

@@ -3,16 +3,19 @@
 import torch
 
 from kernels.moe_gate import reference
-from kernels.moe_gate.routing import Routing
+from kernels.moe_gate.routing import NO_EXPERT, Routing
 
-__all__ = ["Routing", "moe_gate"]
+__all__ = ["NO_EXPERT", "Routing", "moe_gate"]
 
 
-def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts for each token ("noaux_tc").
 
     logits: [tokens, experts] float32, contiguous, or [shares, tokens, experts], whose sum they are; bias: [experts]
-    float32, added to the affinities for the choice only, never to the weights.
+    float32, added to the affinities for the choice only, never to the weights; counted: [tokens] bool, contiguous, if
+    not all tokens are: all choices of the others are NO_EXPERT.
 
     Returns (weights [tokens, places] float32, experts [tokens, places] int64): a token's experts are distinct and in no
     order, but shared ones come last. NaN is chosen last; a token whose logits are all NaN still gets distinct experts.
@@ -25,6 +28,7 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
     )
     experts = logits.shape[-1]
     assert experts % routing.groups == 0
+    assert counted is None or (counted.dtype == torch.bool and counted.is_contiguous())
     assert routing.experts_per_token <= experts // routing.groups * routing.groups_per_token
     shares = logits if logits.dim() == 3 else logits.unsqueeze(0)
     if logits.is_cuda:
@@ -32,6 +36,6 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
         from kernels.moe_gate import choice, triton
 
         if choice.takes(shares, routing):
-            return choice.moe_gate(shares, bias, routing)
-        return triton.moe_gate(shares, bias, routing)
-    return reference.moe_gate(shares.sum(0), bias, routing)
+            return choice.moe_gate(shares, bias, routing, counted)
+        return triton.moe_gate(shares, bias, routing, counted)
+    return reference.moe_gate(shares.sum(0), bias, routing, counted)

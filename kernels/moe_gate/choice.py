@@ -22,6 +22,7 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         ("logits", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("counted", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
         ("experts", ctypes.c_void_p),
         ("tokens", ctypes.c_int),
@@ -41,7 +42,9 @@ def takes(logits: torch.Tensor, routing: Routing) -> bool:
     return is_hopper() and made_for and few
 
 
-def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """logits: [shares, tokens, experts], which it `takes`."""
     assert takes(logits, routing)
     (shares, tokens, _), device = logits.shape, logits.device
@@ -50,8 +53,9 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
     if not tokens:
         return weights, experts
     arguments = Arguments(
-        logits.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr(), tokens, shares,
-        routing.groups_per_token, routing.shared, routing.normalize, routing.scaling,
+        logits.data_ptr(), bias.data_ptr(), None if counted is None else counted.data_ptr(), weights.data_ptr(),
+        experts.data_ptr(), tokens, shares, routing.groups_per_token, routing.shared, routing.normalize,
+        routing.scaling,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"choose_{CHOICES}", device.index or 0)
     kernel.launch((tokens, 1, 1), EXPERTS, arguments, dependent=True)

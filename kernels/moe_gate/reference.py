@@ -2,10 +2,12 @@
 
 import torch
 
-from kernels.moe_gate.routing import Routing
+from kernels.moe_gate.routing import NO_EXPERT, Routing
 
 
-def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     affinity = logits.sigmoid()
     # NaN comes last: a broken token must not disturb the choice of experts for others.
     choice = (affinity + bias).nan_to_num(nan=float("-inf"))
@@ -17,7 +19,10 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
         weights /= weights.sum(dim=1, keepdim=True) + 1e-20
     (tokens, count), shared = logits.shape, routing.shared
     always = torch.arange(count, count + shared, device=experts.device).expand(tokens, shared)
-    return torch.cat([weights * routing.scaling, weights.new_ones(tokens, shared)], 1), torch.cat([experts, always], 1)
+    chosen = torch.cat([experts, always], 1)
+    if counted is not None:
+        chosen = chosen.masked_fill(~counted.unsqueeze(1), NO_EXPERT)
+    return torch.cat([weights * routing.scaling, weights.new_ones(tokens, shared)], 1), chosen
 
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:

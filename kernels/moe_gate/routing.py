@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# The choice of a token that no expert is to compute.
+NO_EXPERT = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
-from kernels.moe_gate.routing import Routing
+from kernels.moe_gate.routing import NO_EXPERT, Routing
 
 # Smaller than every number's key, and larger than every expert's index.
 TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
@@ -15,9 +15,10 @@ TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 # writes 12 a choice. The latency of one load and of 2k successive reductions over the warp limits it.
 @triton.jit(do_not_specialize=["tokens"])
 def _moe_gate(
-    logits, bias, weights, experts, tokens, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
+    logits, bias, counted, weights, experts, tokens, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, SHARED: tl.constexpr,
-    GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr, PLACES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr, PLACES_TILE: tl.constexpr, COUNTED: tl.constexpr,
+    NO_EXPERT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     start_next(DEPENDENT)
@@ -27,6 +28,7 @@ def _moe_gate(
     there = (group < GROUPS) & (member < group_size)
     own_bias = tl.load(bias + expert, mask=there, other=0.0)
     wait_for_earlier(DEPENDENT)
+    counts = tl.load(counted + token) != 0 if COUNTED else True
     logits += token * GROUPS * group_size + expert
     total = tl.load(logits, mask=there, other=0.0)
     for share in tl.static_range(1, SHARES):
@@ -55,6 +57,7 @@ def _moe_gate(
     expert_of = chosen // SIZE_TILE * group_size + chosen % SIZE_TILE
     # Shared experts follow the chosen ones.
     expert_of = tl.where(real, expert_of, GROUPS * group_size + place - CHOICES)
+    expert_of = tl.where(counts, expert_of, NO_EXPERT)
     target, used = token * (CHOICES + SHARED) + place, place < CHOICES + SHARED
     tl.store(weights + target, tl.where(real, picked * scaling, 1.0), mask=used)
     tl.store(experts + target, expert_of.to(tl.int64), mask=used)
@@ -76,7 +79,9 @@ def _best_groups(
     return tl.sum(before.to(tl.int32), axis=1) < GROUPS_PER_TOKEN
 
 
-def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """logits: [shares, tokens, experts]."""
     shares, tokens, experts = logits.shape
     weights = torch.empty(tokens, routing.places, dtype=torch.float32, device=logits.device)
@@ -84,9 +89,9 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
     if tokens:
         groups, size = routing.groups, experts // routing.groups
         _moe_gate[(tokens,)](
-            logits, bias, weights, chosen, tokens, size, routing.scaling, shares, groups, routing.groups_per_token,
-            routing.experts_per_token, routing.normalize, routing.shared, triton.next_power_of_2(groups),
-            triton.next_power_of_2(size), triton.next_power_of_2(routing.places), num_warps=1,
-            **dependent_launch(logits.device),
+            logits, bias, counted, weights, chosen, tokens, size, routing.scaling, shares, groups,
+            routing.groups_per_token, routing.experts_per_token, routing.normalize, routing.shared,
+            triton.next_power_of_2(groups), triton.next_power_of_2(size), triton.next_power_of_2(routing.places),
+            counted is not None, NO_EXPERT, num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return weights, chosen

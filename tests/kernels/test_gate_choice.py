@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.kernels.deepseek_r1 import ROUTING
-from kernels.moe_gate import Routing, choice, reference
+from kernels.moe_gate import NO_EXPERT, Routing, choice, reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -42,6 +42,14 @@ def test_experts_and_weights_are_the_definitions(
     assert (~same).sum() <= tokens // 90
     found = weights.gather(1, order)[same]
     assert relative_error(found, expected_weights.gather(1, expected_order)[same]) < 1e-6
+
+
+def test_tokens_that_do_not_count_choose_no_expert() -> None:
+    logits, bias, counted = random(5, 7, EXPERTS), random(EXPERTS), torch.arange(7, device="cuda") % 3 > 0
+    weights, chosen = choice.moe_gate(logits, bias, PUBLISHED)
+    same_weights, counted_alone = choice.moe_gate(logits, bias, PUBLISHED, counted)
+    assert torch.equal(counted_alone, chosen.masked_fill(~counted.unsqueeze(1), NO_EXPERT))
+    assert torch.equal(same_weights, weights)
 
 
 def test_equal_experts_are_chosen_once_and_from_the_best_groups() -> None:

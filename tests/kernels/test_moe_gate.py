@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.moe_gate import Routing, moe_gate
+from kernels.moe_gate import NO_EXPERT, Routing, moe_gate
 
 
 def chosen_by_hand(logits: list[float], bias: list[float], k: int, groups: int, allowed: int) -> set[int]:
@@ -71,3 +71,12 @@ def test_nan_is_chosen_last_and_choices_stay_distinct() -> None:
     assert all(len(set(row)) == 6 and set(row) <= set(range(16)) for row in experts.tolist())
     assert all(expert % 2 for expert in experts[1].tolist())
     assert torch.equal(moe_gate(logits[2:], torch.zeros(16), routing)[1], experts[2:])
+
+
+def test_tokens_that_do_not_count_choose_no_expert() -> None:
+    routing = Routing(2, groups=4, groups_per_token=2, normalize=True, scaling=1.0, shared=1)
+    logits, bias, counted = torch.randn(5, 8), torch.randn(8), torch.tensor([True, False, True, True, False])
+    _, all_chosen = moe_gate(logits, bias, routing)
+    _, experts = moe_gate(logits, bias, routing, counted)
+    assert torch.equal(experts[counted], all_chosen[counted])
+    assert experts[~counted].tolist() == [[NO_EXPERT] * 3] * 2

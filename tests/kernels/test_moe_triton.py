@@ -5,7 +5,7 @@ import torch
 
 from kernels.act_quant import dequantize
 from kernels.act_quant import reference as act_quant
-from kernels.moe_gate import Routing
+from kernels.moe_gate import NO_EXPERT, Routing
 from kernels.moe_gate import reference as moe_gate
 from kernels.moe_permute import NOWHERE, ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
 from kernels.moe_permute import reference as moe_permute
@@ -41,6 +41,9 @@ def test_the_gate_is_the_definitions(
     assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
     # Shared experts follow the chosen ones and have a weight of 1.
     assert torch.equal(chosen[:, choices:], expected[:, choices:]) and weights[:, choices:].eq(1).all()
+    counted = torch.arange(9, device=device) % 3 > 0
+    _, counted_alone = triton_moe_gate.moe_gate(logits, bias, routing, counted)
+    assert torch.equal(counted_alone, chosen.masked_fill(~counted.unsqueeze(1), NO_EXPERT))
 
 
 def test_the_gate_chooses_distinct_experts_whatever_the_logits(device: torch.device) -> None:

@@ -13,6 +13,8 @@ constexpr int LANES = 32, GROUPS = 8, EXPERTS = GROUPS * LANES, QUADS = EXPERTS 
 constexpr int SHARES = 2;
 // Experts of a list (a lane has two lists), and lanes that share a group.
 constexpr int LISTED = EXPERTS / LANES / 2, GROUP_LANES = LANES / LISTED;
+// The choice of a token that no expert is to compute.
+constexpr int NO_EXPERT = -1;
 // Smaller than every number's key.
 constexpr int TAKEN = -2147483647 - 1;
 constexpr u32 ALL = ~0u;
@@ -21,6 +23,8 @@ struct Arguments {
   // [shares, tokens, experts], four logits an element.
   const float4* logits;
   const float* bias;
+  // [tokens]: whether experts are to compute the token; null if they are to compute all.
+  const bool* counted;
   float* weights;
   long long* experts;
   // shared: the number of shared experts, which follow the chosen ones.
@@ -152,7 +156,7 @@ __device__ __forceinline__ void choose_experts(const Arguments& given, Shared& s
 }
 
 template <int CHOICES>
-__device__ __forceinline__ void store(const Arguments& given, const Shared& shared) {
+__device__ __forceinline__ void store(const Arguments& given, const Shared& shared, bool counted) {
   static_assert((CHOICES & (CHOICES - 1)) == 0, "a sum over lanes in halves");
   int lane = threadIdx.x, places = CHOICES + given.shared;
   bool real = lane < CHOICES;
@@ -163,7 +167,7 @@ __device__ __forceinline__ void store(const Arguments& given, const Shared& shar
   if (given.normalize) weight = __fdividef(weight, sum + 1e-20f);
   if (lane < places) {
     given.weights[(long long)blockIdx.x * places + lane] = real ? weight * given.scaling : 1.0f;
-    given.experts[(long long)blockIdx.x * places + lane] = expert;
+    given.experts[(long long)blockIdx.x * places + lane] = counted ? expert : NO_EXPERT;
   }
 }
 
@@ -173,6 +177,7 @@ __device__ __forceinline__ void choose(const Arguments& given) {
   start_next();
   float bias = given.bias[threadIdx.x];
   wait_for_earlier();
+  bool counted = !given.counted || given.counted[blockIdx.x];
   float affinity = __fdividef(1.0f, 1.0f + __expf(-add_up(given, shared))), choice = affinity + bias;
   // NaN comes last.
   int key = key_of(__float_as_int(choice == choice ? choice : __int_as_float(0xFF800000)));
@@ -182,7 +187,7 @@ __device__ __forceinline__ void choose(const Arguments& given) {
   __syncthreads();
   if (threadIdx.x >= LANES) return;
   choose_experts<CHOICES>(given, shared);
-  store<CHOICES>(given, shared);
+  store<CHOICES>(given, shared, counted);
 }
 
 extern "C" __global__ void __launch_bounds__(EXPERTS) choose_8(const __grid_constant__ Arguments given) { choose<8>(given); }

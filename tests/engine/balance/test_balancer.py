@@ -19,6 +19,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.balancer import Balancer
 from engine.weights.loading import KeptWeights, load_model
+from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, rewrite_as_one_file, tiny_checkpoint
 from tests.support.engines import Transcript, submit_of
@@ -60,10 +61,7 @@ def moved_model(peers: Peers, directory: Path, weights: KeptWeights, config: Bal
                 # Only one rank counts: the others learn of it.
                 if peers.place.rank == 1:
                     loads = loads_of(index, step)
-                    layer.slots.route(
-                        torch.arange(8).repeat_interleave(loads).unsqueeze(1),
-                        torch.ones(int(loads.sum()), dtype=torch.int64),
-                    )
+                    layer.slots.route(torch.arange(8).repeat_interleave(loads).unsqueeze(1))
         balancer.before_step()
     assert turns == 0 or (balancer.report is not None and balancer.report.moved > 0)
     return model
@@ -146,7 +144,7 @@ def test_padding_is_not_counted(checkpoint: Path) -> None:
     def count(peers: Peers) -> list[int]:
         model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers), balance=config)
         (layer, *_) = model.balanced_layers().values()
-        layer.slots.route(torch.tensor([[0, 1], [1, 2], [1, 3]]), torch.tensor([1, 1, 0]))
+        layer.slots.route(torch.tensor([[0, 1], [1, 2], [NO_EXPERT, NO_EXPERT]]))
         return list(layer.slots.take_chosen().tolist())
 
     for counted in on_each_rank(Layout(dp=2, ep=2), count):
@@ -179,7 +177,7 @@ def test_what_was_chosen_before_requests_came_moves_nothing(checkpoint: Path) ->
         model = load_model(checkpoint, torch.float32, CPU, exchange=exchange, balance=config)
         layers = model.balanced_layers()
         for layer in layers.values():
-            layer.slots.route(torch.zeros(100, 1, dtype=torch.int64), torch.ones(100, dtype=torch.int64))
+            layer.slots.route(torch.zeros(100, 1, dtype=torch.int64))
         balancer = Balancer(layers, exchange, config)
         for _ in range(2 * INTERVAL):
             balancer.before_step()

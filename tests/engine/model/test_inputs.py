@@ -7,7 +7,8 @@ import torch
 from engine.batch import Row
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.context import DeviceState, ForwardContext
-from engine.model.inputs import absorbed_is_cheaper, build_context
+from engine.model.decode_inputs import pack_decode_rows, unpack_decode_rows
+from engine.model.inputs import absorbed_is_cheaper, build_context, decode_context
 from engine.model.state import make_state
 from engine.weights.loading import load_model
 from kernels.fp8_gemm import make_workspace
@@ -19,9 +20,9 @@ def small_config() -> ModelConfig:
     return parse_model_config(checkpoint_config("small"))
 
 
-def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
+def small_state() -> DeviceState:
     positions = torch.arange(1000, dtype=torch.float32).unsqueeze(1).to(torch.complex64)
-    state = DeviceState(
+    return DeviceState(
         rotations=positions,
         kv_pool=torch.zeros(1, 10, 64, 8),
         kv_scale=1.0,
@@ -32,7 +33,10 @@ def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
         guessed=torch.tensor([[51, 52, -1], [61, 62, 63], [71, 72, 73]]),
         workspace=make_workspace(torch.device("cpu")),
     )
-    return build_context(small_config(), rows, state, size)
+
+
+def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
+    return build_context(small_config(), rows, small_state(), size)
 
 
 def row(start: int, count: int, blocks: Sequence[int], *, sampled: bool = True) -> Row:
@@ -98,9 +102,22 @@ def test_a_step_is_filled_up_with_tokens_that_belong_to_no_row() -> None:
     context = context_of([row(5, 1, [0]), row(0, 3, [1])], size=7)
     assert context.padding == 3 and len(context.token_ids) == len(context.rotations) == 7
     assert context.slots.tolist() == [5, 64, 65, 66, *[9 * 64] * 3]
+    assert context.real.tolist() == [True] * 4 + [False] * 3
     assert context.sampled is not None
     assert context.sampled.tolist() == [0, 3]
     assert [(part.first, part.stop) for part in (context.absorbed[0], context.expanded[0])] == [(0, 1), (1, 4)]
+
+
+def test_tokens_whose_latents_others_have_are_real() -> None:
+    context = context_of([Row([1, 2, 3], 0, [1], GREEDY, shared=2)])
+    assert context.slots.tolist() == [9 * 64, 9 * 64, 66] and context.real.all()
+
+
+def test_rows_that_fill_up_a_graph_are_not_real() -> None:
+    state, rows = small_state(), [Row((7, 8), 100, [1, 2], GREEDY, drafts=1), Row((), 64, [5, 6], GREEDY, follows=0)]
+    packed = torch.from_numpy(pack_decode_rows(rows, 4, 2, state.padding_block, drafts=1))
+    context = decode_context(unpack_decode_rows(packed, 4, drafts=1).known(state), state)
+    assert context.real.tolist() == [True] * 4 + [False] * 4
 
 
 @torch.inference_mode()

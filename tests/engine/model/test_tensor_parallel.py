@@ -9,6 +9,8 @@ import torch
 
 from engine.batch import Row
 from engine.exchange.host import HostExchange
+from engine.model.activations import Sent
+from engine.model.formats.plain import PlainExperts
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.parameters import Parameter, merged_shape
@@ -18,6 +20,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.weights.loading import KeptWeights, load_model
 from engine.weights.shards import Entry, Shards
+from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.errors import relative_error
@@ -68,6 +71,26 @@ def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Pa
 
     for logits in on_each_rank(Layout(tp=tp, ep=tp), compute):
         assert relative_error(logits, expected) < 1e-5
+
+
+def test_rows_that_a_rank_lacks_go_to_no_expert(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    forward = PlainExperts.forward
+
+    def record(experts: PlainExperts, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(choices)
+        return forward(experts, hidden, choices)
+
+    monkeypatch.setattr(PlainExperts, "forward", record)
+
+    def compute(peers: Peers) -> None:
+        computed(load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers)), random_prompt(5), [5])
+
+    on_each_rank(Layout(tp=4, ep=4), compute)
+    # Each rank has two rows: the third one's second, and both of the last one, are padding.
+    assert seen and all(len(choices) == 8 for choices in seen)
+    for choices in seen:
+        assert (choices[:5] != NO_EXPERT).all() and (choices[5:] == NO_EXPERT).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
