@@ -135,7 +135,7 @@ def _absorb_decode(rows: DecodeRows, first: int, stop: int) -> AbsorbedRows:
 
 
 def _decode_tensors(rows: DecodeRows) -> TokenTensors:
-    return rows.inputs(), rows.positions(), rows.slots(), rows.real.unsqueeze(1).expand(-1, rows.row_tokens).flatten()
+    return rows.inputs(), rows.positions(), rows.slots(), rows.real.unsqueeze(1).repeat(1, rows.row_tokens).flatten()
 
 
 def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:

@@ -118,6 +118,8 @@ def test_rows_that_fill_up_a_graph_are_not_real() -> None:
     packed = torch.from_numpy(pack_decode_rows(rows, 4, 2, state.padding_block, drafts=1))
     context = decode_context(unpack_decode_rows(packed, 4, drafts=1).known(state), state)
     assert context.real.tolist() == [True] * 4 + [False] * 4
+    # Kernels read it as it lies, also of one row.
+    assert context_of(rows[:1]).real.is_contiguous()
 
 
 @torch.inference_mode()
