@@ -1,7 +1,8 @@
 """INT4 experts of DeepSeek-R1 as one of eight ranks holds them, each with as many rows: beside FP8's of deep_gemm.
 
 The floor is that of the INT4 product for both. Last the whole feed-forward layers: in one kernel, and the two products
-one after the other, without what would be between them.
+one after the other, without what would be between them; also of few experts with one to eight rows each, while others
+have none, as in steps of few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from functools import partial
 
 import torch
 
-from bench.kernels.deepseek_r1 import EXPERT_LAYERS, EXPERT_WIDTH, HIDDEN
+from bench.kernels.deepseek_r1 import CHOICES, EXPERT_LAYERS, EXPERT_WIDTH, HIDDEN
 from bench.kernels.inputs import random_weight
 from bench.kernels.moe import ROUTED
 from bench.kernels.timing import Case
@@ -28,7 +29,10 @@ from kernels.w4a8_gemm import (
 from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
+# How many experts have rows.
+TOUCHED = (1, 2, 3, 4, 5, 6, 7, 8, 11)
 Call = Callable[[], object]
+Form = Callable[[Int4FeedForward, MaskedLayout], Call]
 
 
 def cases() -> Iterator[Case]:
@@ -44,17 +48,29 @@ def cases() -> Iterator[Case]:
                     flops=2 * ROUTED * rows * outputs * inputs,
                     fp8=True,
                 )  # fmt: skip
+    forms: dict[str, Form] = {"one kernel": _together, "two products": _apart}
     for rows in ROWS:
-        for provider, form in {"one kernel": _together, "two products": _apart}.items():
-            yield Case(
-                shape=f"INT4 experts' whole layers, {ROUTED} of {HIDDEN} by {EXPERT_WIDTH}, {rows} rows each",
-                provider=provider,
-                make=partial(form, rows),
-                size_bytes=ROUTED * (3 * HIDDEN * EXPERT_WIDTH * TILE_BYTES / (TILE_OUTPUTS * GROUP)
-                                     + rows * 3 * HIDDEN),
-                flops=6 * ROUTED * rows * HIDDEN * EXPERT_WIDTH,
-                fp8=True,
-            )  # fmt: skip
+        for provider, form in forms.items():
+            shape = f"INT4 experts' whole layers, {ROUTED} of {HIDDEN} by {EXPERT_WIDTH}, {rows} rows each"
+            yield _whole_layers(shape, provider, partial(_even, form, rows), ROUTED, ROUTED * rows)
+    few = _FewTouched()
+    for touched in TOUCHED:
+        for provider, form in forms.items():
+            shape = f"INT4 experts' whole layers, {ROUTED} of {HIDDEN} by {EXPERT_WIDTH}, {touched} have a few rows"
+            yield _whole_layers(shape, provider, partial(few.layer, form, touched), touched, sum(_few_rows(touched)))
+
+
+def _whole_layers(shape: str, provider: str, make: Callable[[], Call], experts: int, rows: int) -> Case:
+    """Of so many experts with so many rows in all."""
+    weights = 3 * HIDDEN * EXPERT_WIDTH
+    return Case(
+        shape=shape,
+        provider=provider,
+        make=make,
+        size_bytes=experts * weights * TILE_BYTES / (TILE_OUTPUTS * GROUP) + rows * 3 * HIDDEN,
+        flops=2 * rows * weights,
+        fp8=True,
+    )
 
 
 def _providers(rows: int, outputs: int, inputs: int) -> dict[str, Callable[[], Call]]:
@@ -71,14 +87,35 @@ def _int4(rows: int, outputs: int, inputs: int) -> Call:
     return lambda: w4a8_grouped_gemm(x, weight, layout)
 
 
-def _together(rows: int) -> Call:
-    experts, layout = _feed_forward(), even_layout(rows)
+class _FewTouched:
+    """Layers of the same weights; each call has rows for other experts, so that none are in the cache."""
+
+    def __init__(self) -> None:
+        self._experts: Int4FeedForward | None = None
+        self._first = 0
+
+    def layer(self, form: Form, touched: int) -> Call:
+        self._experts = self._experts or _feed_forward()
+        counts = torch.zeros(ROUTED, dtype=torch.int32)
+        counts[(self._first + torch.arange(touched)) % ROUTED] = torch.tensor(_few_rows(touched), dtype=torch.int32)
+        self._first += touched
+        return form(self._experts, MaskedLayout(torch.zeros(1, CHOICES, dtype=torch.int64), counts.cuda(), 64))
+
+
+def _few_rows(touched: int) -> list[int]:
+    return [1 + index % 8 for index in range(touched)]
+
+
+def _even(form: Form, rows: int) -> Call:
+    return form(_feed_forward(), even_layout(rows))
+
+
+def _together(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
     x = _static_rows(layout, HIDDEN, experts)
     return lambda: w4a8_feed_forward(x, experts, layout)
 
 
-def _apart(rows: int) -> Call:
-    experts, layout = _feed_forward(), even_layout(rows)
+def _apart(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
     x, inner = _static_rows(layout, HIDDEN, experts), _static_rows(layout, EXPERT_WIDTH, experts)
     return lambda: (w4a8_grouped_gemm(x, experts.gate_up, layout), w4a8_grouped_gemm(inner, experts.down, layout))
 

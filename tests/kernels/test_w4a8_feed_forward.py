@@ -56,6 +56,13 @@ def masked(counts: list[int] | torch.Tensor, capacity: int, device: str) -> Mask
     return MaskedLayout(torch.zeros(1, 1), torch.as_tensor(counts, dtype=torch.int32, device=device), capacity)
 
 
+def few_touched(experts: int, touched: int, device: str) -> MaskedLayout:
+    """Some of the experts have one to eight rows each, the others none."""
+    counts = torch.zeros(experts, dtype=torch.int32)
+    counts[torch.randperm(experts)[:touched]] = torch.randint(1, 9, (touched,), dtype=torch.int32)
+    return masked(counts, 64, device)
+
+
 def contiguous(device: str) -> ContiguousLayout:
     """Of five experts; one has no rows, one has padding, and the last tiles are nobody's."""
     row_experts = torch.arange(5).repeat_interleave(torch.tensor([128, 0, 1280, 256, 128]))
@@ -157,12 +164,24 @@ def test_any_number_of_experts(experts: int) -> None:
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[-1]], ids=str)
+@pytest.mark.parametrize("experts", [20, 64, 100])
+@pytest.mark.parametrize("touched", range(9))
+def test_few_experts_that_have_rows(touched: int, experts: int, tiling: Tiling) -> None:
+    check(random_feed_forward(experts, 896, 512, "cuda"), few_touched(experts, touched, "cuda"), tiling)
+
+
+@pytest.mark.gpu
+@on_hopper
 def test_rows_of_deepseek_r1_come_out_the_same_every_time() -> None:
     from kernels.w4a8_gemm import warpgroups
 
     experts = random_feed_forward(32, 7168, 2048, "cuda")
-    for tokens in (16, 40, 64):
-        layout = masked(torch.randint(0, tokens + 1, (32,)), 64, "cuda")
+    layouts = [masked(torch.randint(0, tokens + 1, (32,)), 64, "cuda") for tokens in (16, 40, 64)]
+    # Gate and up of up to seven experts, with one tile of rows each, are less than a tile for each multiprocessor.
+    layouts += [few_touched(32, touched, "cuda") for touched in (1, 2, 4, 7, 8, 9)]
+    for layout in layouts:
         x = random_rows(layout, 32, 7168, "cuda")
         used = torch.arange(64, device="cuda") < layout.counts.unsqueeze(1)
         first = warpgroups.w4a8_feed_forward(x, experts, layout)[used]

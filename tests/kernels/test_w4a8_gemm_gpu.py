@@ -98,6 +98,19 @@ def test_any_number_of_experts(experts: int) -> None:
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.parametrize("touched", range(9))
+def test_few_experts_that_have_rows(touched: int) -> None:
+    weight, counts = random_experts(64, 320, 896), torch.zeros(64, dtype=torch.int32, device="cuda")
+    counts[torch.randperm(64)[:touched]] = torch.randint(1, 9, (touched,), dtype=torch.int32, device="cuda")
+    layout = MaskedLayout(torch.zeros(1, 1), counts, 64)
+    x = random_rows(layout, 64, 896, False)
+    used = torch.arange(64, device="cuda") < counts.unsqueeze(1)
+    found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(None))
+    assert used.sum() == counts.sum() and (not touched or relative_error(found[used], expected[used]) < 5e-3)
+
+
+@pytest.mark.gpu
+@on_hopper
 def test_profiled_weights_multiply_as_before(tmp_path: Path) -> None:
     weight, layout = random_experts(4, 256, 512), masked([3, 0, 64, 20], 64)
     layout = MaskedLayout(layout.positions, layout.counts.cuda(), 64)

@@ -18,11 +18,15 @@ __device__ __forceinline__ void tell_stored(int* counter) {
   if (threadIdx.x % 32 == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// One thread waits for `stores` warps, as do `reads` tiles in all. It may copy the rows afterwards.
-__device__ __forceinline__ void wait_for_stores(int* counter, int stores, int reads) {
+// One thread waits for `stores` warps. It may copy the rows afterwards.
+__device__ __forceinline__ void wait_for_stores(const int* counter, int stores) {
   int count;
   do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
   while (count < stores);
-  if (atomicAdd(counter, 1) == stores + reads - 1) *counter = 0;
   fence_async_global();
+}
+
+// One thread of each of `reads` tiles, after its wait. It first issues its copies, which would wait for the answer.
+__device__ __forceinline__ void tell_seen(int* counter, int stores, int reads) {
+  if (atomicAdd(counter, 1) == stores + reads - 1) *counter = 0;
 }

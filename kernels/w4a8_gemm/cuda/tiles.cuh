@@ -41,18 +41,18 @@ struct Tile {
 
 // Goes through the tiles of this CTA, every one of `gridDim`: those of the first product, then those of the last one. Tiles of
 // one expert's weights follow each other, so that what several tiles of rows share is read from memory once. While some CTAs
-// make one tile more of the first product than others, these begin with the last one's.
+// make one tile more of the first product than others, these begin with the last one's, if rows of that are ready by then.
 template <int ROWS, int OUTPUT_TILES>
 struct Walk {
   const Arguments& given;
   // Masked layouts: tiles of rows of each expert and of all experts before it.
   const int* ends;
-  int index, expert, begin, gated;
+  int index, expert, gated;
   // CTAs that make one tile more of the first product; tiles of the last one that this CTA makes meanwhile.
   int late, ahead;
 
   __device__ __forceinline__ Walk(const Arguments& given, const int* ends)
-      : given(given), ends(ends), index(blockIdx.x), expert(0), begin(0), gated(1), late(0), ahead(0) {}
+      : given(given), ends(ends), index(blockIdx.x), expert(0), gated(1), late(0), ahead(0) {}
 
   // The next tile; one without rows if none is left. A whole warp calls this, and the shuffles tell the compiler that the
   // tile is the same for all of its threads.
@@ -67,19 +67,21 @@ struct Walk {
                 __shfl_sync(~0u, tile.first_output_tile, 0), __shfl_sync(~0u, tile.row_tile, 0), __shfl_sync(~0u, gated, 0)};
   }
 
- private:
   __device__ __forceinline__ static int wide_tiles(const Operands& operands) {
     return (operands.output_tiles + OUTPUT_TILES - 1) / OUTPUT_TILES;
   }
 
+ private:
   __device__ __forceinline__ void begin_last() {
     int ctas = gridDim.x, tiles = given.contiguous ? given.capacity / ROWS : ends[given.experts - 1];
-    int rounds = given.first.groups / given.last.groups;
-    late = tiles * wide_tiles(given.first) % ctas;
+    int first_tiles = tiles * wide_tiles(given.first);
+    // If no CTA has two tiles of the first product, no rows are ready before all of these tiles are made.
+    int rounds = first_tiles < ctas ? 0 : given.first.groups / given.last.groups;
+    late = first_tiles % ctas;
     index = (blockIdx.x + ctas - late) % ctas;
     if (index < ctas - late) ahead = late ? rounds : 0;
     else index += rounds * (ctas - late);
-    expert = begin = gated = 0;
+    expert = gated = 0;
   }
 
   __device__ __forceinline__ void advance() { index += ahead-- > 0 ? gridDim.x - late : gridDim.x; }
@@ -89,9 +91,21 @@ struct Walk {
     else find_masked(wide_tiles(operands), tile);
   }
 
+  // The first expert from this one on whose tiles end behind the index. Few may have any: the warp looks at 32 at a time.
+  __device__ __forceinline__ void find_expert(int wide) {
+    for (; expert < given.experts; expert += 32) {
+      int other = expert + threadIdx.x % 32;
+      u32 behind = __ballot_sync(~0u, other < given.experts && index < ends[other] * wide);
+      if (!behind) continue;
+      expert += __ffs(behind) - 1;
+      return;
+    }
+  }
+
   __device__ __forceinline__ void find_masked(int wide, Tile& tile) {
-    while (expert < given.experts && index >= ends[expert] * wide) begin = ends[expert++];
-    if (expert == given.experts) return;
+    find_expert(wide);
+    if (expert >= given.experts) return;
+    int begin = expert ? ends[expert - 1] : 0;
     int row_tiles = ends[expert] - begin, at = index - begin * wide, row_tile = at % row_tiles, row = row_tile * ROWS;
     tile.expert = expert;
     tile.first_row = expert * given.capacity + row;

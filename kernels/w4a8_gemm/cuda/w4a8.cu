@@ -109,19 +109,17 @@ struct Product {
       if (i < tiles) copy_run(shared.weight[stage][warp + i * PRODUCERS], weight + i * PRODUCERS * stride, TILE_BYTES, full);
   }
 
-  // Only the warp that copies rows waits for them: weights are on their way meanwhile.
-  __device__ __forceinline__ void wait_for_rows(const Tile& tile, int warp) const {
-    if (tile.gated || !given.first.output_tiles || warp != PRODUCERS - 1) return;
-    int first = (given.first.output_tiles + Of::OUTPUT_TILES - 1) / Of::OUTPUT_TILES;
-    int last = (given.last.output_tiles + Of::OUTPUT_TILES - 1) / Of::OUTPUT_TILES;
-    if (threadIdx.x % 32 == 0) wait_for_stores(&given.progress[tile.row_tile], first * (Of::CONSUMERS / 32), last);
-    __syncwarp();
+  // The counter for which this thread waits, or null. Only the warp that copies rows waits: weights are on their way meanwhile.
+  __device__ __forceinline__ int* waited_for(const Tile& tile, int warp) const {
+    bool waits = !tile.gated && given.first.output_tiles && warp == PRODUCERS - 1 && threadIdx.x % 32 == 0;
+    return waits ? &given.progress[tile.row_tile] : nullptr;
   }
 
   // Each of the producers' warps runs this.
   __device__ __forceinline__ void produce() const {
     Walk<ROWS, Of::OUTPUT_TILES> walk(given, shared.ends);
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % PRODUCERS, 0);
+    int stores = walk.wide_tiles(given.first) * (Of::CONSUMERS / 32), reads = walk.wide_tiles(given.last);
     int stage = 0, phase = 1, slot = 0;
     while (true) {
       Tile tile = walk.next();
@@ -134,13 +132,16 @@ struct Product {
       int own = (tiles - warp + PRODUCERS - 1) / PRODUCERS;
       long long stride = groups * (long long)TILE_BYTES;
       const u8* weight = operands.weight + (tile.expert * operands.output_tiles + tile.first_output_tile + warp) * stride;
-      wait_for_rows(tile, warp);
+      int* counter = waited_for(tile, warp);
+      if (counter) wait_for_stores(counter, stores);
+      __syncwarp();
 #pragma unroll 1
       for (int group = 0; group < groups; group++, weight += TILE_BYTES) {
         wait(&shared.empty[stage], phase);
         if (threadIdx.x % 32 == 0) copy_group(operands.x, tile.first_row, warp, own, weight, stride, group, stage);
         if (++stage == Of::STAGES) stage = 0, phase ^= 1;
       }
+      if (counter) tell_seen(counter, stores, reads);
     }
     if (threadIdx.x % 32 == 0) arrive(&shared.full[stage]);
   }
