@@ -28,7 +28,8 @@ def _moe_gate(
     there = (group < GROUPS) & (member < group_size)
     own_bias = tl.load(bias + expert, mask=there, other=0.0)
     wait_for_earlier(DEPENDENT)
-    counts = tl.load(counted + token) != 0 if COUNTED else True
+    if COUNTED:
+        counts = tl.load(counted + token)
     logits += token * GROUPS * group_size + expert
     total = tl.load(logits, mask=there, other=0.0)
     for share in tl.static_range(1, SHARES):
@@ -57,7 +58,8 @@ def _moe_gate(
     expert_of = chosen // SIZE_TILE * group_size + chosen % SIZE_TILE
     # Shared experts follow the chosen ones.
     expert_of = tl.where(real, expert_of, GROUPS * group_size + place - CHOICES)
-    expert_of = tl.where(counts, expert_of, NO_EXPERT)
+    if COUNTED:
+        expert_of = tl.where(counts, expert_of, NO_EXPERT)
     target, used = token * (CHOICES + SHARED) + place, place < CHOICES + SHARED
     tl.store(weights + target, tl.where(real, picked * scaling, 1.0), mask=used)
     tl.store(experts + target, expert_of.to(tl.int64), mask=used)
