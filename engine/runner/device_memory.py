@@ -51,15 +51,25 @@ def _interface(address: int, size_bytes: int) -> dict[str, Any]:
     return {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3}
 
 
-class DeviceSlot(PlainAllocation):
+class DeviceSlot:
     """A staging buffer, and what moves segments through it."""
 
     def __init__(self, pool: torch.Tensor, size_bytes: int) -> None:
-        super().__init__(size_bytes)
-        self.tensor = torch.as_tensor(self, device=pool.device)
+        self._allocation = PlainAllocation(size_bytes)
+        # The tensor holds the allocation where the garbage collector does not look. If the slot were the allocation, the
+        # two would keep each other, and the pool, for as long as the process lives.
+        self.tensor = torch.as_tensor(self._allocation, device=pool.device)
         self.segment = SegmentBuffer(pool, self.tensor)
         # Recorded behind the slot's last job.
         self.done = torch.cuda.Event(blocking=True)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._allocation.__cuda_array_interface__
+
+    def __getitem__(self, part: slice) -> "_Part":
+        """The bytes from the start up to `part.stop`."""
+        return self._allocation[part]
 
 
 class DeviceMemory:

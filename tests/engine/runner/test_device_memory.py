@@ -1,5 +1,7 @@
 """KV of a GPU against the same KV in host memory: what one sends the other verifies."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,3 +60,14 @@ def test_what_is_as_announced_lands_where_it_belongs_and_nowhere_else_and_the_re
     if not flipped:
         before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
     assert torch.equal(target.cpu(), before)
+
+
+def test_a_pool_is_freed_with_the_memory_that_moved_its_blocks() -> None:
+    pool = random_pool().cuda()
+    memory, gone = DeviceMemory(pool), weakref.ref(pool)
+    staging = memory.allocate_staging(memory.piece_bytes)
+    part = staging[:100]
+    del memory, staging, pool
+    gc.collect()
+    # A transfer that still sends needs the allocation alone.
+    assert gone() is None and torch.as_tensor(part, device="cuda").numel() == 100
