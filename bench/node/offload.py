@@ -100,7 +100,7 @@ def measure(options: Options, exchange: PeerExchange) -> Measured:
         host_bytes=0 if model.offloaded is None else model.offloaded.memory.host_bytes,
         weights_bytes=weights,
         work_bytes=torch.cuda.max_memory_allocated() - weights,
-        reckoned_work=work_bytes(model.config, largest, model.dtype.itemsize),
+        reckoned_work=work_bytes(model.config, largest, model.dtype.itemsize, exchange.place.layout.world),
         steps=steps,
     )
 

@@ -24,6 +24,10 @@ from kernels.norm import Delta
 
 # Tokens whose copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
 CHUNK_TOKENS = 8192
+# Where ranks divide the experts, twice as many of all ranks together: each of R1's 256 experts then has some 512 rows
+# instead of 256, fewer of them are padding, and four H200 compute prompts 8% faster. The workspace doubles too, since
+# all copies may be one rank's.
+DIVIDED_CHUNKS = 2
 # Up to this many tokens the gate, the placement of rows and other ranks are waited for, not multiprocessors:
 # shared experts that are a layer of their own run beside them.
 BESIDE_TOKENS = 256
@@ -40,6 +44,11 @@ class _Chosen:
     shared: torch.Tensor | None
     # These run on the side stream.
     aside: bool
+
+
+def chunk_tokens(ranks: int) -> int:
+    """Tokens of each rank whose copies for the experts exist at once."""
+    return CHUNK_TOKENS if ranks == 1 else DIVIDED_CHUNKS * CHUNK_TOKENS // ranks
 
 
 class MixtureOfExperts:
@@ -102,7 +111,7 @@ class MixtureOfExperts:
         padding goes to none: among few tokens each expert that is chosen costs the time to read it. beside: exchanges
         with other ranks are not to hold up those who take turns with it.
         """
-        most = CHUNK_TOKENS // self._group.ranks
+        most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
             chosen = self._choose(hidden, workspace, counted, beside)
             yield

@@ -56,8 +56,8 @@ class DeviceSlot:
 
     def __init__(self, pool: torch.Tensor, size_bytes: int) -> None:
         self._allocation = PlainAllocation(size_bytes)
-        # The tensor holds the allocation where the garbage collector does not look. If the slot were the allocation, the
-        # two would keep each other, and the pool, for as long as the process lives.
+        # The tensor holds the allocation where the garbage collector does not look. If the slot were the allocation,
+        # the two would keep each other, and the pool, for as long as the process lives.
         self.tensor = torch.as_tensor(self._allocation, device=pool.device)
         self.segment = SegmentBuffer(pool, self.tensor)
         # Recorded behind the slot's last job.

@@ -10,7 +10,7 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
 from engine.model.model import Model
-from engine.model.moe import CHUNK_TOKENS, MixtureOfExperts
+from engine.model.moe import MixtureOfExperts, chunk_tokens
 from engine.model.parameters import NamedParameters
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
 from engine.runner.memory_plan import free_bytes, transfer_bytes
@@ -64,7 +64,7 @@ class Offloading:
         if allocate.device.type == "cpu":
             _log.info("engine.offload.layers=auto: on a CPU weights lie in host memory anyway")
             return 0
-        work = work_bytes(model, self._config.max_step_tokens, allocate.dtype.itemsize)
+        work = work_bytes(model, self._config.max_step_tokens, allocate.dtype.itemsize, allocate.expert_group.ranks)
         need = MemoryNeed(
             weights=weights,
             layer_experts=layer_experts,
@@ -99,8 +99,9 @@ class Offloading:
             )
 
 
-def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int) -> int:
+def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: int) -> int:
     """About what a step's tensors take, before there is a model to run one: for DeepSeek-R1 and 16,384 tokens 8 GB.
+    ranks: those that divide the experts, with as many tokens each.
 
     Queries, keys, values and outputs of all heads, hidden states, and the copies of a chunk's tokens for their experts.
     """
@@ -109,7 +110,8 @@ def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int) -> int:
     copies = config.num_experts_per_tok + config.n_shared_experts
     # A copy in FP8, gate and up, what is between, its form in FP8, and the output.
     copy_bytes = config.hidden_size * (1 + item_bytes) + config.moe_intermediate_size * (3 * item_bytes + 1)
-    return FIXED_WORK_BYTES + step_tokens * token_bytes + min(step_tokens, CHUNK_TOKENS) * copies * copy_bytes
+    copied_tokens = min(step_tokens, chunk_tokens(ranks)) * ranks
+    return FIXED_WORK_BYTES + step_tokens * token_bytes + copied_tokens * copies * copy_bytes
 
 
 def _sizes(config: ModelConfig, allocate: Allocator, layer: int) -> tuple[int, int]:
