@@ -79,8 +79,8 @@ class Measured:
 @dataclass(frozen=True)
 class RoleChange:
     role: str
-    # From the command until the worker serves, with its drain.
-    seconds: float
+    # From the command until the worker serves, with its drain; None if it does not.
+    seconds: float | None
     # Of FEW_REQUESTS behind it.
     completed: int
 
@@ -131,7 +131,7 @@ async def run(options: Options, log: Path, console: Console) -> Result:
                     measured.append(Measured(name, rate, await _loaded(mesh, options, rate)))
                     console.print(table(options, measured))
                 if prefill:
-                    changes += [await _change(mesh, options, role) for role in (WorkerRole.DECODE, WorkerRole.PREFILL)]
+                    changes = await _changes(mesh, options)
     return Result(options, measured, changes)
 
 
@@ -152,12 +152,21 @@ async def _loaded(mesh: ModelMesh, options: Options, rate: float, requests: int 
     return report.summary
 
 
+async def _changes(mesh: ModelMesh, options: Options) -> list[RoleChange]:
+    """There and back, as far as it gets."""
+    changes: list[RoleChange] = []
+    for role in (WorkerRole.DECODE, WorkerRole.PREFILL):
+        if all(change.seconds is not None for change in changes):
+            changes.append(await _change(mesh, options, role))
+    return changes
+
+
 async def _change(mesh: ModelMesh, options: Options, role: WorkerRole) -> RoleChange:
     started = time.monotonic()
     command = "role", "prefill-0", role.value, "--scheduler", mesh.scheduler
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", COMMAND_LINE, *command)
     if await process.wait():
-        raise RuntimeError(f"prefill-0 does not become a {role.value} worker")
+        return RoleChange(role.value, None, 0)
     seconds = time.monotonic() - started
     return RoleChange(role.value, seconds, (await _loaded(mesh, options, max(options.rates), FEW_REQUESTS)).completed)
 
@@ -206,11 +215,14 @@ def main() -> int:
     result = uvloop.run(run(options, output.with_suffix(".log"), console))
     output.write_bytes(msgspec.json.encode(result, enc_hook=str))
     for change in result.changes:
-        console.print(
-            f"prefill-0 serves as {change.role} worker after {change.seconds:.1f} s;"
-            f" {change.completed} of {FEW_REQUESTS} requests behind it ended"
-        )
-    return 0
+        if change.seconds is None:
+            console.print(f"prefill-0 does not become a {change.role} worker: see {output.with_suffix('.log')}")
+        else:
+            console.print(
+                f"prefill-0 serves as {change.role} worker after {change.seconds:.1f} s;"
+                f" {change.completed} of {FEW_REQUESTS} requests behind it ended"
+            )
+    return int(any(change.seconds is None for change in result.changes))
 
 
 if __name__ == "__main__":
