@@ -94,12 +94,22 @@ async def _reported(
 
 
 async def _step_ms(mesh: MeshUnderTest, width: int) -> float:
-    """The median time per token of requests that keep `width` of them on each decode worker."""
+    """The median step of requests that keep `width` of them on each decode worker."""
     streams = width * mesh.decode_workers
     records = await _records(mesh, streams, 3 * streams, SHORT_PROMPT, OUTPUT_TOKENS)
     # The first and the last ones had fewer beside them.
     middle = records[streams : 2 * streams]
-    return 1000 * median(record.tpot_s for record in middle if record.tpot_s is not None)
+    return 1000 * median(seconds for record in middle if (seconds := step_seconds(record)) is not None)
+
+
+def step_seconds(record: RequestRecord) -> float | None:
+    """Time of each token after the second message; None if there is none.
+
+    The second token of a prompt that a prefill worker computed came later than a step after the first: its KV was
+    pushed, and landed while a step ran.
+    """
+    times, tokens = record.message_times_s[1:], sum(record.message_tokens[2:])
+    return (times[-1] - times[0]) / tokens if tokens else None
 
 
 async def _first_token_ms(mesh: MeshUnderTest, tokens: int) -> float:

@@ -6,11 +6,12 @@ import pytest
 from deepmesh.internal.v1 import scheduler_pb2, sparse_prefill_pb2, workers_pb2
 
 from bench.calibration.fit import left_out_error, prompt_times
-from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
+from bench.calibration.mesh import MeshUnderTest, costs_of_mesh, step_seconds
 from bench.calibration.rank import costs_of_rank
 from bench.calibration.sparse import sparse_pairs_ms, sparse_prompt_tokens
 from bench.calibration.transfers import transfer_rates
 from bench.calibration.workers import workers_of
+from bench.load.records import RequestRecord
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 from tests.support.process_mesh import oracle_settings, process_mesh
@@ -82,6 +83,16 @@ def test_no_part_of_a_prompts_time_is_negative() -> None:
 def test_no_two_calibrations_send_the_same_prompts() -> None:
     # The mesh would answer the second one's from its caches.
     assert MeshUnderTest("here", 1).seed != MeshUnderTest("here", 1).seed
+
+
+def test_the_wait_of_a_second_token_is_no_part_of_a_step() -> None:
+    record = RequestRecord(0, 0.0, 6)
+    for seconds, tokens in ((0.3, 1), (0.47, 1)):
+        record.tokens(seconds, tokens)
+    assert step_seconds(record) is None
+    for seconds, tokens in ((0.57, 1), (0.77, 2)):
+        record.tokens(seconds, tokens)
+    assert step_seconds(record) == pytest.approx(0.1)
 
 
 async def test_rates_of_transfers_are_those_that_workers_measured() -> None:
