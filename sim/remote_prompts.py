@@ -26,6 +26,10 @@ class PrefillWorker(Protocol):
     def cancel(self, job: Job) -> None: ...
 
 
+# A service makes one call after the other: a prefill worker without work begins with the prompt that comes first.
+APART_SECONDS = 0.0002
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Seconds of a call from one worker to another, and whom an id names."""
@@ -57,6 +61,8 @@ class RemotePrompts:
         self._on_lost = on_lost
         # By the key of the job here.
         self._live: dict[int, _Call] = {}
+        # Since when the service is free to make the next call.
+        self._free_at = 0.0
 
     def begin(self, job: Job, opened: LandingOpened) -> None:
         """Have the prompt computed by the prefill worker that its placement names."""
@@ -70,7 +76,9 @@ class RemotePrompts:
         one_token = _with_one_token(job.submission.request)
         prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store)
         call = self._live[job.key] = _Call(worker)
-        self._timeline.after(self._calls.seconds, lambda: self._call(job, call, prompt))
+        leaves = max(self._timeline.now, self._free_at)
+        self._free_at = leaves + APART_SECONDS
+        self._timeline.at(leaves + self._calls.seconds, lambda: self._call(job, call, prompt))
 
     def drop(self, job: Job) -> None:
         """End the call of its prompt, if there is one."""
