@@ -25,6 +25,8 @@ class PlacementRequest:
     # Tokens of the prompt with at least so many before them are attended to sparsely, where a worker does so; None if
     # the request is to be exact.
     sparse_from: int | None = None
+    # Share of the model's answers that end before they have as many tokens as they may have.
+    stopping: float = 1.0
     # Which part of those who wait are served before it: tenants are served by turns.
     ahead: float = 1.0
     # Blocks that the prompt takes, and how many of them can be reused: the last token is always computed, since its
@@ -58,6 +60,17 @@ class Unreported(msgspec.Struct, frozen=True, gc=False):
         return Unreported(
             self.requests - other.requests, self.prefill_tokens - other.prefill_tokens, self.blocks - other.blocks
         )
+
+
+class PlacedWork(msgspec.Struct, frozen=True, gc=False):
+    """What a placement brings one of its ranks. Times are predictions, by the clock of `Candidates.now`."""
+
+    load: Unreported
+    # How long the rank computes for the prompt, and when the prompt comes; 0 is at once.
+    prompt_seconds: float = 0.0
+    begins_at: float = 0.0
+    # If the rank decodes: when the request ends if it has as many tokens as it may have.
+    ends_at: float | None = None
 
 
 class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
@@ -140,6 +153,11 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     prompts_until: float | None = None
     # When it last reported that a step has ended and another has begun, by that clock; None if it has not.
     step_began: float | None = None
+    # Time of its steps without prompts; None if that is not known.
+    quiet_step_ms: float | None = None
+    # When its requests end if each has as many tokens as it may have, by that clock, ascending. Empty while it has a
+    # place, and if nobody here knows all of them.
+    ends: Sequence[float] = ()
     # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
     measures: Measures | None = None
 

@@ -134,6 +134,7 @@ class Coordinator:
             asked.avoid,
             mean_output_tokens=self._lengths.mean(call.model),
             sparse_from=asked.sparse_from,
+            stopping=self._lengths.stopping(call.model),
             ahead=self._placed.ahead(call.share),
         )
         compared = self._compared(request, workers, holders, hints)
@@ -149,10 +150,9 @@ class Coordinator:
             raise error
         reason = explain(request, chosen, choice.count)
         self._remember(call, chosen, reason, compared)
-        self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids))
-        for (worker_id, rank), work in placed_work(request, chosen).items():
-            seconds = chosen.prompt_ms / 1000 if work.prefill_tokens else 0.0
-            self._registry.add_placement(worker_id, rank, call.key, work, seconds)
+        self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids, asked.max_tokens))
+        for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._knobs).items():
+            self._registry.add_placement(worker_id, rank, call.key, work)
         cached = dict[str, int]()
         for each in (*compared.candidates.decode, *compared.candidates.prefill):
             if each.cached_blocks > cached.get(each.worker_id, 0):
@@ -184,13 +184,13 @@ class Coordinator:
         decision = self._decisions.settle(generation_id, attempt, outcome)
         # Of many requests under way the log has forgotten the decision, and of a long one its place is forgotten.
         if placed is None and decision is not None and decision.chosen is not None:
-            placed = Placed(decision.model, decision.chosen.worker_ids)
+            placed = Placed(decision.model, decision.chosen.worker_ids, decision.compared.request.max_tokens)
         if placed is None:
             return False
         for worker_id in placed.worker_ids:
             self._registry.settle_placement(worker_id, (generation_id, attempt))
         if outcome is Outcome.FINISHED:
-            self._lengths.observe(placed.model, output_tokens)
+            self._lengths.observe(placed.model, output_tokens, placed.max_tokens)
         return True
 
     def candidates(self, model: str) -> Candidates:

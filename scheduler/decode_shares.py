@@ -44,7 +44,7 @@ def decode_share(
     wait_ms, before = _step_left_ms(candidate, pace, now, knobs) if requests else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
-        wait_ms = max(boundary_ms, before * drain_ms - boundary_ms)
+        wait_ms = max(wait_ms, _place_wait_ms(request, candidate, before, drain_ms, boundary_ms, now))
     held, reusable = candidate.cached_blocks, request.reusable_blocks
     return DecodeShare(
         candidate,
@@ -61,13 +61,35 @@ def decode_share(
     )
 
 
+def _place_wait_ms(
+    request: PlacementRequest,
+    candidate: CandidateWorker,
+    before: float,
+    drain_ms: float,
+    boundary_ms: float,
+    now: float,
+) -> float:
+    """Time until so many requests have ended: some have as many tokens as they may have, others stop by themselves."""
+    if not candidate.ends:
+        return before * drain_ms - boundary_ms
+    stop_ms, least_ms = drain_ms / request.stopping if request.stopping else float("inf"), float("inf")
+    for certain, end in enumerate((now, *candidate.ends)):
+        certain_ms, stops = (end - now) * 1000, before - certain
+        if stops <= 0:
+            return min(least_ms, certain_ms)
+        least_ms = min(least_ms, max(certain_ms, stops * stop_ms - boundary_ms))
+    return least_ms
+
+
 def _step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
     """How much is left of the step that runs when the request comes to the worker."""
     whole_ms = step_ms(candidate, candidate.requests, pace, knobs)
+    if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < whole_ms:
+        whole_ms = candidate.quiet_step_ms
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
     # It may be the next step, or one behind, of which no report has come yet.
-    return whole_ms - ((now - candidate.step_began) * 1000 + knobs.costs.request_ms) % whole_ms
+    return whole_ms - (now - candidate.step_began) * 1000 % whole_ms
 
 
 def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:

@@ -2,20 +2,26 @@
 
 
 class OutputLengths:
-    """Exponentially smoothed mean of generated tokens per finished request."""
+    """Exponentially smoothed mean of generated tokens per finished request, and how many stopped by themselves."""
 
     def __init__(self, smoothing: float = 0.05, max_models: int = 1024) -> None:
         self._smoothing = smoothing
         self._max_models = max_models
         self._means: dict[str, float] = {}
+        self._stopping: dict[str, float] = {}
 
-    def observe(self, model: str, output_tokens: int) -> None:
-        mean = self._means.get(model)
+    def observe(self, model: str, output_tokens: int, max_tokens: int) -> None:
+        mean, stopped = self._means.get(model), float(output_tokens < max_tokens)
         if mean is not None:
             self._means[model] = mean + self._smoothing * (output_tokens - mean)
+            self._stopping[model] += self._smoothing * (stopped - self._stopping[model])
         elif len(self._means) < self._max_models:
-            self._means[model] = float(output_tokens)
+            self._means[model], self._stopping[model] = float(output_tokens), stopped
 
     def mean(self, model: str) -> float | None:
         """Mean tokens of a finished request; None while none was reported."""
         return self._means.get(model)
+
+    def stopping(self, model: str) -> float:
+        """Share of the answers that ended before they had as many tokens as they could have; 1 while it is unknown."""
+        return self._stopping.get(model, 1.0)

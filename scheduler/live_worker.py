@@ -84,7 +84,12 @@ class Worker:
             self._candidates = None
             return
         (rank,), (before,) = self.ranks, self._candidates
-        after = structs.replace(before, unreported=rank.unreported, prompts_until=rank.prompts_until)
+        after = structs.replace(
+            before,
+            unreported=rank.unreported,
+            prompts_until=rank.prompts_until,
+            ends=rank.known_ends(before.max_requests),
+        )
         self._candidates = [after]
 
     def prefixes(self, holders: Holders) -> list[int]:
@@ -123,6 +128,8 @@ class Worker:
             None,
             None,
             None,
+            (),
+            None,
         )
 
     def _candidate(self, index: int, rank: Rank, costs: CostModel) -> CandidateWorker:
@@ -138,6 +145,8 @@ class Worker:
             rank.measured_at,
             rank.prompts_until,
             rank.step_began,
+            rank.quiet_step_ms,
+            rank.known_ends(self.identity.max_requests // ranks),
             rank.measures(costs),
         )
 
@@ -153,6 +162,8 @@ class Worker:
         measured_at: MeasurementTimes,
         prompts_until: float | None,
         step_began: float | None,
+        quiet_step_ms: float | None,
+        ends: Sequence[float],
         measures: Measures | None,
     ) -> CandidateWorker:
         identity = self.identity
@@ -182,5 +193,7 @@ class Worker:
             identity.worker_class,
             prompts_until,
             step_began,
+            quiet_step_ms,
+            ends,
             measures,
         )

@@ -19,7 +19,16 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest, Unreported, blocks
+from scheduler.candidates import (
+    Candidates,
+    CandidateWorker,
+    Pace,
+    PlacedWork,
+    PlacementKnobs,
+    PlacementRequest,
+    Unreported,
+    blocks,
+)
 from scheduler.decode_shares import DecodeShare, decode_share
 from scheduler.estimates import paces
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
@@ -76,14 +85,26 @@ def best(
     return Choice(found, terms, len(terms) + count)
 
 
-def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int], Unreported]:
-    """The load that the request adds to each chosen worker's rank, to be counted until the worker reports it itself."""
+def placed_work(
+    request: PlacementRequest, chosen: Terms, now: float, knobs: PlacementKnobs
+) -> dict[tuple[str, int], PlacedWork]:
+    """What the request brings each chosen worker's rank."""
     taken, decode = blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
+    prompt_seconds, first_token_ms = chosen.prompt_ms / 1000, chosen.ttft_ms - knobs.costs.request_ms
+    # From the first token on.
+    longest_ms = (request.max_tokens - 1) * chosen.tpot_ms
     if chosen.prefill_worker_id is None:
-        return {decode: Unreported(1, chosen.uncached_tokens, taken - chosen.held_blocks)}
+        load = Unreported(1, chosen.uncached_tokens, taken - chosen.held_blocks)
+        return {decode: PlacedWork(load, prompt_seconds, ends_at=now + (first_token_ms + longest_ms) / 1000)}
+    # The second token of a pair waits for the end of a step.
+    longest_ms += chosen.tpot_ms / 2
     return {
-        decode: Unreported(1, 0, taken - chosen.held_blocks),
-        (chosen.prefill_worker_id, chosen.prefill_rank or 0): Unreported(1, chosen.uncached_tokens, taken),
+        decode: PlacedWork(
+            Unreported(1, 0, taken - chosen.held_blocks), ends_at=now + (first_token_ms + longest_ms) / 1000
+        ),
+        (chosen.prefill_worker_id, chosen.prefill_rank or 0): PlacedWork(
+            Unreported(1, chosen.uncached_tokens, taken), prompt_seconds, now + first_token_ms / 1000 - prompt_seconds
+        ),
     }
 
 
@@ -178,7 +199,8 @@ def _pair(
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     # Half of the calls come before the computation, half when the KV has landed.
     calls_ms = knobs.costs.handover_ms / 2
-    ttft_ms = share.wait_ms + offer.ready_ms + knobs.costs.request_ms + calls_ms
+    # The prefill worker goes on with what it has until the decode worker calls it.
+    ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + knobs.costs.request_ms + calls_ms
     # Its KV lands while a step runs.
     joining_ms = push_ms + calls_ms + share.boundary_ms
     if verdict[0] is None:

@@ -1,16 +1,21 @@
 """One DP rank of a live worker, as the registry keeps it: its load, how old that is, and what was placed since."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from scheduler.candidates import MeasurementTimes, Measures, Unreported
+from scheduler.candidates import MeasurementTimes, Measures, PlacedWork, Unreported
 from scheduler.estimates import measures
 
 # A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
 # From a placement until its rank has the prompt, at most, and from the end of a step until its report is here.
-ON_ITS_WAY_SECONDS = 0.05
+ON_ITS_WAY_SECONDS = 0.02
+# What should have ended so long ago has, and whoever was to say so is gone.
+OVERDUE_SECONDS = 1.0
+# Weight of the past against one more step without prompts.
+QUIET_STEP_DECAY = 0.8
 
 
 @dataclass(slots=True)
@@ -43,13 +48,16 @@ class Rank:
     # Its number in the prefix index.
     number: int
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
-    # Placements that the last status may not have counted yet, when they were made, and for how many seconds the rank
-    # is predicted to compute their prompts.
-    placed: dict[PlacementKey, tuple[float, Unreported, float]] = field(default_factory=dict)
+    # Placements that the last status may not have counted yet, and when they were made.
+    placed: dict[PlacementKey, tuple[float, PlacedWork]] = field(default_factory=dict)
     # The sum of `placed`.
     unreported: Unreported = field(default_factory=Unreported)
     # When it will have computed its prompts, as far as this scheduler can tell; None if it cannot.
     prompts_until: float | None = None
+    # Time of the steps in which it computed no prompt, as far as reports tell; None before the first.
+    quiet_step_ms: float | None = None
+    # When requests that were placed here, and of whose end nobody has told, end at the latest.
+    ends: dict[PlacementKey, float] = field(default_factory=dict)
     # When it last reported another load than before.
     _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
@@ -74,8 +82,13 @@ class Rank:
     def observe(self, status: RankStatus, now: float) -> None:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now)
+            # The step that has ended began with what had come by the end of the one before it.
+            self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
+            self._measure_quiet_step(status.load, now)
             self._load_at = now
         self.status, self._measures = status, None
+        if len(self.ends) > self.requests:
+            self.ends = {key: end for key, end in self.ends.items() if now - end < OVERDUE_SECONDS}
         exact, sparse = status.load.exact_pace, status.load.sparse_prompts
         self._prefill_rate.observe(None if exact is None else exact.tokens_per_second, now)
         self._sparse_rate.observe(None if sparse is None else sparse.tokens_per_second, now)
@@ -108,13 +121,19 @@ class Rank:
             self._measures = costs, measures(load, *rates, self.measured_at, costs)
         return self._measures[1]
 
-    def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:
-        """prompt_seconds: how long the rank is predicted to compute for it."""
+    def known_ends(self, most: int) -> Sequence[float]:
+        """When its requests end at the latest, ascending, if it has as many as it can run and all are known here."""
+        reported = self.load.running_requests + self.load.waiting_requests
+        return () if self.requests < most or len(self.ends) < reported else sorted(self.ends.values())
+
+    def add_placement(self, key: PlacementKey, now: float, work: PlacedWork) -> None:
         self.settle_placement(key)
-        self.placed[key] = (now, placed, prompt_seconds)
-        self.unreported += placed
-        if prompt_seconds:
-            self.prompts_until = max(now, self.prompts_until or now) + prompt_seconds
+        self.placed[key] = (now, work)
+        self.unreported += work.load
+        if work.ends_at is not None:
+            self.ends[key] = work.ends_at
+        if work.prompt_seconds:
+            self.prompts_until = max(now, work.begins_at, self.prompts_until or now) + work.prompt_seconds
 
     def _correct_prompts(self, load: WorkerLoad, now: float) -> None:
         """The rank has ended a step, and has begun another with what it knows of.
@@ -125,25 +144,38 @@ class Rank:
         if queued is None:
             return
         since = self._load_at - ON_ITS_WAY_SECONDS
-        unseen = sum(seconds for placed_at, _, seconds in self.placed.values() if placed_at >= since)
+        unseen = sum(work.prompt_seconds for placed_at, work in self.placed.values() if placed_at >= since)
         self.prompts_until = min(max(self.prompts_until or now, now + queued), now + queued + unseen)
+
+    def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:
+        """The rank has ended a step. It began with what the report before says, and with what had been placed then."""
+        before, whole_ms = self.load, (now - self._load_at) * 1000
+        if load.decode_step_ms is None or load.decode_step_ms == before.decode_step_ms:
+            return
+        prompts = [work.load.prefill_tokens for at, work in self.placed.values() if at <= self._load_at]
+        if before.queued_prefill_tokens or any(prompts):
+            return
+        # It may have been idle first.
+        step_ms, known = min(whole_ms, load.decode_step_ms), self.quiet_step_ms
+        self.quiet_step_ms = step_ms if known is None else step_ms + QUIET_STEP_DECAY * (known - step_ms)
 
     def settle_placement(self, key: PlacementKey) -> bool:
         """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it.
 
         False if it was settled before.
         """
+        self.ends.pop(key, None)
         if key not in self.placed:
             return False
-        placed_at, _, prompt_seconds = self.placed[key]
+        placed_at, work = self.placed[key]
         if self.prompts_until is not None and placed_at >= self._load_at:
-            self.prompts_until -= prompt_seconds
+            self.prompts_until -= work.prompt_seconds
         self._forget(key)
         return True
 
     def settle_placements_before(self, time: float) -> None:
-        for key in [key for key, (placed_at, *_) in self.placed.items() if placed_at <= time]:
+        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
             self._forget(key)
 
     def _forget(self, key: PlacementKey) -> None:
-        self.unreported -= self.placed.pop(key)[1]
+        self.unreported -= self.placed.pop(key)[1].load

@@ -17,7 +17,7 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, Wo
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.cached_blocks import CachedBlocks
-from scheduler.candidates import Unreported
+from scheduler.candidates import PlacedWork
 from scheduler.live_worker import Lease, Worker
 from scheduler.prefix_index import Holders
 from scheduler.ranks import PlacementKey, Rank
@@ -206,15 +206,10 @@ class Registry:
         """Seconds until the worker's lease ends."""
         return max(0.0, worker.expires_at - self._clock())
 
-    def add_placement(
-        self, worker_id: str, rank: int, key: PlacementKey, placed: Unreported, prompt_seconds: float = 0.0
-    ) -> None:
-        """Count a placement as load of a rank until the worker's own status contains it for certain.
-
-        prompt_seconds: how long the rank is predicted to compute for its prompt.
-        """
+    def add_placement(self, worker_id: str, rank: int, key: PlacementKey, work: PlacedWork) -> None:
+        """Count a placement as load of a rank until the worker's own status contains it for certain."""
         worker = self._workers[worker_id]
-        worker.ranks[rank].add_placement(key, self._clock(), placed, prompt_seconds)
+        worker.ranks[rank].add_placement(key, self._clock(), work)
         worker.placements_changed()
         self._stand(worker)
 

@@ -13,10 +13,11 @@ MAX_REQUESTS = 100_000
 
 
 class Placed(NamedTuple):
-    """Where a request is."""
+    """Where a request is, and how long its answer may be."""
 
     model: str
     worker_ids: tuple[str, ...]
+    max_tokens: int
 
 
 class PlacedRequests:

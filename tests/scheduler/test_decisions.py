@@ -69,14 +69,16 @@ def test_a_repeated_attempt_survives_the_older_one_leaving() -> None:
 def test_output_lengths_follow_what_is_reported() -> None:
     lengths = OutputLengths(smoothing=0.5)
     assert lengths.mean("m") is None
-    lengths.observe("m", 100)
-    lengths.observe("m", 200)
+    lengths.observe("m", 100, 400)
+    lengths.observe("m", 200, 200)
     assert lengths.mean("m") == 150.0
     assert lengths.mean("other") is None
+    # One of the two stopped by itself; what is not known does so always.
+    assert (lengths.stopping("m"), lengths.stopping("other")) == (0.5, 1.0)
 
 
 def test_models_are_remembered_up_to_a_number() -> None:
     lengths = OutputLengths(max_models=1)
-    lengths.observe("a", 1)
-    lengths.observe("b", 1)
+    lengths.observe("a", 1, 1)
+    lengths.observe("b", 1, 1)
     assert lengths.mean("b") is None

@@ -48,7 +48,7 @@ def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
         assert chosen is not None
         given[chosen.worker_id] += 1
         worker = workers[chosen.worker_id]
-        unreported = worker.unreported + placed_work(REQUEST, chosen)[chosen.worker_id, 0]
+        unreported = worker.unreported + placed_work(REQUEST, chosen, 0.0, KNOBS)[chosen.worker_id, 0].load
         workers = {**workers, worker.worker_id: msgspec.structs.replace(worker, unreported=unreported)}
     return given
 

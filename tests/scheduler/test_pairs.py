@@ -256,8 +256,29 @@ def test_a_pair_predicted_over_the_objective_is_refused() -> None:
 
 def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
     candidates = Candidates([make_candidate("d", cached_blocks=2)], [make_prefill()])
-    work = placed_work(make_request(), chosen_of(candidates))
-    assert work == {("d", 0): Unreported(1, 0, 9), ("p", 0): Unreported(1, 640, 11)}
+    work = placed_work(make_request(), chosen_of(candidates), 0.0, KNOBS)
+    loads = {name: each.load for name, each in work.items()}
+    assert loads == {("d", 0): Unreported(1, 0, 9), ("p", 0): Unreported(1, 640, 11)}
+
+
+def test_a_prompt_comes_to_its_prefill_worker_when_its_decode_worker_has_ended_a_step() -> None:
+    running = make_load(running_requests=1, decode_step_ms=80.0)
+    decode = make_candidate("d", load=running, can_prefill=False, step_began=9.98)
+    chosen = chosen_of(Candidates([decode], [make_prefill()], now=10.0))
+    work = placed_work(make_request(), chosen, 10.0, KNOBS)["p", 0]
+    assert work.prompt_seconds == pytest.approx(chosen.prompt_ms / 1000)
+    assert work.begins_at == pytest.approx(10.06 + KNOBS.costs.handover_ms / 2000, abs=1e-3)
+
+
+def test_a_prompt_waits_for_the_decode_worker_while_the_prefill_worker_computes_others() -> None:
+    decode = make_candidate("d", load=make_load(running_requests=1, decode_step_ms=80.0), can_prefill=False)
+
+    def first_token_ms(prompts_ms: float) -> float:
+        prefill = make_prefill(prompts_until=10.0 + prompts_ms / 1000)
+        return chosen_of(Candidates([msgspec.structs.replace(decode, step_began=9.98)], [prefill], now=10.0)).ttft_ms
+
+    assert first_token_ms(50.0) == pytest.approx(first_token_ms(0.0))
+    assert first_token_ms(100.0) == pytest.approx(first_token_ms(0.0) + 40.0, rel=1e-2)
 
 
 def test_the_reason_names_both_workers_and_the_store() -> None:

@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -40,7 +41,7 @@ def spread(
         counts[chosen.worker_id] += 1
         taken = by_id[chosen.worker_id]
         by_id[chosen.worker_id] = msgspec.structs.replace(
-            taken, unreported=taken.unreported + placed_work(request, chosen)[chosen.worker_id, 0]
+            taken, unreported=taken.unreported + placed_work(request, chosen, 0.0, knobs)[chosen.worker_id, 0].load
         )
     return counts
 
@@ -99,6 +100,32 @@ def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_
     terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
     # Two of eight have to end, which have a hundred tokens each.
     assert terms[0].ttft_ms == pytest.approx(640 + 2 * 100 * 10 / 8 - 5)
+
+
+def place_wait_ms(ends_ms: Sequence[float], stopping: float) -> float:
+    """Of a request that comes to a worker with so many more than it runs."""
+    waiting = len(ends_ms) - 2
+    load = make_load(running_requests=2, waiting_requests=waiting)
+    full = make_candidate(load=load, max_requests=2, ends=[1000.0 + ms / 1000 for ms in ends_ms])
+    request = make_request(mean_output_tokens=50.0, stopping=stopping)
+    knobs = replace(KNOBS, costs=STEADY)
+    (terms,) = predict(request, Candidates([full], now=1000.0), knobs)
+    (idle,) = predict(request, Candidates([make_candidate()], now=1000.0), knobs)
+    return terms.ttft_ms - idle.ttft_ms
+
+
+def test_a_place_is_free_when_an_answer_has_all_its_tokens() -> None:
+    assert place_wait_ms([300.0, 700.0], stopping=0.0) == pytest.approx(300.0)
+    assert place_wait_ms([300.0, 700.0, 900.0], stopping=0.0) == pytest.approx(700.0)
+
+
+def test_a_place_may_be_free_earlier_where_answers_stop_by_themselves() -> None:
+    # Of two answers of 50 tokens on average one ends every 500 ms, half a step earlier than the report says.
+    assert place_wait_ms([1900.0, 1900.0], stopping=1.0) == pytest.approx(490.0)
+    assert place_wait_ms([1900.0, 1900.0], stopping=0.5) == pytest.approx(990.0)
+    assert place_wait_ms([300.0, 1900.0], stopping=0.5) == pytest.approx(300.0)
+    # One is certain, and another stops meanwhile.
+    assert place_wait_ms([300.0, 1900.0, 1900.0], stopping=0.5) == pytest.approx(990.0)
 
 
 def test_one_more_request_lengthens_the_step() -> None:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
-from scheduler.candidates import Candidates, PlacementKnobs, Unreported
+from scheduler.candidates import Candidates, PlacedWork, PlacementKnobs, Unreported
 from scheduler.estimates import paces
-from scheduler.ranks import Rank
+from scheduler.ranks import OVERDUE_SECONDS, Rank
 from tests.support.scheduling import make_candidate, make_load
 
 RATE = 1000.0
@@ -21,7 +21,7 @@ def status(queued: int, rate: float | None = RATE) -> RankStatus:
 
 
 def place(rank: Rank, number: int, now: float, tokens: int) -> None:
-    rank.add_placement((str(number), 0), now, Unreported(1, tokens, 1), tokens / RATE)
+    rank.add_placement((str(number), 0), now, PlacedWork(Unreported(1, tokens, 1), tokens / RATE))
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
@@ -83,6 +83,55 @@ def test_prompts_that_never_came_to_an_idle_rank_do_not_keep_it_from_others() ->
     assert rank.prompts_until == pytest.approx(1.5)
 
 
+def test_a_report_contains_what_came_before_its_step_began() -> None:
+    rank = Rank(0)
+    rank.observe(status(0), 1.0)
+    place(rank, 0, 1.05, 500)
+    rank.observe(status(500), 1.1)
+    place(rank, 1, 1.15, 500)
+    assert rank.unreported.requests == 2
+    rank.observe(status(0), 1.2)
+    assert rank.unreported.requests == 1
+
+
+def ends_of(rank: Rank, running: int, most: int) -> list[float]:
+    load = make_load(running_requests=running)
+    rank.observe(RankStatus(load, TransferCounters(), 0), 1.0)
+    return list(rank.known_ends(most))
+
+
+def test_ends_are_known_of_a_full_rank_whose_requests_were_all_placed_here() -> None:
+    rank = Rank(0)
+    for number, ends_at in enumerate((9.0, 7.0, 8.0)):
+        rank.add_placement((str(number), 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=ends_at))
+    rank.settle_placements_before(0.5)
+    assert ends_of(rank, 3, 3) == [7.0, 8.0, 9.0]
+    # It has room, or another scheduler's request.
+    assert ends_of(rank, 3, 4) == []
+    assert ends_of(rank, 4, 4) == []
+    rank.settle_placement(("1", 0))
+    assert ends_of(rank, 2, 2) == [8.0, 9.0]
+
+
+def test_a_request_of_whose_end_nobody_tells_is_forgotten_once_it_must_have_ended() -> None:
+    rank = Rank(0)
+    rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=0.5))
+    rank.settle_placements_before(0.5)
+    rank.observe(status(0), 1.0)
+    assert rank.ends
+    rank.observe(status(0), 0.5 + OVERDUE_SECONDS)
+    assert not rank.ends
+
+
+def test_steps_without_prompts_are_told_from_those_with_some() -> None:
+    rank = Rank(0)
+    # When each step ends, the prompt tokens that the next one computes, and the mean that the rank measures.
+    for ended, queued, step_ms in ((1.0, 0, 100.0), (1.1, 200, 101.0), (1.4, 0, 140.0), (1.5, 0, 130.0)):
+        load = make_load(running_requests=2, queued_prefill_tokens=queued, decode_step_ms=step_ms)
+        rank.observe(RankStatus(load, TransferCounters(), 0), ended)
+    assert rank.quiet_step_ms == pytest.approx(100.0)
+
+
 def test_a_placement_that_is_made_again_counts_once() -> None:
     rank = Rank(0)
     for _ in range(3):
@@ -101,7 +150,7 @@ def test_prompts_that_wait_are_counted_at_the_pace_of_their_kind() -> None:
     rank.observe(RankStatus(load, TransferCounters(), 0), 0.0)
     assert rank.prompts_until == 4.0
     # A sparse prompt that the load does not show yet counts as long as it is predicted to take.
-    rank.add_placement(("r", 0), 1.0, Unreported(1, 8000, 1), 2.0)
+    rank.add_placement(("r", 0), 1.0, PlacedWork(Unreported(1, 8000, 1), 2.0))
     rank.observe(RankStatus(msgspec.structs.replace(load, queued_prefill_tokens=8000), TransferCounters(), 0), 1.01)
     assert rank.prompts_until == pytest.approx(1.01 + 2.0 + 2.0)
 

@@ -5,7 +5,7 @@ import pytest
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
-from scheduler.candidates import MeasurementTimes, Unreported
+from scheduler.candidates import MeasurementTimes, PlacedWork, Unreported
 from scheduler.registry import Registry
 from tests.support.registries import LEASE, SETTLE, hashes, make_registry
 from tests.support.scheduling import make_identity, make_load
@@ -197,7 +197,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
-    registry.add_placement("a", 0, ("r", 0), Unreported(1, 640, 11))
+    registry.add_placement("a", 0, ("r", 0), PlacedWork(Unreported(1, 640, 11)))
     clock.now += SETTLE / 2
     registry.update(lease, WorkerState.SERVING, make_load())
     assert registry.workers()[0].unreported == Unreported(1, 640, 11)
@@ -210,9 +210,9 @@ def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
 def test_a_placement_that_ended_counts_no_longer() -> None:
     registry, _ = make_registry()
     registry.attach(make_identity("a"))
-    registry.add_placement("a", 0, ("r", 0), Unreported(1, 640, 11))
-    registry.add_placement("a", 0, ("r", 1), Unreported(1, 64, 2))
-    registry.add_placement("a", 0, ("r", 1), Unreported(1, 64, 2))
+    registry.add_placement("a", 0, ("r", 0), PlacedWork(Unreported(1, 640, 11)))
+    registry.add_placement("a", 0, ("r", 1), PlacedWork(Unreported(1, 64, 2)))
+    registry.add_placement("a", 0, ("r", 1), PlacedWork(Unreported(1, 64, 2)))
     for worker_id in ("a", "a", "gone"):
         registry.settle_placement(worker_id, ("r", 0))
     assert registry.workers()[0].unreported == Unreported(1, 64, 2)

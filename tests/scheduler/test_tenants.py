@@ -9,7 +9,7 @@ def placed_requests(count: int) -> tuple[PlacedRequests, ManualClock]:
     clock = ManualClock()
     placed = PlacedRequests(clock)
     for number in range(count):
-        placed.add((f"r{number}", 1), BUSY, Placed("m", ("w",)))
+        placed.add((f"r{number}", 1), BUSY, Placed("m", ("w",), 100))
     return placed, clock
 
 
