@@ -62,17 +62,6 @@ class Unreported(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class PlacedWork(msgspec.Struct, frozen=True, gc=False):
-    """What a placement brings one of its ranks. Times are predictions, by the clock of `Candidates.now`."""
-
-    load: Unreported
-    # How long the rank computes for the prompt, and when the prompt comes; 0 is at once.
-    prompt_seconds: float = 0.0
-    begins_at: float = 0.0
-    # If the rank decodes: when the request ends if it has as many tokens as it may have.
-    ends_at: float | None = None
-
-
 class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     """When each measurement of a worker last changed, by the clock of `Candidates.now`."""
 

@@ -17,7 +17,8 @@ from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placement import explain, placed_work
+from scheduler.placed_work import placed_work
+from scheduler.placement import explain
 from scheduler.prefix_index import Holders
 from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry

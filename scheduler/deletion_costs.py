@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from mesh.blocks import BLOCK_TOKENS
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs
 from scheduler.coordinator import Coordinator
-from scheduler.decode_shares import step_ms
 from scheduler.estimates import paces
 from scheduler.registry import Registry
+from scheduler.waits import step_ms
 
 
 def deletion_cost_ms(

@@ -8,9 +8,9 @@ from mesh.domain.workers import WorkerRole
 from scheduler.admission import Objectives
 from scheduler.arrivals import Demand
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
-from scheduler.decode_shares import slots_left, step_ms
 from scheduler.estimates import paces, prompt_rates
 from scheduler.scaling import Need
+from scheduler.waits import slots_left, step_ms
 
 # Prompts that wait are to be computed within this share of the objective for the first token, or of a second where
 # there is none: the rest is for the prompt itself and its KV's way.

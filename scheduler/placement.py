@@ -19,16 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import (
-    Candidates,
-    CandidateWorker,
-    Pace,
-    PlacedWork,
-    PlacementKnobs,
-    PlacementRequest,
-    Unreported,
-    blocks,
-)
+from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 from scheduler.decode_shares import DecodeShare, decode_share
 from scheduler.estimates import paces
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
@@ -83,29 +74,6 @@ def best(
             if better and term.rejection is None and admitted(term):
                 found = term
     return Choice(found, terms, len(terms) + count)
-
-
-def placed_work(
-    request: PlacementRequest, chosen: Terms, now: float, knobs: PlacementKnobs
-) -> dict[tuple[str, int], PlacedWork]:
-    """What the request brings each chosen worker's rank."""
-    taken, decode = blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
-    prompt_seconds, first_token_ms = chosen.prompt_ms / 1000, chosen.ttft_ms - knobs.costs.request_ms
-    # From the first token on.
-    longest_ms = (request.max_tokens - 1) * chosen.tpot_ms
-    if chosen.prefill_worker_id is None:
-        load = Unreported(1, chosen.uncached_tokens, taken - chosen.held_blocks)
-        return {decode: PlacedWork(load, prompt_seconds, ends_at=now + (first_token_ms + longest_ms) / 1000)}
-    # The second token of a pair waits for the end of a step.
-    longest_ms += chosen.tpot_ms / 2
-    return {
-        decode: PlacedWork(
-            Unreported(1, 0, taken - chosen.held_blocks), ends_at=now + (first_token_ms + longest_ms) / 1000
-        ),
-        (chosen.prefill_worker_id, chosen.prefill_rank or 0): PlacedWork(
-            Unreported(1, chosen.uncached_tokens, taken), prompt_seconds, now + first_token_ms / 1000 - prompt_seconds
-        ),
-    }
 
 
 def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
@@ -265,6 +233,7 @@ def _assemble(
         prefill_rank,
         found.ms,
         found.sparse_tokens,
+        share.wait_ms,
     )
 
 

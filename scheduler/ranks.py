@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from scheduler.candidates import MeasurementTimes, Measures, PlacedWork, Unreported
+from scheduler.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.estimates import measures
+from scheduler.placed_work import PlacedWork
 
 # A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
-# From a placement until its rank has the prompt, at most, and from the end of a step until its report is here.
+# From a placement until its rank has the request, at most, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
 # What should have ended so long ago has, and whoever was to say so is gone.
 OVERDUE_SECONDS = 1.0
@@ -133,7 +134,7 @@ class Rank:
         if work.ends_at is not None:
             self.ends[key] = work.ends_at
         if work.prompt_seconds:
-            self.prompts_until = max(now, work.begins_at, self.prompts_until or now) + work.prompt_seconds
+            self.prompts_until = max(now, work.comes_at, self.prompts_until or now) + work.prompt_seconds
 
     def _correct_prompts(self, load: WorkerLoad, now: float) -> None:
         """The rank has ended a step, and has begun another with what it knows of.
@@ -144,7 +145,7 @@ class Rank:
         if queued is None:
             return
         since = self._load_at - ON_ITS_WAY_SECONDS
-        unseen = sum(work.prompt_seconds for placed_at, work in self.placed.values() if placed_at >= since)
+        unseen = sum(work.prompt_seconds for at, work in self.placed.values() if max(at, work.comes_at) >= since)
         self.prompts_until = min(max(self.prompts_until or now, now + queued), now + queued + unseen)
 
     def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:
@@ -174,7 +175,7 @@ class Rank:
         return True
 
     def settle_placements_before(self, time: float) -> None:
-        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
+        for key in [key for key, (at, work) in self.placed.items() if max(at, work.comes_at) <= time]:
             self._forget(key)
 
     def _forget(self, key: PlacementKey) -> None:

@@ -13,7 +13,7 @@ from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
 from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, paces
 from scheduler.estimates import measured as measured_of
-from scheduler.placement import placed_work
+from scheduler.placed_work import placed_work
 from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
 
 KNOBS = PlacementKnobs()

@@ -12,7 +12,8 @@ from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
-from scheduler.placement import explain, placed_work, predict
+from scheduler.placed_work import placed_work
+from scheduler.placement import explain, predict
 from scheduler.terms import Rejection, Terms
 from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
 
@@ -267,7 +268,7 @@ def test_a_prompt_comes_to_its_prefill_worker_when_its_decode_worker_has_ended_a
     chosen = chosen_of(Candidates([decode], [make_prefill()], now=10.0))
     work = placed_work(make_request(), chosen, 10.0, KNOBS)["p", 0]
     assert work.prompt_seconds == pytest.approx(chosen.prompt_ms / 1000)
-    assert work.begins_at == pytest.approx(10.06 + KNOBS.costs.handover_ms / 2000, abs=1e-3)
+    assert work.comes_at == pytest.approx(10.06)
 
 
 def test_a_prompt_waits_for_the_decode_worker_while_the_prefill_worker_computes_others() -> None:

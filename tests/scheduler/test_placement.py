@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.placement import explain, placed_work, predict
+from scheduler.placed_work import placed_work
+from scheduler.placement import explain, predict
 from scheduler.terms import Rejection, Terms
 from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
 
