@@ -144,8 +144,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     step_began: float | None = None
     # Time of its steps without prompts; None if that is not known.
     quiet_step_ms: float | None = None
-    # When its requests end if each has as many tokens as it may have, by that clock, ascending. Empty while it has a
-    # place, and if nobody here knows all of them.
+    # When those that it runs end if each has as many tokens as it may have, by that clock, ascending. Empty while it
+    # has a place, and if nobody here knows all of them.
     ends: Sequence[float] = ()
     # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
     measures: Measures | None = None

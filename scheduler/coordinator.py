@@ -15,12 +15,12 @@ from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
+from scheduler.ends import PlacementKey
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
 from scheduler.placed_work import placed_work
 from scheduler.placement import explain
 from scheduler.prefix_index import Holders
-from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import Placed, PlacedRequests

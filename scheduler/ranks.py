@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from scheduler.candidates import MeasurementTimes, Measures, Unreported
+from scheduler.ends import Ends, PlacementKey
 from scheduler.estimates import measures
 from scheduler.placed_work import PlacedWork
 
-# A generation, and the number of the attempt.
-PlacementKey = tuple[str, int]
 # From a placement until its rank has the request, at most, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
 # What should have ended so long ago has, and whoever was to say so is gone.
@@ -57,8 +56,8 @@ class Rank:
     prompts_until: float | None = None
     # Time of the steps in which it computed no prompt, as far as reports tell; None before the first.
     quiet_step_ms: float | None = None
-    # When requests that were placed here, and of whose end nobody has told, end at the latest.
-    ends: dict[PlacementKey, float] = field(default_factory=dict)
+    # When requests that were placed here to decode, and of whose end nobody has told, end at the latest.
+    ends: Ends = field(default_factory=Ends)
     # When it last reported another load than before.
     _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
@@ -89,7 +88,7 @@ class Rank:
             self._load_at = now
         self.status, self._measures = status, None
         if len(self.ends) > self.requests:
-            self.ends = {key: end for key, end in self.ends.items() if now - end < OVERDUE_SECONDS}
+            self.ends.forget_before(now - OVERDUE_SECONDS)
         exact, sparse = status.load.exact_pace, status.load.sparse_prompts
         self._prefill_rate.observe(None if exact is None else exact.tokens_per_second, now)
         self._sparse_rate.observe(None if sparse is None else sparse.tokens_per_second, now)
@@ -123,16 +122,16 @@ class Rank:
         return self._measures[1]
 
     def known_ends(self, most: int) -> Sequence[float]:
-        """When its requests end at the latest, ascending, if it has as many as it can run and all are known here."""
+        """When those that it runs end at the latest, ascending, if it has `most` or more and all are known here."""
         reported = self.load.running_requests + self.load.waiting_requests
-        return () if self.requests < most or len(self.ends) < reported else sorted(self.ends.values())
+        return () if self.requests < most or len(self.ends) < reported else self.ends.first(most)
 
     def add_placement(self, key: PlacementKey, now: float, work: PlacedWork) -> None:
         self.settle_placement(key)
         self.placed[key] = (now, work)
         self.unreported += work.load
         if work.ends_at is not None:
-            self.ends[key] = work.ends_at
+            self.ends.add(key, work.ends_at)
         if work.prompt_seconds:
             self.prompts_until = max(now, work.comes_at, self.prompts_until or now) + work.prompt_seconds
 
@@ -165,7 +164,7 @@ class Rank:
 
         False if it was settled before.
         """
-        self.ends.pop(key, None)
+        self.ends.remove(key)
         if key not in self.placed:
             return False
         placed_at, work = self.placed[key]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mesh.domain.shares import Census, Share
-from scheduler.ranks import PlacementKey
+from scheduler.ends import PlacementKey
 
 # The outcome of a request whose gateway died is never reported.
 MAX_SECONDS = 600.0

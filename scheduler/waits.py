@@ -1,5 +1,8 @@
 """How long a request waits on a decode worker: for a place, and for the end of the step that runs. Pure."""
 
+from bisect import bisect_left
+from math import ceil, inf
+
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
 
 # Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
@@ -16,13 +19,23 @@ def place_wait_ms(
     """
     if not candidate.ends:
         return before * drain_ms - boundary_ms
-    stop_ms, least_ms = drain_ms / stopping if stopping else float("inf"), float("inf")
-    for certain, end in enumerate((now, *candidate.ends)):
-        certain_ms, stops = (end - now) * 1000, before - certain
-        if stops <= 0:
-            return min(least_ms, certain_ms)
-        least_ms = min(least_ms, max(certain_ms, stops * stop_ms - boundary_ms))
-    return least_ms
+    ends, stop_ms = candidate.ends, drain_ms / stopping if stopping else inf
+
+    def ended_ms(count: int) -> float:
+        """Until so many have as many tokens as they may have."""
+        return (ends[count - 1] - now) * 1000 if count else 0.0
+
+    def stopped_ms(ended: int) -> float:
+        """Until as many have stopped as lack if so many have ended so."""
+        return (before - ended) * stop_ms - boundary_ms if ended < before else 0.0
+
+    # The more have ended, the fewer have to stop.
+    counts = range(min(len(ends), ceil(before)) + 1)
+    enough = bisect_left(counts, True, key=lambda count: ended_ms(count) >= stopped_ms(count))
+    if enough == len(counts):
+        # Those behind are as far apart as others.
+        return min(stopped_ms(enough - 1), ended_ms(enough - 1) + (before - enough + 1) * drain_ms)
+    return min(ended_ms(enough), stopped_ms(enough - 1)) if enough else 0.0
 
 
 def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:

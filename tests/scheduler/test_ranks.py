@@ -119,9 +119,9 @@ def test_a_request_of_whose_end_nobody_tells_is_forgotten_once_it_must_have_ende
     rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=0.5))
     rank.settle_placements_before(0.5)
     rank.observe(status(0), 1.0)
-    assert rank.ends
-    rank.observe(status(0), 0.5 + OVERDUE_SECONDS)
-    assert not rank.ends
+    assert len(rank.ends) == 1
+    rank.observe(status(0), 0.6 + OVERDUE_SECONDS)
+    assert len(rank.ends) == 0
 
 
 def test_steps_without_prompts_are_told_from_those_with_some() -> None:
