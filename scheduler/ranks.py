@@ -82,9 +82,9 @@ class Rank:
     def observe(self, status: RankStatus, now: float) -> None:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now)
+            self._measure_quiet_step(status.load, now)
             # The step that has ended began with what had come by the end of the one before it.
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
-            self._measure_quiet_step(status.load, now)
             self._load_at = now
         self.status, self._measures = status, None
         if len(self.ends) > self.requests:

@@ -45,8 +45,9 @@ def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: Plac
         whole_ms = candidate.quiet_step_ms
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
-    # It may be the next step, or one behind, of which no report has come yet.
-    return whole_ms - (now - candidate.step_began) * 1000 % whole_ms
+    # The report was on its way, and the request is before it is there. It may be the next step then, or one behind.
+    on_their_way_ms = knobs.costs.request_ms / 2
+    return whole_ms - ((now - candidate.step_began) * 1000 + on_their_way_ms) % whole_ms
 
 
 def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:

@@ -73,7 +73,8 @@ class SimulatedGateway:
         sparse: SparsePrefill | None,
         on_end: Callable[[Live], None],
     ) -> None:
-        """call_seconds: from the client to a worker, and of a token from there to the client.
+        """call_seconds: from the client to a worker, of which half is over when the request is placed, and of a token
+        from there to the client.
 
         sparse: how workers attend to long prompts; None if exactly.
         """
@@ -98,7 +99,7 @@ class SimulatedGateway:
         sparse = settled_sparse_prefill(None, self._sparse, len(asked.token_ids))
         hashes, retries = chain_hashes(asked.token_ids, salt, sparse), Retries(self._config, lambda: self._timeline.now)
         live = Live(number, asked, record, hashes, retries, sparse, asked.share.tenant)
-        self._timeline.after(self._call_seconds, lambda: self._place(live, None))
+        self._timeline.after(self._call_seconds / 2, lambda: self._place(live, None))
 
     def _place(self, live: Live, cause: MeshError | None) -> None:
         """Place until a worker is found; `cause` is why it is placed again, None the first time."""
@@ -115,7 +116,7 @@ class SimulatedGateway:
             return
         if live.predicted_ttft_ms is None:
             live.predicted_ttft_ms, live.predicted_tpot_ms = answer.chosen.ttft_ms, answer.chosen.tpot_ms
-        self._submit(live, answer)
+        self._timeline.soon(self._call_seconds / 2, lambda: self._submit(live, answer))
 
     def _call(self, live: Live) -> PlacementCall:
         request = PlacementRequest(

@@ -6,10 +6,11 @@ from functools import partial
 from engine.protocol.messages import StepResult
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import LeaseExpired
+from scheduler.live_worker import Lease
 from scheduler.registry import Registry
 from sim.timeline import Timeline
 from worker.status_link import HEARTBEATS_A_LEASE
-from worker.status_report import StatusReport
+from worker.status_report import Report, StatusReport
 
 # Tells what has ended by now, and if its argument says so what ends now. Gives the time at which something else ends;
 # None if that is not known.
@@ -19,7 +20,7 @@ CatchUp = Callable[[bool], float | None]
 class StatusReporter:
     """Reports at once, at most every `interval_seconds`, and at least three times a lease.
 
-    With `hints` off the scheduler hears of no blocks. `alive` is False once the process has ended without a word.
+    With `hints` off the scheduler hears of no blocks. A report is `way_seconds` on its way.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class StatusReporter:
         identity: WorkerIdentity,
         interval_seconds: float,
         hints: bool,
+        way_seconds: float,
         catch_up: CatchUp,
     ) -> None:
         self._timeline = timeline
@@ -36,6 +38,7 @@ class StatusReporter:
         self._identity = identity
         self._interval_seconds = interval_seconds
         self._hints = hints
+        self._way_seconds = way_seconds
         self._report = StatusReport(identity.total_blocks)
         self._lease = registry.attach(identity)
         self._alive = True
@@ -101,15 +104,19 @@ class StatusReporter:
         if changes_next is not None:
             self.expect(changes_next)
         report = self._report.next_report(snapshot)
-        try:
-            self._registry.update(self._lease, report.state, report.load, report.transfers)
-        except LeaseExpired:
-            # A worker whose lease ran out, frozen for long perhaps, opens another stream.
-            self._lease = self._registry.attach(self._identity)
-            self._send(snapshot=True)
-            return
-        if report.stored or report.removed or snapshot:
-            self._registry.record_blocks(self._lease, report.snapshot, report.stored, report.removed)
         if report.leaving:
             self._alive = False
-            self._registry.leave(self._lease)
+        self._timeline.soon(self._way_seconds, partial(self._arrive, self._lease, report))
+
+    def _arrive(self, lease: Lease, report: Report) -> None:
+        try:
+            self._registry.update(lease, report.state, report.load, report.transfers)
+            if report.stored or report.removed or report.snapshot:
+                self._registry.record_blocks(lease, report.snapshot, report.stored, report.removed)
+            if report.leaving:
+                self._registry.leave(lease)
+        except LeaseExpired:
+            # A worker whose lease ran out, frozen for long perhaps, opens another stream.
+            if self._alive and lease is self._lease:
+                self._lease = self._registry.attach(self._identity)
+                self._send(snapshot=True)

@@ -61,14 +61,14 @@ class SimulatedMesh:
         )
         self._by_id: dict[str, SimulatedWorker] = {}
         self._calls = Calls(decode_costs.handover_ms / 2000, self._by_id.get)
-        call_seconds = decode_costs.request_ms / 2000
+        self._call_seconds = decode_costs.request_ms / 2000
         self.gateway = SimulatedGateway(
             self.timeline,
             self.scheduler,
             self._by_id.get,
             fleet.dispatch,
             MODEL,
-            call_seconds,
+            self._call_seconds,
             fleet.fair,
             fleet.sparse_prefill.offered,
             self.ended.append,
@@ -183,7 +183,11 @@ class SimulatedMesh:
 
     def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity, catch_up: CatchUp) -> StatusReporter:
         hints = self._fleet.scheduler.hints
-        return StatusReporter(self.timeline, self.scheduler.registry, identity, interval_seconds, hints, catch_up)
+        # A report is one call, and half as long on its way as a request is to a worker.
+        way_seconds = self._call_seconds / 2
+        return StatusReporter(
+            self.timeline, self.scheduler.registry, identity, interval_seconds, hints, way_seconds, catch_up
+        )
 
     def _offer(self, result: StepResult) -> None:
         """Full blocks go to the store of their chain, after the time that a push to it takes."""

@@ -31,6 +31,13 @@ class Timeline:
     def after(self, seconds: float, action: Action) -> None:
         self.at(self.now + seconds, action)
 
+    def soon(self, seconds: float, action: Action) -> None:
+        """As `after`, but at once if that takes no time."""
+        if seconds:
+            self.after(seconds, action)
+        else:
+            action()
+
     def every(self, seconds: float, action: Action) -> None:
         """Again and again, first after `seconds`."""
 

@@ -96,6 +96,15 @@ def test_what_is_left_of_a_step_is_known_by_the_report_of_the_one_before(
     assert terms[0].ttft_ms == pytest.approx(640 + left_ms)
 
 
+@pytest.mark.parametrize(("reported_at", "left_ms"), [(4.905, 100.0), (4.91, 5.0)])
+def test_a_request_may_come_too_late_for_the_end_of_a_step(reported_at: float, left_ms: float) -> None:
+    """Half of the time that requests take passes while the report is on its way, and the request behind it."""
+    knobs = replace(KNOBS, costs=msgspec.structs.replace(STEADY, request_ms=10.0))
+    candidate = make_candidate(load=make_load(1, decode_step_ms=100.0), step_began=reported_at)
+    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), knobs)
+    assert terms[0].ttft_ms == pytest.approx(640 + 10 + left_ms)
+
+
 def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_half_a_step_ago() -> None:
     load = make_load(8, waiting_requests=1, decode_step_ms=10.0)
     terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))

@@ -133,6 +133,16 @@ def test_steps_without_prompts_are_told_from_those_with_some() -> None:
     assert rank.quiet_step_ms == pytest.approx(100.0)
 
 
+def test_a_step_may_have_begun_with_a_prompt_that_no_report_speaks_of() -> None:
+    rank = Rank(0)
+    rank.observe(RankStatus(make_load(running_requests=1, decode_step_ms=100.0), TransferCounters(), 0), 1.0)
+    place(rank, 0, 1.05, 200)
+    for ended, step_ms in ((1.1, 101.0), (1.4, 140.0)):
+        load = make_load(running_requests=2, decode_step_ms=step_ms)
+        rank.observe(RankStatus(load, TransferCounters(), 0), ended)
+    assert rank.quiet_step_ms == pytest.approx(100.0)
+
+
 def test_a_placement_that_is_made_again_counts_once() -> None:
     rank = Rank(0)
     for _ in range(3):

@@ -1,12 +1,15 @@
 """Steps that are taken together leave everything as it is when each is taken by itself."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.cost_file import save_costs
+from mesh.costs import CostFile, CostModel
 from sim.engine import SimulatedEngine
 from sim.gateway import Live
 from sim.result import Result
@@ -64,6 +67,16 @@ def test_steps_taken_together_are_those_taken_one_by_one(name: str, monkeypatch:
     more_events, *alone = outcome(fleet, workload)
     assert together == alone
     assert events < more_events
+
+
+def test_so_it_is_where_requests_and_reports_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_costs(CostFile(CostModel(request_ms=9.0)), tmp_path / "costs.json")
+    fleet, workload = CASES["faults"]
+    fleet, workload = {**fleet, "costs": tmp_path / "costs.json"}, {"per_second": 5.0, "seconds": 8, **workload}
+    _, *together = outcome(fleet, workload)
+    one_by_one(monkeypatch)
+    _, *alone = outcome(fleet, workload)
+    assert together == alone
 
 
 @given(
