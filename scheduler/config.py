@@ -13,7 +13,9 @@ class LeaseConfig(Config):
     seconds: float = Field(default=10.0, gt=0)
     """A worker that reports nothing for this long is lost; workers report at least three times as often."""
     settle_seconds: float = Field(default=0.25, ge=0)
-    """A placement is added to a worker's reported load until a status arrives that is later by this much."""
+    """A placement is added to a worker's reported load until a status tells of a step that began after it, or is later
+    by this much.
+    """
     gather_seconds: float | None = Field(default=None, ge=0)
     """How long after its start a scheduler refuses no request for good, since workers that another scheduler knew may
     not have reported yet; by default one lease.
