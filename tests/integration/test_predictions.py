@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from operator import lt
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,9 @@ LOAD, SEED = 0.8, 8
 # Requests of the first seconds are not counted: workers have measured little.
 SECONDS, UNCOUNTED_SECONDS, PAUSE_SECONDS = 50.0, 10.0, 12.0
 NEAR = 0.2
-# Wanted are nine in ten. This is what a mesh kept on two cores that others used, and its twin.
-LEAST = 0.65
+# Wanted are nine in ten. This is what a mesh keeps on two cores that others use, and its twin: of first tokens, and of
+# those after them, which the prompts of others delay where a worker computes both.
+LEAST = (0.8, 0.7)
 # Milliseconds to the first token, and of each token after it: predicted, and as they were.
 Times = tuple[float, float]
 
@@ -64,7 +66,8 @@ async def test_most_requests_take_what_placement_said(prefill: int, decode: int,
         simulated = _simulated(twin(prefill, decode, costs, costs), options)
         for where, compared in (("mesh", real), ("simulator", simulated)):
             name = f"{prefill}P{decode}D {options.isl}/{options.osl} {options.rate:g}/s, {where}"
-            missed += [name] if min(_near(name, what, compared) for what in range(2)) < LEAST else []
+            near = [_near(name, what, compared) for what in range(2)]
+            missed += [name] if any(map(lt, near, LEAST)) else []
     assert not missed
 
 
