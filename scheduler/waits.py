@@ -29,12 +29,12 @@ def place_wait_ms(
         """Until as many have stopped as lack if so many have ended so."""
         return (before - ended) * stop_ms - boundary_ms if ended < before else 0.0
 
-    # The more have ended, the fewer have to stop.
-    counts = range(min(len(ends), ceil(before)) + 1)
-    enough = bisect_left(counts, True, key=lambda count: ended_ms(count) >= stopped_ms(count))
-    if enough == len(counts):
+    most = min(len(ends), ceil(before))
+    if ended_ms(most) < stopped_ms(most):
         # Those behind are as far apart as others.
-        return min(stopped_ms(enough - 1), ended_ms(enough - 1) + (before - enough + 1) * drain_ms)
+        return min(stopped_ms(most), ended_ms(most) + (before - most) * drain_ms)
+    # The more have ended, the fewer have to stop.
+    enough = bisect_left(range(most), True, key=lambda count: ended_ms(count) >= stopped_ms(count))
     return min(ended_ms(enough), stopped_ms(enough - 1)) if enough else 0.0
 
 
