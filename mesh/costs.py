@@ -15,9 +15,13 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Context of each request in these steps, and milliseconds that a million tokens of context more take.
     decode_context_tokens: float = 0.0
     decode_context_ms: float = 0.0
+    # What decoding adds to a step with prompts, as a share of its own step: a GPU reads the weights once for both.
+    decode_beside_prompts: float = 1.0
     # Prompts without what came before them, and milliseconds of a million pairs of a prompt's token and one before it.
     prefill_tokens_per_second: float = 5000.0
     prefill_pairs_ms: float = 0.0
+    # What a rank's prompts take if no other rank of its worker computes any, as a share of that if all compute as many.
+    prefill_alone: float = 1.0
     # The same of tokens whose attention is sparse; null: as if it were exact, until workers measure it.
     sparse_pairs_ms: float | None = None
     # A push of KV to a decode worker: rate, and time of the calls, from the decode worker's landing to the prefill
@@ -75,7 +79,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not requests:
             return chunks_ms
         excess = context_tokens - requests * self.decode_context_tokens
-        return max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms) + chunks_ms
+        decode_ms = max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms)
+        return chunks_ms + decode_ms * (self.decode_beside_prompts if chunks_ms else 1.0)
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

@@ -1,6 +1,6 @@
 """A device that computes nothing: it takes the time of its cost model, and draws tokens that count down to the end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 
@@ -8,6 +8,7 @@ from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
+from engine.step_work import StepWork
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
@@ -23,6 +24,10 @@ LONGEST_OUTPUT = 1 << 20
 VOCABULARY = 1 << 31
 # A push that leaves while later layers are computed learns of layers so many times a step.
 LAYER_GROUPS = 4
+
+
+# Positions that a step computes for one request, from one to before another, and from where on sparsely, if at all.
+_Part = tuple[int, int, int | None]
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class SimulatedDevice:
             spec.block_bytes,
         )
         self.slowness = 1.0
+        # What the ranks of a worker take for the next step together; None on a worker of one.
+        self.together_seconds: float | None = None
         self.busy_seconds = 0.0
         self._costs = costs
         self._clock = clock
@@ -92,7 +99,10 @@ class SimulatedDevice:
         return ()
 
     def launch(self, batch: Batch, shape: StepShape) -> "SimulatedStep":
-        seconds = self._seconds(batch.rows) * self.slowness
+        seconds = self.together_seconds
+        if seconds is None:
+            parts = ((row.start, row.end, None if row.sparse is None else row.sparse.from_tokens) for row in batch.rows)
+            seconds = self._seconds(parts) * self.slowness
         if batch.on_layers is not None:
             self._report_layers(batch.on_layers, seconds)
         started = self._clock.now
@@ -100,19 +110,32 @@ class SimulatedDevice:
         self.busy_seconds += self._clock.now - started
         return SimulatedStep(batch.rows)
 
-    def _seconds(self, rows: Sequence[Row]) -> float:
+    def seconds_of(self, work: StepWork, others_prompts: float) -> float:
+        """What this rank takes for its part of a step that is not launched yet, beside other ranks of its worker.
+
+        others_prompts: tokens of prompts that each of these computes, in the mean.
+        """
+        starts = [request.progress.computed_at_most for request in work.decoding]
+        parts: list[_Part] = [(start, start + 1, None) for start in starts]
+        for chunk in work.chunks:
+            start = chunk.request.progress.computed_at_most
+            parts.append((start, start + chunk.tokens, chunk.request.sparse_from))
+        prompts = max(1, work.prompt_tokens)
+        alone = self._costs.prefill_alone
+        return self._seconds(parts, alone + (1 - alone) * min(1.0, others_prompts / prompts)) * self.slowness
+
+    def _seconds(self, parts: Iterable[_Part], prompts_share: float = 1.0) -> float:
         decoding = context = 0
         chunks_ms = 0.0
-        for row in rows:
-            tokens = len(row.token_ids)
-            if tokens == 1:
+        for start, end, sparse_from in parts:
+            if end - start == 1:
                 decoding += 1
-                context += row.start
+                context += start
             else:
-                sparse = sparse_part(row.start, row.end, None if row.sparse is None else row.sparse.from_tokens)
-                chunks_ms += self._costs.prefill_ms(tokens - sparse, row.start)
-                chunks_ms += self._costs.sparse_prefill_ms(sparse, row.end - sparse)
-        return self._costs.step_ms(decoding, context, chunks_ms) / 1000
+                sparse = sparse_part(start, end, sparse_from)
+                chunks_ms += self._costs.prefill_ms(end - start - sparse, start)
+                chunks_ms += self._costs.sparse_prefill_ms(sparse, end - sparse)
+        return self._costs.step_ms(decoding, context, chunks_ms * prompts_share) / 1000
 
     def decode_times(self, start: float, steps: int, requests: int, context: int) -> list[float]:
         """Ends of so many steps behind `start`, itself included, in which so many requests with that context decode."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from engine.batch import StepShape
 from engine.engine import Engine
 from engine.protocol.messages import Output, StepResult
 from engine.request import Request
@@ -30,6 +31,8 @@ class SimulatedEngine(Engine):
     # The requests of the quiet steps taken last, and once another step has begun, how many tokens they had before it.
     _quiet: Sequence[Request] = ()
     _taken: Mapping[int, int] | None = None
+    # What the next step computes, if its ranks agree on it beforehand.
+    _proposed: StepWork | None = None
 
     def quiet_steps(self) -> int:
         """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does.
@@ -89,6 +92,18 @@ class SimulatedEngine(Engine):
         assert result is not None
         return result
 
+    def propose(self) -> StepShape:
+        """Plan the next step, and say what of it the worker's other ranks have to know. `step` then takes it."""
+        self._enqueue_compiled()
+        self._resume_arrived()
+        self._proposed = super()._plan()
+        return self._proposed.shape(self._stopping, self._schedule.waiting_prompts)
+
+    @property
+    def proposed(self) -> StepWork:
+        assert self._proposed is not None
+        return self._proposed
+
     def step(self, on_admitted: Callable[[], None] | None = None) -> StepResult | None:
         self._taken = self.taken
         return super().step(on_admitted)
@@ -104,6 +119,10 @@ class SimulatedEngine(Engine):
     def _arrival(self) -> tuple[int, int]:
         batch, position = super()._arrival
         return (batch, position) if self.shortest_first else (position, 0)
+
+    def _plan(self) -> StepWork:
+        proposed, self._proposed = self._proposed, None
+        return super()._plan() if proposed is None else proposed
 
     @property
     def _unsettled(self) -> bool:

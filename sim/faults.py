@@ -1,6 +1,7 @@
 """What goes wrong in a simulated fleet, and when."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -66,8 +67,9 @@ class Faults:
             case "freeze":
                 self._freeze(worker, role, fault.seconds)
             case "slow_link":
-                rank.agent.link.slowness = fault.factor
-                self._timeline.after(fault.seconds, lambda: setattr(rank.agent.link, "slowness", 1.0))
+                for link in rank.links:
+                    link.slowness = fault.factor
+                    self._timeline.after(fault.seconds, partial(setattr, link, "slowness", 1.0))
             case _:
                 rank.slow(fault.factor)
                 self._timeline.after(fault.seconds, lambda: rank.slow(1.0))

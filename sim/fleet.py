@@ -20,6 +20,12 @@ class GroupConfig(Config):
 
     replicas: int = Field(default=0, ge=0, le=100_000)
     """Workers at the start."""
+    ranks: int = Field(default=1, ge=1)
+    """DP ranks of each worker, which step together: a step takes as long as its slowest rank. Blocks, requests and
+    tokens below are those of a rank. With more than one, every token's time is simulated by itself.
+    """
+    prompt_wait_steps: int = Field(default=0, ge=0)
+    """As engine.parallel.prompt_wait_steps."""
     costs: Path | None = None
     """Their cost file; by default the fleet's."""
     total_blocks: int = Field(default=16384, ge=2)

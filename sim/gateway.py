@@ -71,12 +71,14 @@ class SimulatedGateway:
         call_seconds: float,
         fair: bool,
         sparse: SparsePrefill | None,
+        every_token: bool,
         on_end: Callable[[Live], None],
     ) -> None:
         """call_seconds: from the client to a worker, of which half is over when the request is placed, and of a token
         from there to the client.
 
-        sparse: how workers attend to long prompts; None if exactly.
+        sparse: how workers attend to long prompts; None if exactly. every_token: whether each token's time is kept, and
+        not that of the first and the last alone.
         """
         self.live = 0
         self._timeline = timeline
@@ -87,6 +89,7 @@ class SimulatedGateway:
         self._call_seconds = call_seconds
         self._fair = fair
         self._sparse = sparse
+        self._every_token = every_token
         self._on_end = on_end
         self.asked = 0
 
@@ -171,8 +174,8 @@ class SimulatedGateway:
             return
         if output.cached_tokens is not None and not live.tokens:
             live.cached_tokens, live.store_cached_tokens = output.cached_tokens, output.store_cached_tokens or 0
-        if not live.tokens and output.token_ids:
-            live.record.tokens(self._timeline.now + self._call_seconds, 1)
+        if output.token_ids and (self._every_token or not live.tokens):
+            live.record.tokens(self._timeline.now + self._call_seconds, len(output.token_ids))
         live.tokens = output.first_position + len(output.token_ids) - len(live.asked.token_ids)
         if output.finish is not None:
             self._report(live, Outcome.FINISHED)
@@ -212,7 +215,8 @@ class SimulatedGateway:
             live.record.fail(error.reason, error.message)
         else:
             live.record.finished_s = self._timeline.now + self._call_seconds
-            live.record.tokens(live.record.finished_s, max(0, live.tokens - 1))
+            if not self._every_token:
+                live.record.tokens(live.record.finished_s, max(0, live.tokens - 1))
         following = live.asked.ended(self._timeline.now) if live.asked.ended is not None and error is None else None
         live.forget_texts()
         self._on_end(live)

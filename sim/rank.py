@@ -1,16 +1,20 @@
 """A rank: the product's engine, stepped in simulated time."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
+from engine.batch import StepShape
 from engine.config import EngineConfig
-from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit, TransferNews
+from engine.protocol.messages import Cancel, FirstToken, Ready, StepResult, Submit, TransferNews
+from mesh.domain.workers import RankStatus
 from sim.agent import SimulatedAgent
 from sim.device import LocalClock, SimulatedDevice
 from sim.engine import SimulatedEngine
+from sim.lockstep import Lockstep, SetAgreement
+from sim.network import Link
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ class SimulatedRank:
 
     Nothing happens in it before `frozen_until`, nor once it is not `alive`. Quiet steps (see sim.engine) are taken
     together when the last of them ends, or when something comes in between. `on_quiet` gets the end of the first.
+    A rank of a worker that has several turns when that worker's `lockstep` does, and takes each step by itself.
     """
 
     def __init__(
@@ -36,18 +41,32 @@ class SimulatedRank:
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.device = device
         self.agent = agent
         self.alive = True
         self.frozen_until = 0.0
         self.steps = 0
+        self.ready = Ready(
+            device.model,
+            device.namespace,
+            device.context_tokens,
+            device.vocabulary_size,
+            device.total_blocks,
+            config.max_requests,
+            device.block_bytes,
+            0,
+        )
         self._timeline = timeline
         self._clock = clock
         self._on_news = on_news
         self._on_result = on_result
         self._on_quiet = on_quiet
-        self.engine = SimulatedEngine(config, device, clock, cast("TransferAgent", agent))
+        self._lockstep = lockstep
+        self._agreement = SetAgreement()
+        agreement = None if lockstep is None else self._agreement
+        self.engine = SimulatedEngine(config, device, clock, cast("TransferAgent", agent), agreement)
         self._inbox: list[ToRank] = []
         self._busy = False
         # Something came that the turn under way does not see.
@@ -61,6 +80,9 @@ class SimulatedRank:
 
     def wake(self) -> None:
         self._again = True
+        if self._lockstep is not None:
+            self._lockstep.wake()
+            return
         self._interrupt()
         if not self._busy:
             self._busy = True
@@ -103,28 +125,79 @@ class SimulatedRank:
         under_way = self._quiet[1] - self._quiet[0] if len(self._quiet) > 1 else 0.0
         return self.device.busy_seconds + under_way
 
+    def drain_busy_seconds(self) -> float:
+        """`busy_seconds` since the last call."""
+        found, self.device.busy_seconds = self.busy_seconds, 0.0
+        return found
+
+    @property
+    def taken(self) -> Mapping[int, int]:
+        """See SimulatedEngine."""
+        return self.engine.taken
+
+    @property
+    def statuses(self) -> Sequence[RankStatus]:
+        """None: a single rank is the worker."""
+        return ()
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """What carries its KV."""
+        return [self.agent.link]
+
+    @property
+    def held_blocks(self) -> int:
+        pool = self.engine.pool
+        return pool.total_blocks - pool.free_blocks
+
     def die(self) -> None:
         self._quiet = []
         self.alive = False
         self.agent.die()
 
-    def _turn(self) -> None:
-        if not self.alive:
-            return
+    def take_messages(self) -> None:
+        """A turn begins."""
         inbox, self._inbox, self._again = self._inbox, [], False
         for message in inbox:
             self._handle(message)
-        engine = self.engine
-        engine.poll_transfers()
-        result = None
+        self.engine.poll_transfers()
         self._clock.now = self._timeline.now
+
+    def step(self) -> StepResult | None:
+        self.steps += 1
+        self._clock.in_step = True
+        result = self.engine.step(self._send_news)
+        self._clock.in_step = False
+        return result
+
+    def step_as_agreed(self, shape: StepShape, seconds: float) -> StepResult | None:
+        """A step that the worker's ranks have agreed on; it takes all of them so long."""
+        self._agreement.shape, self.device.together_seconds = shape, seconds
+        return self.step()
+
+    def tell(self, result: StepResult | None) -> None:
+        """What a step has brought, now that it has ended."""
+        if result is not None:
+            self._on_result(result)
+        self._send_news()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another turn follows at once."""
+        return self._again or self.engine.has_work()
+
+    @property
+    def now(self) -> float:
+        """Its time, which within a turn is that of the end of its step."""
+        return self._clock.now
+
+    def _turn(self) -> None:
+        if not self.alive:
+            return
+        self.take_messages()
         if self._begin_quiet():
             return
-        if engine.has_work():
-            self.steps += 1
-            self._clock.in_step = True
-            result = engine.step(self._send_news)
-            self._clock.in_step = False
+        result = self.step() if self.engine.has_work() else None
         self._timeline.at(max(self._clock.now, self.frozen_until), lambda: self._end_turn(result))
 
     def _begin_quiet(self) -> bool:
@@ -154,11 +227,9 @@ class SimulatedRank:
     def _end_turn(self, result: StepResult | None) -> None:
         if not self.alive:
             return
-        if result is not None:
-            self._on_result(result)
-        self._send_news()
+        self.tell(result)
         self._busy = False
-        if self._again or self.engine.has_work():
+        if self.goes_on:
             self.wake()
 
     def _send_news(self) -> None:

@@ -26,6 +26,8 @@ def result_table(title: str, result: Result) -> Table:
         table.add_column(heading, justify="right")
     table.add_row("TTFT, ms", *_cells(summary.ttft_ms))
     table.add_row("TPOT, ms", *_cells(summary.tpot_ms))
+    if max(role.ranks for role in result.roles.values()) > 1:
+        table.add_row("between tokens, ms", *_cells(summary.itl_ms))
     table.add_row("whole answer, ms", *_cells(summary.latency_ms))
     table.add_section()
     for label, text in _totals(result):

@@ -1,10 +1,10 @@
 """A worker's reports to the scheduler: the product's own, sent as often as a worker sends them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.protocol.messages import StepResult
-from mesh.domain.workers import WorkerIdentity
+from mesh.domain.workers import RankStatus, WorkerIdentity
 from mesh.errors import LeaseExpired
 from scheduler.live_worker import Lease
 from scheduler.registry import Registry
@@ -32,14 +32,16 @@ class StatusReporter:
         hints: bool,
         way_seconds: float,
         catch_up: CatchUp,
+        ranks: Sequence[RankStatus],
     ) -> None:
+        """ranks: what each reports at first, if there are several."""
         self._timeline = timeline
         self._registry = registry
         self._identity = identity
         self._interval_seconds = interval_seconds
         self._hints = hints
         self._way_seconds = way_seconds
-        self._report = StatusReport(identity.total_blocks)
+        self._report = StatusReport(identity.total_blocks, ranks)
         self._lease = registry.attach(identity)
         self._alive = True
         self._catch_up = catch_up
@@ -51,9 +53,10 @@ class StatusReporter:
         self._send(snapshot=True)
         self._beat()
 
-    def observe(self, result: StepResult) -> None:
+    def observe(self, result: StepResult, rank: int, ranks: Sequence[RankStatus]) -> None:
+        """A rank's step; ranks: each, if there are several."""
         stored, removed = (result.stored_blocks, result.removed_blocks) if self._hints else ([], [])
-        self._report.observe(result.load, stored, removed, result.transfers)
+        self._report.observe(result.load, stored, removed, result.transfers, rank, ranks)
         self._send_soon()
 
     def expect(self, seconds: float) -> None:
@@ -110,9 +113,9 @@ class StatusReporter:
 
     def _arrive(self, lease: Lease, report: Report) -> None:
         try:
-            self._registry.update(lease, report.state, report.load, report.transfers)
+            self._registry.update(lease, report.state, report.load, report.transfers, report.ranks)
             if report.stored or report.removed or report.snapshot:
-                self._registry.record_blocks(lease, report.snapshot, report.stored, report.removed)
+                self._registry.record_blocks(lease, report.snapshot, report.stored, report.removed, report.holders)
             if report.leaving:
                 self._registry.leave(lease)
         except LeaseExpired:

@@ -18,6 +18,8 @@ class RoleUse:
     """Workers of one role, together."""
 
     replicas: int
+    # Of one worker: with more than one every token's time was simulated.
+    ranks: int
     # Share of the time that they lived in which their devices computed.
     busy: float
     # The same of the busiest worker, and of the least busy one.
@@ -65,10 +67,10 @@ class Result:
     replicas: dict[str, list[tuple[float, int]]]
 
 
-def result_of(mesh: SimulatedMesh, objectives: Objectives, warm_up_seconds: float) -> Result:
-    """The result of the requests that came after the warm-up."""
+def result_of(mesh: SimulatedMesh, objectives: Objectives, since: float = 0.0, until: float = float("inf")) -> Result:
+    """The result of the requests that came from `since` to before `until`."""
     ended = sorted(mesh.ended, key=lambda live: live.number)
-    counted = [live for live in ended if live.record.scheduled_s >= warm_up_seconds]
+    counted = [live for live in ended if since <= live.record.scheduled_s < until]
     records = [live.record for live in counted]
     return Result(
         seconds=mesh.timeline.now,
@@ -91,6 +93,7 @@ def _use(mesh: SimulatedMesh, role: WorkerRole) -> RoleUse:
     lived = sum(tally.lived_seconds for tally in tallies)
     return RoleUse(
         replicas=len(workers),
+        ranks=mesh.ranks(role),
         busy=sum(tally.busy_seconds for tally in tallies) / lived if lived else 0.0,
         busiest=max(shares, default=0.0),
         idlest=min(shares, default=0.0),

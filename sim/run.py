@@ -76,7 +76,8 @@ def simulate(
     with rare_collections():
         mesh.run(asked, progress)
     check_conserved(mesh)
-    return result_of(mesh, objectives, workload.warm_up_seconds)
+    counted_until = workload.seconds - workload.cool_down_seconds
+    return result_of(mesh, objectives, workload.warm_up_seconds, counted_until)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 
 from decode_svc.admission import QueueLimits as DecodeLimits
 from engine.config import EngineConfig
+from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import StepResult, TransferNews
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
@@ -20,10 +21,11 @@ from sim.faults import Faults
 from sim.fleet import FleetConfig, GroupConfig
 from sim.gateway import Live, SimulatedGateway
 from sim.lifecycle import Lifecycle
+from sim.lockstep import Lockstep
 from sim.network import Link
 from sim.rank import SimulatedRank
 from sim.remote_prompts import Calls
-from sim.reports import CatchUp, StatusReporter
+from sim.reports import StatusReporter
 from sim.scheduling import SimulatedScheduler
 from sim.store import SimulatedStore
 from sim.timeline import Timeline
@@ -71,6 +73,7 @@ class SimulatedMesh:
             self._call_seconds,
             fleet.fair,
             fleet.sparse_prefill.offered,
+            max(fleet.prefill.ranks, fleet.decode.ranks) > 1,
             self.ended.append,
         )
         self.faults = Faults(self.timeline, self.lifecycle, self.stores, seed)
@@ -92,8 +95,11 @@ class SimulatedMesh:
 
     def held_blocks(self) -> int:
         """Blocks of living workers that somebody holds: none once all requests have ended."""
-        ranks = [worker.rank for worker in self._by_id.values() if worker.rank is not None]
-        return sum(rank.engine.pool.total_blocks - rank.engine.pool.free_blocks for rank in ranks)
+        return sum(worker.rank.held_blocks for worker in self._by_id.values() if worker.rank is not None)
+
+    def ranks(self, role: WorkerRole) -> int:
+        """Of one worker."""
+        return self._group(role).ranks
 
     def _group(self, role: WorkerRole) -> GroupConfig:
         return self._fleet.decode if role is WorkerRole.DECODE else self._fleet.prefill
@@ -116,8 +122,9 @@ class SimulatedMesh:
             model=MODEL,
             kv_namespace=self._namespace,
             context_tokens=self._fleet.context_tokens,
-            total_blocks=group.total_blocks,
-            max_requests=group.max_requests,
+            total_blocks=group.total_blocks * group.ranks,
+            max_requests=group.max_requests * group.ranks,
+            ranks=group.ranks,
             can_prefill=group.can_prefill,
             vocabulary_size=VOCABULARY,
             block_bytes=self._fleet.block_bytes,
@@ -130,7 +137,7 @@ class SimulatedMesh:
         worker = SimulatedWorker(
             self.timeline,
             identity,
-            partial(self._make_rank, role, slowness),
+            partial(self._make_ranks, role, slowness),
             partial(self._make_reporter, group.status_interval_seconds),
             self._offer,
             self._calls,
@@ -140,6 +147,23 @@ class SimulatedMesh:
         self._by_id[identity.worker_id] = worker
         return worker
 
+    def _make_ranks(
+        self,
+        role: WorkerRole,
+        slowness: float,
+        on_news: Callable[[TransferNews], None],
+        on_result: Callable[[StepResult, int], None],
+        on_quiet: Callable[[float], None],
+    ) -> SimulatedRank | Lockstep:
+        ranks = self._group(role).ranks
+        if ranks == 1:
+            return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet, None)
+        lockstep = Lockstep(self.timeline, on_result)
+        for number in range(ranks):
+            rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep)
+            lockstep.add(rank)
+        return lockstep
+
     def _make_rank(
         self,
         role: WorkerRole,
@@ -147,6 +171,7 @@ class SimulatedMesh:
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
+        lockstep: Lockstep | None,
     ) -> SimulatedRank:
         group, costs = self._group(role), self._costs[role]
         config = EngineConfig(
@@ -156,6 +181,7 @@ class SimulatedMesh:
             prefix_cache=group.prefix_cache,
             transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
             sparse_prefill=self._fleet.sparse_prefill,
+            parallel=ParallelConfig(dp=group.ranks, prompt_wait_steps=group.prompt_wait_steps),
         )
         clock = LocalClock(self.timeline.now)
         spec = DeviceSpec(
@@ -176,17 +202,19 @@ class SimulatedMesh:
             lambda: clock.now if clock.in_step else self.timeline.now,
             lambda: made[0].wake(),
         )
-        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet)
+        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, lockstep)
         rank.engine.shortest_first = self._fleet.shortest_first
         made.append(rank)
         return rank
 
-    def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity, catch_up: CatchUp) -> StatusReporter:
-        hints = self._fleet.scheduler.hints
+    def _make_reporter(
+        self, interval_seconds: float, identity: WorkerIdentity, rank: SimulatedRank | Lockstep
+    ) -> StatusReporter:
+        registry, hints = self.scheduler.registry, self._fleet.scheduler.hints
         # A report is one call, and half as long on its way as a request is to a worker.
         way_seconds = self._call_seconds / 2
         return StatusReporter(
-            self.timeline, self.scheduler.registry, identity, interval_seconds, hints, way_seconds, catch_up
+            self.timeline, registry, identity, interval_seconds, hints, way_seconds, rank.catch_up, rank.statuses
         )
 
     def _offer(self, result: StepResult) -> None:

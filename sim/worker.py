@@ -18,23 +18,25 @@ from mesh.errors import EngineFailed, MeshError, PrefillLost, WorkerDraining, re
 from prefill_svc import admission as prefill_admission
 from prefill_svc.jobs import Backlog as PrefillBacklog
 from prefill_svc.prompts import Prompt
+from sim.device import SimulatedDevice
 from sim.job import Job, OnLost, OnOutput
+from sim.lockstep import Lockstep
 from sim.rank import SimulatedRank
 from sim.remote_prompts import Calls, RemotePrompts
-from sim.reports import CatchUp, StatusReporter
+from sim.reports import StatusReporter
 from sim.timeline import Timeline
 from transfer.events import PushEnded
 
 
-class MakeRank(Protocol):
-    """A new rank with an empty pool, for a process that starts."""
+class MakeRanks(Protocol):
+    """New ranks with empty pools, for a process that starts."""
 
     def __call__(
         self,
         on_news: Callable[[object], None],
-        on_result: Callable[[StepResult], None],
+        on_result: Callable[[StepResult, int], None],
         on_quiet: Callable[[float], None],
-    ) -> SimulatedRank: ...
+    ) -> SimulatedRank | Lockstep: ...
 
 
 @dataclass(slots=True)
@@ -56,8 +58,8 @@ class SimulatedWorker:
         self,
         timeline: Timeline,
         identity: WorkerIdentity,
-        make_rank: MakeRank,
-        reporter: Callable[[WorkerIdentity, CatchUp], StatusReporter],
+        make_ranks: MakeRanks,
+        reporter: Callable[[WorkerIdentity, SimulatedRank | Lockstep], StatusReporter],
         on_stored: Callable[[StepResult], None],
         calls: Calls,
         decode_queue: decode_admission.QueueLimits,
@@ -65,11 +67,12 @@ class SimulatedWorker:
     ) -> None:
         self.identity = identity
         self.tally = Tally()
-        self.rank: SimulatedRank | None = None
+        # One, or several that step together.
+        self.rank: SimulatedRank | Lockstep | None = None
         self.reports: StatusReporter | None = None
         self.draining = False
         self._timeline = timeline
-        self._make_rank = make_rank
+        self._make_ranks = make_ranks
         self._reporter = reporter
         self._on_stored = on_stored
         self._remote_prompts = RemotePrompts(timeline, calls, self._take_first_token, self._lose_prompt)
@@ -94,14 +97,14 @@ class SimulatedWorker:
         self._started_at = self._timeline.now
         self.draining = False
         self.identity = _reincarnated(self.identity, self.tally.lives)
-        self.rank = self._make_rank(self._on_news, self._on_result, self._on_quiet)
-        self.reports = self._reporter(self.identity, self.rank.catch_up)
+        self.rank = self._make_ranks(self._on_news, self._on_result, self._on_quiet)
+        self.reports = self._reporter(self.identity, self.rank)
 
     def die(self) -> None:
         """The process ends, with all that it held. Those who wait for it hear of it."""
         if self.rank is not None:
             self.rank.catch_up()
-            for key, tokens in self.rank.engine.taken.items():
+            for key, tokens in self.rank.taken.items():
                 job = self._jobs.get(key)
                 if job is not None and tokens > (job.tokens or 0):
                     self._on_output(job, Output(key, tokens, []))
@@ -164,7 +167,7 @@ class SimulatedWorker:
                 self.rank.send(Cancel(job.key))
         self._leave_if_idle()
 
-    def _takes(self) -> SimulatedRank:
+    def _takes(self) -> SimulatedRank | Lockstep:
         if self.rank is None:
             raise EngineFailed(f"worker {self.identity.worker_id} is gone")
         if self.draining:
@@ -185,9 +188,9 @@ class SimulatedWorker:
         self._jobs[job.key] = job
         return job
 
-    def _on_result(self, result: StepResult) -> None:
-        assert self.reports is not None
-        self.reports.observe(result)
+    def _on_result(self, result: StepResult, rank: int = 0) -> None:
+        assert self.reports is not None and self.rank is not None
+        self.reports.observe(result, rank, self.rank.statuses)
         if result.stored_blocks:
             self._on_stored(result)
         for output in result.outputs:
@@ -241,7 +244,7 @@ class SimulatedWorker:
     def _take_first_token(self, job: Job, output: Output) -> None:
         """A prefill worker drew it, under a key of its own."""
         assert job.submission is not None and self.rank is not None
-        token_id, eos_token_ids = output.token_ids[0], self.rank.device.eos_token_ids
+        token_id, eos_token_ids = output.token_ids[0], SimulatedDevice.eos_token_ids
         finish = finish_with(token_id, job.submission.request.stop, eos_token_ids)
         self.rank.send(FirstToken(job.key, token_id) if finish is None else Cancel(job.key))
         self._on_output(job, msgspec.structs.replace(output, key=job.key, finish=finish))
@@ -269,8 +272,7 @@ class SimulatedWorker:
     def settle(self) -> None:
         """Count what the process that lives now did so far."""
         if self.rank is not None:
-            self.tally.busy_seconds += self.rank.busy_seconds
-            self.rank.device.busy_seconds = 0.0
+            self.tally.busy_seconds += self.rank.drain_busy_seconds()
             self.tally.lived_seconds += self._timeline.now - self._started_at
             self._started_at = self._timeline.now
 

@@ -80,6 +80,8 @@ class WorkloadConfig(Config):
     """How long requests come."""
     warm_up_seconds: float = Field(default=0.0, ge=0)
     """Requests that come earlier are served, and not counted."""
+    cool_down_seconds: float = Field(default=0.0, ge=0)
+    """Requests of the last seconds are served, and not counted: nothing comes any more while they are."""
     seed: int = Field(default=0, ge=0)
     arrivals: ArrivalConfig | None = None
     prompt: LengthConfig = LengthConfig(mean=512)

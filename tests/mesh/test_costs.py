@@ -40,6 +40,13 @@ def test_context_beyond_what_was_measured_lengthens_a_step() -> None:
     assert costs.step_ms(8, 1_008_000, 0.0) == pytest.approx(26.0)
 
 
+def test_decoding_beside_prompts_adds_its_share_of_a_step() -> None:
+    assert STEPS.step_ms(8, 0, 100.0) == 124.0
+    costs = msgspec.structs.replace(STEPS, decode_beside_prompts=0.25)
+    assert costs.step_ms(8, 0, 100.0) == 106.0
+    assert costs.step_ms(8, 0, 0.0) == 24.0
+
+
 def test_tokens_late_in_a_prompt_take_longer() -> None:
     costs = CostModel(prefill_tokens_per_second=1000.0, prefill_pairs_ms=1.0)
     assert costs.prefill_ms(1000, 0) == pytest.approx(1000.5)

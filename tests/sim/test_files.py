@@ -111,6 +111,14 @@ def test_the_workloads_that_come_along_can_be_run(path: Path) -> None:
     assert result.summary.completed == result.summary.requests
 
 
+def test_requests_of_the_warm_up_and_of_the_cool_down_are_served_and_not_counted() -> None:
+    counted = {"seconds": 4, "warm_up_seconds": 1, "cool_down_seconds": 1.5}
+    workload = make_workload(**{**counted, "arrivals": {"kind": "steady", "per_second": 4}})
+    result = simulate(make_fleet(), workload, Objectives(None, None))
+    # One each quarter of a second from the first to 3.75 s, of which those from 1 to before 2.5 s count.
+    assert (result.roles["decode"].prompts, result.summary.requests) == (15, 6)
+
+
 @pytest.mark.parametrize("kind", ["{kind: quantiles, mean: 5}", "{quantiles: [1, 2], mean: 5}"])
 def test_quantiles_and_their_kind_go_together(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "workload.yaml"

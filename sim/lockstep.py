@@ -1,0 +1,167 @@
+"""The DP ranks of one worker, whose steps begin and end together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.agreement import agreed
+from engine.batch import StepShape
+from engine.protocol.messages import StepResult, Submit
+from engine.step_work import StepWork
+from mesh.domain.workers import RankStatus
+from sim.network import Link
+from sim.timeline import Timeline
+from worker.merging import merge_loads, merge_transfers
+from worker.rank_choice import cached_blocks, choose_rank
+from worker.rank_view import RankView
+
+if TYPE_CHECKING:
+    from sim.rank import SimulatedRank, ToRank
+
+
+class SetAgreement:
+    """engine.agreement.Agreement of one rank: what the worker's ranks have agreed on when its engine asks."""
+
+    # The worker turns all of its ranks at once.
+    due = False
+
+    def __init__(self) -> None:
+        self.shape: StepShape | None = None
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        shape, self.shape = self.shape, None
+        assert shape is not None, "the ranks agree before one of them steps"
+        return shape
+
+
+class Lockstep:
+    """What a worker has in place of a single `SimulatedRank`: a request goes to the rank that the product would choose.
+
+    A turn is one of all ranks: messages in, then one step of all if any has work, and their results. The step takes as
+    long as that of its slowest rank: the others wait for it in every layer, where experts are exchanged.
+    """
+
+    def __init__(self, timeline: Timeline, on_result: Callable[[StepResult, int], None]) -> None:
+        """on_result: gets a result with the load of all ranks, and the number of its rank."""
+        self.alive = True
+        self.frozen_until = 0.0
+        self._timeline = timeline
+        self._on_result = on_result
+        self._ranks: list[SimulatedRank] = []
+        self._views: list[RankView] = []
+        # By the key of each request: its rank.
+        self._rank_of: dict[int, int] = {}
+        self._busy = False
+
+    def add(self, rank: "SimulatedRank") -> None:
+        self._ranks.append(rank)
+        self._views.append(RankView(rank.ready))
+
+    @property
+    def statuses(self) -> Sequence[RankStatus]:
+        return [view.status for view in self._views]
+
+    def send(self, message: "ToRank") -> None:
+        if isinstance(message, Submit):
+            number = self._rank_of[message.key] = self._choose(message)
+            self._views[number].submitted(message)
+            self._ranks[number].send(message)
+        elif message.key in self._rank_of:
+            self._ranks[self._rank_of[message.key]].send(message)
+        else:
+            # The request has ended, and its KV may still be pushed: those that do not know it do nothing.
+            for rank in self._ranks:
+                rank.send(message)
+
+    def wake(self) -> None:
+        if not self._busy:
+            self._busy = True
+            self._timeline.at(max(self._timeline.now, self.frozen_until), self._turn)
+
+    def observe(self, number: int, result: StepResult) -> None:
+        """A rank's step has ended."""
+        self._views[number].observe(result)
+        for output in result.outputs:
+            if output.finish is not None or output.refusal is not None:
+                del self._rank_of[output.key]
+        load = merge_loads([view.load for view in self._views])
+        transfers = merge_transfers([view.transfers for view in self._views])
+        self._on_result(msgspec.structs.replace(result, load=load, transfers=transfers), number)
+
+    def freeze(self, seconds: float) -> None:
+        """Make no progress for so long, once the step under way is over."""
+        self.frozen_until = max(self.frozen_until, self._timeline.now + seconds)
+
+    def slow(self, factor: float) -> None:
+        """From the next step on, each takes so many times as long: one slow card holds up all."""
+        self._ranks[0].device.slowness = factor
+
+    def catch_up(self, ending_now: bool = True) -> float | None:
+        """No step is left for later here."""
+        return None
+
+    @property
+    def taken(self) -> Mapping[int, int]:
+        """Each token was reported when it came."""
+        return {}
+
+    @property
+    def links(self) -> Sequence[Link]:
+        return [link for rank in self._ranks for link in rank.links]
+
+    @property
+    def held_blocks(self) -> int:
+        return sum(rank.held_blocks for rank in self._ranks)
+
+    def drain_busy_seconds(self) -> float:
+        """Of the steps that have begun since the last call, in the mean of the ranks."""
+        return sum(rank.drain_busy_seconds() for rank in self._ranks) / len(self._ranks)
+
+    def die(self) -> None:
+        self.alive = False
+        for rank in self._ranks:
+            rank.die()
+
+    def _choose(self, submit: Submit) -> int:
+        request = submit.request
+        chains = [view.chains for view in self._views]
+        cached = cached_blocks(request.token_ids, request.cache_salt, chains, request.sparse)
+        outlooks = [view.outlook(blocks) for view, blocks in zip(self._views, cached, strict=True)]
+        most = self._ranks[0].ready.max_requests
+        return choose_rank(outlooks, len(request.token_ids), not submit.remote_prefill, most)
+
+    def _turn(self) -> None:
+        if not self.alive:
+            return
+        for rank in self._ranks:
+            rank.take_messages()
+        results: list[StepResult | None] = [None] * len(self._ranks)
+        if any(rank.engine.has_work() for rank in self._ranks):
+            results = self._step()
+        ends = max(self.frozen_until, *(rank.now for rank in self._ranks))
+        self._timeline.at(ends, partial(self._end_turn, results))
+
+    def _step(self) -> list[StepResult | None]:
+        first, *others = [rank.engine.propose() for rank in self._ranks]
+        shape = agreed(first, map(msgspec.structs.astuple, others))
+        seconds = self._seconds_of([rank.engine.proposed for rank in self._ranks])
+        return [rank.step_as_agreed(shape, seconds) for rank in self._ranks]
+
+    def _seconds_of(self, works: Sequence[StepWork]) -> float:
+        """One a rank: the slowest counts."""
+        prompts, others = sum(work.prompt_tokens for work in works), len(works) - 1
+        return max(
+            rank.device.seconds_of(work, (prompts - work.prompt_tokens) / others)
+            for rank, work in zip(self._ranks, works, strict=True)
+        )
+
+    def _end_turn(self, results: Sequence[StepResult | None]) -> None:
+        if not self.alive:
+            return
+        for rank, result in zip(self._ranks, results, strict=True):
+            rank.tell(result)
+        self._busy = False
+        if any(rank.goes_on for rank in self._ranks):
+            self.wake()

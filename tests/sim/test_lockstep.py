@@ -1,0 +1,105 @@
+"""Workers of several ranks: requests are spread over them, and what one computes all wait for."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mesh.cost_file import save_costs
+from mesh.costs import CostFile, CostModel
+from mesh.domain.workers import WorkerRole
+from sim.asked import SyntheticWorkload
+from sim.result import Result
+from sim.simulation import SimulatedMesh
+from tests.support.simulation import make_fleet, make_workload, ran
+
+STEP_MS, PROMPT_TOKENS, PROMPT_MS = 10.0, 1000, 100.0
+COSTS = CostModel(
+    decode_steps=((1.0, STEP_MS),),
+    prefill_tokens_per_second=1000 * PROMPT_TOKENS / PROMPT_MS,
+    decode_beside_prompts=0.0,
+    handover_ms=0.0,
+)
+LONG = {"prompt": {"mean": PROMPT_TOKENS}, "output": {"mean": 100}, "seconds": 30}
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> str:
+    path = tmp_path / "costs.json"
+    save_costs(CostFile(COSTS), path)
+    return str(path)
+
+
+def served(costs: str, decode: dict[str, Any], per_second: float = 3.0, **fleet: Any) -> tuple[SimulatedMesh, Result]:
+    group = {"max_step_tokens": PROMPT_TOKENS + 64, **decode}
+    return ran(make_fleet(costs=costs, decode=group, **fleet), make_workload(per_second=per_second, **LONG))
+
+
+def test_a_prompt_on_one_rank_holds_up_tokens_on_all(costs: str) -> None:
+    _, apart = served(costs, {"replicas": 4, "ranks": 1})
+    _, together = served(costs, {"replicas": 1, "ranks": 4})
+    assert apart.summary.tpot_ms is not None and together.summary.tpot_ms is not None
+    # Each second has 3 prompts of 0.1 s: on four workers one of them meets a quarter of these, on one worker all.
+    assert together.summary.tpot_ms.mean > 1.15 * apart.summary.tpot_ms.mean
+    assert together.summary.itl_ms is not None
+    assert together.summary.itl_ms.p50 == pytest.approx(STEP_MS)
+    assert together.summary.itl_ms.p99 == pytest.approx(PROMPT_MS)
+
+
+def test_a_prompt_that_one_rank_computes_alone_takes_its_share_of_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    save_costs(CostFile(msgspec.structs.replace(COSTS, prefill_alone=0.5)), path)
+    _, result = served(str(path), {"replicas": 1, "ranks": 4}, per_second=0.5)
+    assert result.summary.ttft_ms is not None
+    assert result.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS / 2)
+
+
+def test_prompts_that_wait_for_each_other_hold_up_fewer_steps(costs: str) -> None:
+    _, at_once = served(costs, {"replicas": 1, "ranks": 4}, per_second=5.0)
+    _, aligned = served(costs, {"replicas": 1, "ranks": 4, "prompt_wait_steps": 16}, per_second=5.0)
+    before, after = at_once.summary, aligned.summary
+    assert before.tpot_ms is not None and after.tpot_ms is not None
+    assert before.ttft_ms is not None and after.ttft_ms is not None
+    assert after.tpot_ms.mean < 0.95 * before.tpot_ms.mean
+    assert after.ttft_ms.p50 > before.ttft_ms.p50
+
+
+def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
+    fleet = make_fleet(costs=costs, decode={"replicas": 1, "ranks": 4})
+    mesh, running = SimulatedMesh(fleet, 0), list[list[int]]()
+
+    def look() -> None:
+        (worker,) = mesh.lifecycle.workers[WorkerRole.DECODE]
+        assert worker.rank is not None
+        running.append([status.load.running_requests for status in worker.rank.statuses])
+
+    mesh.timeline.every(1.0, look)
+    mesh.run(SyntheticWorkload(make_workload(per_second=20.0, **LONG)))
+    busy = [each for each in running if sum(each) >= 8]
+    assert len(busy) > 10
+    assert all(max(each) - min(each) <= 4 for each in busy)
+
+
+def test_every_token_has_its_time(costs: str) -> None:
+    mesh, _ = served(costs, {"replicas": 1, "ranks": 2})
+    for live in mesh.ended:
+        assert live.record.message_tokens == [1] * live.tokens
+
+
+def test_prompts_of_a_prefill_worker_of_several_ranks_hold_up_no_token(costs: str) -> None:
+    _, result = served(
+        costs,
+        {"replicas": 1, "ranks": 2, "can_prefill": False},
+        prefill={"replicas": 1, "ranks": 2, "max_step_tokens": 4096},
+    )
+    assert result.roles["prefill"].prompts == result.summary.completed == result.summary.requests
+    assert result.summary.tpot_ms is not None
+    # The second token waits for the KV, and for the end of a step.
+    assert result.summary.tpot_ms.p99 == pytest.approx(STEP_MS, rel=0.06)
+
+
+@pytest.mark.parametrize("kind", ["die", "freeze", "slow_link", "slow_steps", "upgrade"])
+def test_nothing_is_lost_when_such_a_worker_fails(costs: str, kind: str) -> None:
+    faults = [{"kind": kind, "role": role, "at": 5, "seconds": 1} for role in ("prefill", "decode")]
+    served(costs, {"replicas": 2, "ranks": 2}, prefill={"replicas": 1, "ranks": 2}, faults=faults)
