@@ -112,8 +112,8 @@ def test_the_workloads_that_come_along_can_be_run(path: Path) -> None:
 
 
 def test_requests_of_the_warm_up_and_of_the_cool_down_are_served_and_not_counted() -> None:
-    counted = {"seconds": 4, "warm_up_seconds": 1, "cool_down_seconds": 1.5}
-    workload = make_workload(**{**counted, "arrivals": {"kind": "steady", "per_second": 4}})
+    steady = {"kind": "steady", "per_second": 4}
+    workload = make_workload(seconds=4, warm_up_seconds=1, cool_down_seconds=1.5, arrivals=steady)
     result = simulate(make_fleet(), workload, Objectives(None, None))
     # One each quarter of a second from the first to 3.75 s, of which those from 1 to before 2.5 s count.
     assert (result.roles["decode"].prompts, result.summary.requests) == (15, 6)

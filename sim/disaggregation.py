@@ -1,0 +1,202 @@
+"""What `bench.node.disaggregation` will measure, as the cost model predicts it.
+
+`python -m sim.disaggregation [--gpus N] [--rates 4 7] [--seconds 20] [--warm-up 0] [--cool-down 0] [--isl 3500]
+[--osl 500] [--layers N] [--tpot 50] [--meshes NAME ...] [--set SERVICE.KEY=VALUE]`
+
+The same meshes with the same settings, under the same requests at the same times, simulated (docs/fleet.md): engines,
+alignment of prompts, the choice of a rank and placement are the product's own, and a worker's ranks step together.
+Times are those that bench.node measured (bench/node/measured), brought to the number of layers. With --warm-up and
+--cool-down the requests of the first and of the last seconds are served and not counted; a second's good ones are then
+the share of the good times the rate.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import typer
+
+from bench.load.client import Target
+from bench.load.options import LoadOptions
+from bench.load.run import plan
+from bench.load.summary import Objectives
+from bench.node.disaggregation import MESHES, RANGE_RATIO, TPOT_MS, TTFT_MS, Measured, Options, settings_of
+from bench.rank.model import DEEPSEEK_R1
+from engine.config import EngineConfig
+from mesh.blocks import BLOCK_TOKENS
+from mesh.config import validate
+from mesh.cost_file import save_costs
+from mesh.costs import CostFile, CostModel
+from sim.fleet import FleetConfig
+from sim.run import simulate
+from sim.traces import TraceRow
+from sim.workload import WorkloadConfig
+
+WHOLE = int(DEEPSEEK_R1["num_hidden_layers"])
+DENSE = int(DEEPSEEK_R1["first_k_dense_replace"])
+# By the ranks of a worker: the cost file, and the layers that it was measured with.
+MEASURED = {
+    2: ("dp2-ep2-11-layers.json", 11),
+    4: ("dp4-ep4-61-layers.json", WHOLE),
+    8: ("dp8-ep8-61-layers.json", WHOLE),
+}
+# What a step of four ranks takes without its layers with experts, as a share of the one with all: 64 requests took
+# 35.43 ms with 61 layers and 4.91 with 9. The same of a token of a prompt that has none before it, in milliseconds:
+# prompts of 3,500 tokens were computed at 7,997 and at 59,549 tokens/s.
+FIXED_SHARE = 0.0392
+FIXED_TOKEN_MS = 0.0037
+# FP8 latents of one token and layer.
+KV_BYTES = 576
+DEFAULT_STEP_TOKENS = EngineConfig(backend="oracle").max_step_tokens
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Which requests count, and which of them are good: those that keep `tpot_ms` times the share of R1's layers that
+    there are. Those of the first and of the last seconds do not count.
+    """
+
+    tpot_ms: float = TPOT_MS
+    warm_up_seconds: float = 0.0
+    cool_down_seconds: float = 0.0
+
+
+def costs_of(ranks: int, layers: int) -> CostModel:
+    """Of a rank of a worker that has so many, with the first `layers` layers of R1."""
+    measured, depth = _measured(ranks)
+    whole, _ = _measured(4)
+    part = (layers - DENSE) / (depth - DENSE)
+    steps = []
+    for requests, ms in measured.decode_steps:
+        fixed = FIXED_SHARE * whole.decode_ms(requests)
+        steps.append((requests, fixed + (ms - fixed) * part))
+    token_ms = FIXED_TOKEN_MS + (1000 / measured.prefill_tokens_per_second - FIXED_TOKEN_MS) * part
+    return msgspec.structs.replace(
+        measured,
+        decode_steps=tuple(steps),
+        decode_context_ms=measured.decode_context_ms * layers / depth,
+        prefill_tokens_per_second=1000 / token_ms,
+        prefill_pairs_ms=measured.prefill_pairs_ms * layers / depth,
+    )
+
+
+def fleet_of(mesh: str, options: Options, folder: Path) -> FleetConfig:
+    """The mesh with the settings that it is started with. Memory bounds nothing: every request finds its blocks."""
+    given = dict(setting.split("=", 1) for setting in settings_of(mesh, options))
+    roles = ("prefill", "decode") if mesh == "pd" else ("decode",)
+    groups = {role: _group(given, role, options, folder / f"{role}.json") for role in roles}
+    return validate(
+        FleetConfig,
+        {
+            "costs": folder / "decode.json",
+            "block_bytes": BLOCK_TOKENS * KV_BYTES * options.layers,
+            "layers": options.layers,
+            **groups,
+        },
+        "fleet",
+    )
+
+
+def predict(mesh: str, rate: float, options: Options, counted: Counted) -> Measured:
+    bound = counted.tpot_ms * options.layers / WHOLE
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        rows = _rows(rate, options)
+        (folder / "requests.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+        workload = {
+            "trace": folder / "requests.jsonl",
+            "seconds": options.seconds,
+            "warm_up_seconds": counted.warm_up_seconds,
+            "cool_down_seconds": counted.cool_down_seconds,
+        }
+        result = simulate(
+            fleet_of(mesh, options, folder),
+            validate(WorkloadConfig, workload, "workload"),
+            Objectives(TTFT_MS, bound),
+        )
+    return Measured(mesh, rate, result.summary)
+
+
+def lines(found: Sequence[Measured]) -> Iterator[str]:
+    """A table in Markdown."""
+    yield "| mesh | requests/s | good | good/s | TTFT p50, p99, ms | TPOT p50, p99, ms | ITL p50, p99, max, ms |"
+    yield "|---|---|---|---|---|---|---|"
+    for each in found:
+        summary = each.summary
+        ttft, tpot, itl = summary.ttft_ms, summary.tpot_ms, summary.itl_ms
+        assert ttft is not None and tpot is not None and itl is not None
+        yield (
+            f"| {each.mesh} | {each.rate:g} | {summary.goodput.share:.1%} | {summary.goodput.requests_per_second:.2f} "
+            f"| {ttft.p50:,.0f}, {ttft.p99:,.0f} | {tpot.p50:.1f}, {tpot.p99:.1f} "
+            f"| {itl.p50:.1f}, {itl.p99:.1f}, {itl.max:.1f} |"
+        )
+
+
+def _measured(ranks: int) -> tuple[CostModel, int]:
+    """And the layers that it was measured with."""
+    name, layers = MEASURED[ranks]
+    file = msgspec.json.decode((files("bench.node") / "measured" / name).read_bytes(), type=CostFile)
+    return file.costs, layers
+
+
+def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> dict[str, object]:
+    engine = f"{role}.engine"
+    ranks, requests = int(given[f"{engine}.parallel.dp"]), int(given[f"{engine}.max_requests"])
+    save_costs(CostFile(costs_of(ranks, options.layers)), costs)
+    longest = int((options.isl + options.osl) * (1 + RANGE_RATIO))
+    return {
+        "replicas": 1,
+        "ranks": ranks,
+        "costs": costs,
+        "max_requests": requests,
+        "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
+        "max_step_tokens": int(given.get(f"{engine}.max_step_tokens", DEFAULT_STEP_TOKENS)),
+        "prompt_wait_steps": int(given.get(f"{engine}.parallel.prompt_wait_steps", 0)),
+    }
+
+
+def _rows(rate: float, options: Options) -> list[TraceRow]:
+    """The requests that bench.node.disaggregation sends."""
+    asked = LoadOptions(
+        grpc="", rate=rate, duration_s=options.seconds, isl=options.isl, osl=options.osl, range_ratio=RANGE_RATIO
+    )
+    planned = plan(asked, Target("", int(DEEPSEEK_R1["vocab_size"])))
+    return [
+        TraceRow(1000 * seconds, len(job.prompt), job.max_tokens)
+        for seconds, job in zip(planned.times_s, planned.jobs, strict=True)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, choices=(4, 8), default=4)
+    parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 7.0], help="requests a second")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals, for each rate")
+    parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of arrivals that are not counted")
+    parser.add_argument("--cool-down", type=float, default=0.0, help="the same of the last")
+    parser.add_argument("--isl", type=int, default=3500)
+    parser.add_argument("--osl", type=int, default=500)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--tpot", type=float, default=TPOT_MS, help="ms a token of all 61 layers that are good")
+    parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
+    given = parser.parse_args()
+    options = Options(
+        tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, None, given.max_requests,
+        given.gpus, tuple(given.meshes), tuple(given.settings),
+    )  # fmt: skip
+    counted = Counted(given.tpot, given.warm_up, given.cool_down)
+    found = [predict(mesh, rate, options, counted) for mesh in options.meshes for rate in options.rates]
+    for line in lines(found):
+        typer.echo(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

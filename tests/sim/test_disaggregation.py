@@ -1,0 +1,39 @@
+"""The costs and the meshes that goodput is predicted from."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.node.disaggregation import MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
+from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict
+
+OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
+
+
+def test_a_model_cut_in_depth_takes_what_was_measured_of_one() -> None:
+    # bench.node.balance: nine layers, uniform choices (docs/performance.md).
+    costs = costs_of(4, 9)
+    assert costs.decode_ms(64) == pytest.approx(4.91, rel=0.01)
+    assert 3500 / costs.prefill_ms(3500) * 1000 == pytest.approx(59_549, rel=0.01)
+
+
+def test_the_depth_that_was_measured_is_as_it_was_measured() -> None:
+    assert costs_of(4, 61).decode_ms(96) == pytest.approx(39.80)
+    assert costs_of(2, 11).decode_ms(64) == pytest.approx(8.46)
+    assert 3500 / costs_of(4, 61).prefill_ms(3500) * 1000 == pytest.approx(7997, rel=0.001)
+
+
+def test_the_simulated_meshes_are_set_as_those_that_are_measured(tmp_path: Path) -> None:
+    ifb, aligned, pd = (fleet_of(mesh, OPTIONS, tmp_path) for mesh in MESHES)
+    assert (ifb.decode.ranks, ifb.decode.prompt_wait_steps, ifb.prefill.replicas) == (4, 0, 0)
+    assert (aligned.decode.ranks, aligned.decode.prompt_wait_steps) == (4, PROMPT_WAIT_STEPS)
+    assert (pd.decode.ranks, pd.prefill.ranks, pd.prefill.max_step_tokens) == (2, 2, PREFILL_STEP_TOKENS)
+    assert ifb.decode.max_requests == pd.prefill.max_requests == OPTIONS.max_requests
+
+
+def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
+    found = [predict(mesh, 8.0, OPTIONS, Counted()) for mesh in MESHES]
+    assert len({each.summary.requests for each in found}) == 1
+    assert len({each.summary.output_tokens for each in found}) == 1
+    assert all(each.summary.completed == each.summary.requests > 5 for each in found)
+    assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(MESHES)
