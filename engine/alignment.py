@@ -21,6 +21,8 @@ class Alignment:
     most_steps: int
     # For how many steps the first of those that wait has waited.
     waited: int = 0
+    # For how many steps no prompt has been computed, nor waited.
+    quiet: int = 0
     # Whether prompts that wait may begin with the next step.
     opens: bool = True
 
@@ -28,10 +30,12 @@ class Alignment:
         """Once a step of that shape is agreed on."""
         if self.ranks == 1 or not self.most_steps or not shape.decodes:
             # Nobody is held up.
-            return replace(self, waited=0, opens=True) if self.waited or not self.opens else self
+            return replace(self, waited=0, quiet=0, opens=True) if self.waited or self.quiet or not self.opens else self
         if not shape.waiting_prompts:
-            # The next to come is to wait, unless a prompt that is not done holds up everyone anyway.
-            return replace(self, waited=0, opens=shape.prefills)
+            # The next to come is to wait, unless a prompt that is not done holds up everyone anyway, or prompts come so
+            # rarely that it would wait in vain.
+            quiet = 0 if shape.beginning or shape.prefills else self.quiet + 1
+            return replace(self, waited=0, quiet=quiet, opens=shape.prefills or quiet >= self.most_steps)
         waited = self.waited + 1
         opens = shape.prefills or shape.waiting_prompts == self.ranks or waited >= self.most_steps
-        return replace(self, waited=0 if opens else waited, opens=opens)
+        return replace(self, waited=0 if opens else waited, quiet=0, opens=opens)

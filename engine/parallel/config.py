@@ -38,9 +38,9 @@ class ParallelConfig(Config):
     """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
     the step shorter (context parallelism; only with tp 1). Each rank keeps room for the keys of one more context.
     """
-    prompt_wait_steps: int = Field(default=0, ge=0)
+    prompt_wait_steps: int = Field(default=16, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
-    rank holds up all. 0 waits for none.
+    rank holds up all. It does not wait if none has come for as many steps. 0 waits for none.
     """
 
     @property

@@ -27,8 +27,8 @@ from tests.support.rank_threads import on_each_rank
 RANKS, MOST_STEPS = 4, 3
 
 
-def shape(waiting_prompts: int = 0, decodes: bool = True, prefills: bool = False) -> StepShape:
-    return StepShape(tokens=8, waiting_prompts=waiting_prompts, decodes=decodes, prefills=prefills)
+def shape(waiting_prompts: int = 0, decodes: bool = True, prefills: bool = False, beginning: int = 0) -> StepShape:
+    return StepShape(8, waiting_prompts=waiting_prompts, decodes=decodes, prefills=prefills, beginning=beginning)
 
 
 def opens(*shapes: StepShape, most_steps: int = MOST_STEPS, ranks: int = RANKS) -> list[bool]:
@@ -46,6 +46,13 @@ def test_prompts_begin_once_every_rank_has_one() -> None:
 
 def test_a_prompt_waits_no_longer_than_it_was_told() -> None:
     assert opens(shape(1), shape(1), shape(2), shape(1)) == [False, False, True, False]
+
+
+def test_a_prompt_behind_a_long_pause_does_not_wait_in_vain() -> None:
+    pause = [shape() for _ in range(MOST_STEPS)]
+    assert opens(shape(prefills=True), *pause) == [True, False, False, True]
+    # As soon as prompts come again, the next one waits.
+    assert opens(*pause, shape(beginning=1), shape(), shape(1)) == [False, False, True, False, False, False]
 
 
 def test_where_nobody_decodes_no_prompt_waits() -> None:
@@ -66,8 +73,8 @@ def test_no_prompt_waits_for_more_than_the_bound(shapes: list[StepShape]) -> Non
     assert all(any(opened[start : start + MOST_STEPS]) for start in range(len(opened) - MOST_STEPS + 1))
 
 
-def steps_until_begun(wait_steps: int, peers: Peers) -> int | None:
-    """The first rank decodes, and the second gets a prompt: after how many steps of it that begins."""
+def steps_until_begun(wait_steps: int, comes: int, peers: Peers) -> int | None:
+    """The first rank decodes, and the second gets a prompt in the step `comes`: after how many of them it begins."""
     config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=wait_steps))
     engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=Lockstep(peers.steps, peers.wake))
     transcript = Transcript()
@@ -75,11 +82,11 @@ def steps_until_begun(wait_steps: int, peers: Peers) -> int | None:
         engine.submit(submit_of(0, prompt_of(30), 40))
     begun = None
     for step in range(45):
-        if step == 10 and peers.place.rank == 1:
+        if step == comes and peers.place.rank == 1:
             engine.submit(submit_of(1, prompt_of(100), 5))
         transcript.record(engine.step())
         if begun is None and 1 in transcript.token_ids:
-            begun = step - 10
+            begun = step - comes
     for key in transcript.ends:
         length = len(transcript.token_ids[key])
         assert transcript.token_ids[key] == oracle_tokens(prompt_of([30, 100][key]), length, VOCABULARY)
@@ -87,11 +94,11 @@ def steps_until_begun(wait_steps: int, peers: Peers) -> int | None:
     return begun
 
 
-@pytest.mark.parametrize("wait_steps", [0, 1, 5])
-def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int) -> None:
+@pytest.mark.parametrize(("wait_steps", "comes", "waits"), [(0, 10, 0), (5, 3, 5), (20, 10, 20), (5, 10, 0)])
+def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int, comes: int, waits: int) -> None:
+    """Unless the one before came so long ago that no other is to be expected."""
     # The other rank hears of the prompt in the step in which it comes.
-    begun = on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps))
-    assert begun == [None, wait_steps]
+    assert on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps, comes)) == [None, waits]
 
 
 def test_a_prompt_that_nobody_decodes_beside_does_not_wait_to_be_asked_again() -> None:
