@@ -83,7 +83,7 @@ def test_an_aligned_tile_of_rows_has_one_expert() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (65, 257, False)]
+    ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (129, 257, False)]
 )
 def test_layouts_are_masked_while_experts_have_few_rows_and_room_is_small(
     tokens: int, experts: int, masked: bool
@@ -111,8 +111,8 @@ def test_shared_experts_do_not_count_for_the_expected_rows(shared: int) -> None:
 
 
 def test_shared_experts_do_not_count_for_the_memory() -> None:
-    x, routed = quantize(torch.randn(128, 128)), torch.rand(128, 256).argsort(dim=1)[:, :8]
-    experts = torch.cat([routed, torch.full((128, 1), 256)], dim=1)
+    x, routed = quantize(torch.randn(256, 128)), torch.rand(256, 256).argsort(dim=1)[:, :8]
+    experts = torch.cat([routed, torch.full((256, 1), 256)], dim=1)
     assert isinstance(expand_quantized(x, experts, 257, shared=1).layout, MaskedLayout)
     assert isinstance(expand_quantized(x, experts, 257).layout, ContiguousLayout)
 
