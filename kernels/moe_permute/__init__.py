@@ -43,8 +43,8 @@ ALIGNMENT = 128
 # Up to this many expected rows an expert, reading the weights takes longer than the products, and a masked layout
 # wastes nothing.
 MASKED_EXPECTED_ROWS = 64
-# The most rows of a masked layout, shared experts aside: some 2 GB at DeepSeek's widths, no more than a chunk of prompts
-# takes. As many take 256 tokens of two ranks with half of its experts each, or of four with a quarter.
+# The most rows of a masked layout, shared experts aside: some 2 GB at DeepSeek's widths, no more than prompts take. As
+# many take 256 tokens of two ranks with half of its experts each, or of four with a quarter.
 MASKED_ROWS = 65536
 
 
