@@ -18,7 +18,7 @@ class RoleUse:
     """Workers of one role, together."""
 
     replicas: int
-    # Of one worker: with more than one every token's time was simulated.
+    # One worker has so many; with more than one every token's time was simulated.
     ranks: int
     # Share of the time that they lived in which their devices computed.
     busy: float

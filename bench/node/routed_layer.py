@@ -43,7 +43,7 @@ from engine.parallel.layout import Layout
 from mesh.ports import free_port
 
 TOKENS, EXPERTS_A_RANK = (8, 16, 32, 64, 128, 256), (64, 32)
-# Of each form; the weights of any two exceed the second-level cache many times.
+# Each form has so many; the weights of any two exceed the second-level cache many times.
 LAYERS = 4
 # How often a graph runs through the layers: ranks start a replay some microseconds apart, which counts once a graph.
 ROUNDS = 4

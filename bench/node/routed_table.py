@@ -16,13 +16,13 @@ LARGEST_ERROR = 0.08
 class Row:
     ranks: int
     experts_a_rank: int
-    # Of a rank.
+    # Each rank has so many.
     tokens: int
-    # Of a layer, by provider; mega_moe is not there if it failed.
+    # By provider, what a layer takes; mega_moe is not there if it failed.
     seconds: dict[str, float]
     # By provider, of FP8 and INT4 weights.
     floors: dict[str, float]
-    # Of mega_moe's sums, relative to ours.
+    # How far mega_moe's sums are from ours, relative to these.
     error: float | None
     # Why mega_moe is not there; None too if it was not asked for.
     failure: str | None

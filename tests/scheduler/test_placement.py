@@ -130,7 +130,7 @@ def test_a_place_is_free_when_an_answer_has_all_its_tokens() -> None:
 
 
 def test_a_place_may_be_free_earlier_where_answers_stop_by_themselves() -> None:
-    # Of two answers of 50 tokens on average one ends every 500 ms, half a step earlier than the report says.
+    # Two answers of 50 tokens on average end every 500 ms, half a step earlier than the report says.
     assert place_wait_ms([1900.0, 1900.0], stopping=1.0) == pytest.approx(490.0)
     assert place_wait_ms([1900.0, 1900.0], stopping=0.5) == pytest.approx(990.0)
     assert place_wait_ms([300.0, 1900.0], stopping=0.5) == pytest.approx(300.0)
