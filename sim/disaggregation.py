@@ -53,6 +53,8 @@ FIXED_TOKEN_MS = 0.0037
 # FP8 latents of one token and layer.
 KV_BYTES = 576
 DEFAULT_STEP_TOKENS = EngineConfig(backend="oracle").max_step_tokens
+# What a mesh's --set can change here.
+SIMULATED_KEYS = ("max_requests", "max_step_tokens", "parallel.prompt_wait_steps")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,13 @@ class Counted:
     tpot_ms: float = TPOT_MS
     warm_up_seconds: float = 0.0
     cool_down_seconds: float = 0.0
+
+
+def wrong_setting(settings: Sequence[str]) -> str | None:
+    """The first of them that is no number, or would change nothing here."""
+    known = {f"{role}.engine.{key}" for role in ("prefill", "decode") for key in SIMULATED_KEYS}
+    split = {setting: setting.partition("=") for setting in settings}
+    return next((each for each, (key, _, value) in split.items() if key not in known or not value.isdecimal()), None)
 
 
 def costs_of(ranks: int, layers: int) -> CostModel:
@@ -187,6 +196,10 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     given = parser.parse_args()
+    wrong = wrong_setting(given.settings)
+    if wrong is not None:
+        keys = ", ".join(SIMULATED_KEYS)
+        parser.error(f"--set {wrong}: numbers of {keys} are simulated, of prefill.engine and decode.engine")
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, None, given.max_requests,
         given.gpus, tuple(given.meshes), tuple(given.settings),

@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true", help="without deep_gemm's")
     arguments = parser.parse_args()
     ranks = torch.cuda.device_count()
+    if ranks < 2:
+        parser.error(f"there are {ranks} CUDA devices here")
     act = partial(measure, arguments.tokens, arguments.experts_a_rank, not arguments.ours, free_port())
     rows = merged(on_each_gpu(Layout(dp=ranks, ep=ranks), act))
     console = Console(width=170)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.node.disaggregation import MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
-from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict
+from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict, wrong_setting
 
 OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
 
@@ -37,3 +37,10 @@ def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
     assert len({each.summary.output_tokens for each in found}) == 1
     assert all(each.summary.completed == each.summary.requests > 5 for each in found)
     assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(MESHES)
+
+
+def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:
+    right = ["decode.engine.parallel.prompt_wait_steps=48", "prefill.engine.max_step_tokens=2048"]
+    assert wrong_setting(right) is None
+    for wrong in ("decode.engine.nonsense=1", "gateway.engine.max_requests=1", "decode.engine.max_step_tokens=many"):
+        assert wrong_setting([*right, wrong]) == wrong
