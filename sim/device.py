@@ -10,7 +10,6 @@ from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.step_work import StepWork
 from engine.thinking import ThinkTokens
-from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sparse_prefill import sparse_part
@@ -170,7 +169,3 @@ class SimulatedStep:
     def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
         """Nobody asks for them."""
         return {}
-
-
-def blocks_of(tokens: int) -> int:
-    return -(-tokens // BLOCK_TOKENS)

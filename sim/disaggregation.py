@@ -14,13 +14,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 import typer
 
+import bench.node
 from bench.load.client import Target
 from bench.load.options import LoadOptions
 from bench.load.run import plan
@@ -30,7 +30,7 @@ from bench.rank.model import DEEPSEEK_R1
 from engine.config import EngineConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import validate
-from mesh.cost_file import save_costs
+from mesh.cost_file import load_costs, save_costs
 from mesh.costs import CostFile, CostModel
 from sim.fleet import FleetConfig
 from sim.run import simulate
@@ -149,8 +149,7 @@ def lines(found: Sequence[Measured]) -> Iterator[str]:
 def _measured(ranks: int) -> tuple[CostModel, int]:
     """And the layers that it was measured with."""
     name, layers = MEASURED[ranks]
-    file = msgspec.json.decode((files("bench.node") / "measured" / name).read_bytes(), type=CostFile)
-    return file.costs, layers
+    return load_costs(Path(bench.node.__file__).with_name("measured") / name).costs, layers
 
 
 def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> dict[str, object]:
