@@ -11,12 +11,14 @@ from engine.exchange.peer import PeerExchange
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import GROUP, quantize
-from kernels.norm import add_rms_norm
-from kernels.peer_exchange.exchanged_norm import ExchangedNorm
+from kernels.norm import add_rms_norm, add_rms_norm_quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 CHOICES = 8
 REDUCED_ROWS = (1, 16, 64, 128)
 NORMALIZED_ROWS = (16, 64)
+# Of the sum that every rank makes of all rows.
+SUMMED_ROWS = (1, 4, 16, 32)
 DISPATCHED_TOKENS = (32, 64, 128, 4096)
 Call = Callable[[], object]
 
@@ -37,6 +39,8 @@ def cases(exchange: PeerExchange) -> Iterator[Case]:
         yield _all_reduce(exchange, rows, ranks)
     for rows in NORMALIZED_ROWS:
         yield _norm(exchange, rows, ranks)
+    for rows in SUMMED_ROWS:
+        yield _all_sum_norm(exchange, rows, ranks)
     for tokens in DISPATCHED_TOKENS:
         dispatch, combine = _dispatch(experts, tokens), _combine(experts, tokens)
         yield dispatch
@@ -65,7 +69,7 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
     def ours() -> Call:
         parts, residual, weight = inputs()
-        norm = ExchangedNorm(weight, 1e-6, sums=True, all_rows=rows, quantizes=True)
+        norm = ExchangedNorm(weight, 1e-6, SummedRows.OWN, rows, quantizes=True)
         return lambda: exchange.add_rms_norm(parts, residual, norm, Group.WORLD)
 
     def nccl() -> Call:
@@ -81,6 +85,30 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
     name = f"sum, norm, gather {rows}"
     return Case(name, 2 * (ranks - 1) * rows * HIDDEN * 2 // ranks, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _all_sum_norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+    """The sum of all rows, residual and norm on every rank, in FP8 too; NCCL with our norm behind."""
+
+    def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _random(rows, HIDDEN), _random(rows, HIDDEN), _random(HIDDEN)
+
+    def ours() -> Call:
+        parts, residual, weight = inputs()
+        norm = ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, quantizes=True)
+        return lambda: exchange.add_rms_norm(parts, residual, norm, Group.WORLD)
+
+    def nccl() -> Call:
+        parts, residual, weight = inputs()
+
+        def call() -> None:
+            distributed.all_reduce(parts)
+            add_rms_norm_quantized(parts, residual, weight, 1e-6)
+
+        return call
+
+    wire_bytes = (ranks - 1) * rows * HIDDEN * 2
+    return Case(f"sum of all, norm {rows}", wire_bytes, {"deepmesh": ours, "NCCL": nccl})
 
 
 def _dispatch(experts: ExpertGroup, tokens: int) -> Case:

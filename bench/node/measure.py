@@ -43,7 +43,7 @@ SHAPE = "r1"
 # Full steps of prompts.
 PREFILL_STEPS = 4
 # Kernels of the exchange, which wait for the other ranks' too.
-NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|norm_gather)_"} | GROUPS
+NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|all_sum_norm|norm_gather)_"} | GROUPS
 # A heartbeat that nobody reads allows a step so long.
 STEP_SECONDS = 60.0
 
@@ -159,15 +159,19 @@ def _resolved(scratch: Path, options: Options) -> ResolvedEngineConfig:
 
 
 def _routed_seconds(model: Model, requests: int) -> float:
-    """Of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its rows."""
+    """Of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its rows, or
+    has few of them everywhere: then there is no dispatch, and no way back but with the next norm.
+    """
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
-    counted = model.group.own(torch.ones(requests, 1, dtype=torch.bool, device="cuda")).squeeze(1)
+    everywhere, real = model.group.has_everywhere(requests), torch.ones(requests, 1, dtype=torch.bool, device="cuda")
+    counted = (real if everywhere else model.group.own(real)).squeeze(1)
     plain = torch.randn(len(counted), model.config.hidden_size, device="cuda").bfloat16()
     quantized = InputForm.FP8_GROUPS in mixtures[0].input_forms
     hidden = Normalized(plain, quantize(plain) if quantized else None)
 
     def call(mixture: MixtureOfExperts) -> object:
-        return model.expert_group.begin_sum(combine(mixture.routed(hidden, counted))).finish()
+        parts = combine(mixture.routed(hidden, counted, everywhere=everywhere))
+        return parts if everywhere else model.expert_group.begin_sum(parts).finish()
 
     with torch.inference_mode():
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]

@@ -62,7 +62,7 @@ class Exchange(Protocol):
         """Add `delta` to this rank's rows of the residual in place, and normalize them, with the norm's exchanges.
 
         None, and nothing done, if this exchange does not do these at once.
-        delta: [ranks * rows, width] if the norm sums it, else [rows, width] as residual.
+        delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual.
         """
         ...
 

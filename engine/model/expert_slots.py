@@ -28,6 +28,8 @@ class ExpertSlots:
         self._copies = torch.empty(experts, dtype=torch.int64, device=device)
         # [experts] int64: how often tokens of this rank chose each since `take_chosen`.
         self._chosen = torch.zeros(experts, dtype=torch.int64, device=device)
+        # The same of tokens that another rank counts.
+        self._counted_elsewhere = torch.zeros_like(self._chosen)
         self.publish(placement)
 
     @property
@@ -35,12 +37,12 @@ class ExpertSlots:
         """The experts of this rank's slots."""
         return self.placement.part(self.part)
 
-    def route(self, choices: torch.Tensor) -> torch.Tensor:
+    def route(self, choices: torch.Tensor, *, counts: bool = True) -> torch.Tensor:
         """The slots to which tokens go: copies of an expert take turns, token by token.
 
-        choices: [tokens, k] int64, experts; padding has none, and is not counted.
+        choices: [tokens, k] int64, experts; padding has none, and is not counted. counts: no other rank counts them.
         """
-        return route(choices, self._slots, self._copies, self._chosen)
+        return route(choices, self._slots, self._copies, self._chosen if counts else self._counted_elsewhere)
 
     def publish(self, placement: Placement) -> None:
         """Tokens of later steps go where it says. Slots have the contents that it says by then."""

@@ -14,10 +14,11 @@ from engine.model.layers import DecoderLayer
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, cut, whole
+from engine.model.residual import Residual, begin_residual
 from engine.model.turns import Turns, take_turns
 from engine.offload.ring import Ring
 from kernels.linear import linear
-from kernels.norm import Delta, add_rms_norm
+from kernels.norm import Delta
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
 
 OnLayers = Callable[[int], None]
@@ -72,15 +73,8 @@ class Model:
         Several parts of a step take turns: one's tokens travel to their experts while another's are computed.
         `on_layers` is called when n layers are computed, or on a GPU enqueued.
         """
-        wanted = []
-        for part, (delta, residual) in zip(parts, self._computed(parts, on_layers), strict=True):
-            if self.group.divides:
-                hidden = self._normalized(part, delta, residual)
-                wanted.append(hidden if part.sampled is None else hidden[part.sampled])
-                continue
-            if part.sampled is not None:
-                delta, residual = delta[part.sampled], residual[part.sampled]
-            wanted.append(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps))
+        computed = zip(parts, self._computed(parts, on_layers), strict=True)
+        wanted = [residual.finish(delta, self.norm, part.sampled) for part, (delta, residual) in computed]
         return self.logits(_joined(wanted))
 
     def hidden_states(self, *parts: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
@@ -88,7 +82,7 @@ class Model:
         with the padding of the last part alone. Otherwise as `forward`.
         """
         computed = zip(parts, self._computed(parts, on_layers), strict=True)
-        hidden = [self._normalized(part, *both) for part, both in computed]
+        hidden = [residual.finish(delta, self.norm) for _, (delta, residual) in computed]
         before = [states[: len(states) - part.padding] for part, states in zip(parts[:-1], hidden[:-1], strict=True)]
         return _joined([*before, hidden[-1]])
 
@@ -102,9 +96,9 @@ class Model:
         hidden: [tokens, hidden] of the tokens before those in `context`, which follow them: of the first module from
         `hidden_states`, of others from the module before; or from the module itself, which is then run once more.
         """
-        embedded, own_hidden = self._embedded(context.token_ids), self.group.own(hidden)
-        own = self.mtp[module].forward(embedded, own_hidden, self._counting(context))
-        return self.group.gather(own, len(context.token_ids))
+        residual = self._residual(context)
+        embedded = residual.sum(self._embedded(context.token_ids))
+        return self.mtp[module].forward(embedded, residual.own(hidden), residual, _counting(context, residual))
 
     def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:
         for index, layer in enumerate(self.layers):
@@ -112,10 +106,8 @@ class Model:
             if isinstance(mixture, MixtureOfExperts) and mixture.slots is not None:
                 yield index, mixture, mixture.slots
 
-    def _computed(
-        self, parts: Sequence[ForwardContext], on_layers: OnLayers | None
-    ) -> list[tuple[Delta, torch.Tensor]]:
-        """By part, all layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
+    def _computed(self, parts: Sequence[ForwardContext], on_layers: OnLayers | None) -> list[tuple[Delta, Residual]]:
+        """By part, all layers: what the last one adds to the residual, and that."""
         several, ring = len(parts) > 1, None if self.offloaded is None else self.offloaded.ring
         passed = on_layers if ring is None else _telling(ring, on_layers)
         done = [0] * len(parts)
@@ -133,11 +125,11 @@ class Model:
 
     def _part(
         self, context: ForwardContext, done: list[int], index: int, on_layers: OnLayers | None
-    ) -> Turns[tuple[Delta, torch.Tensor]]:
+    ) -> Turns[tuple[Delta, Residual]]:
         """done: by part, how many layers it has computed; index: of this part."""
-        context = self._counting(context)
-        delta: Delta = self._embedded(context.token_ids)
-        residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
+        residual = self._residual(context)
+        context = _counting(context, residual)
+        delta: Delta = residual.delta(self._embedded(context.token_ids))
         for count, layer in enumerate(self.layers, start=1):
             delta = yield from layer.forward(delta, residual, context)
             done[index] = count
@@ -149,21 +141,21 @@ class Model:
                 on_layers(count)
         return delta, residual
 
-    def _counting(self, context: ForwardContext) -> ForwardContext:
-        return replace(context, counted=self.group.own(context.real.unsqueeze(1)).squeeze(1))
-
-    def _normalized(self, part: ForwardContext, delta: Delta, residual: torch.Tensor) -> torch.Tensor:
-        """Behind the last norm, of all tokens: [tokens, hidden]."""
-        own = add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps)
-        return self.group.gather(own, len(part.token_ids))
+    def _residual(self, context: ForwardContext) -> Residual:
+        tokens, epsilon = len(context.token_ids), self.config.rms_norm_eps
+        return begin_residual(self.embedding, tokens, epsilon, self.group, turns=context.takes_turns)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The embeddings of this rank's rows: [own rows, hidden]. token_ids: [tokens] int64, of all rows."""
+        """This rank's part of the embeddings: [tokens, hidden]. token_ids: [tokens] int64."""
         if not self.group.divides:
             return functional.embedding(token_ids, self.embedding)
         foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
         known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
-        return self.group.sum(known.masked_fill(foreign.unsqueeze(1), 0))
+        return known.masked_fill(foreign.unsqueeze(1), 0)
+
+
+def _counting(context: ForwardContext, residual: Residual) -> ForwardContext:
+    return replace(context, counted=residual.own(context.real.unsqueeze(1)).squeeze(1))
 
 
 def _telling(ring: Ring, on_layers: OnLayers | None) -> OnLayers:

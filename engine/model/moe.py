@@ -40,10 +40,12 @@ class _Chosen:
     hidden: Normalized
     # Rows, weights and choices, of all ranks if these divide the experts.
     sent: Begun[Dispatched]
-    # What shared experts of their own make of the tokens.
+    # What shared experts of their own make of the tokens; None if they are the routed ones' last, or another rank's.
     shared: torch.Tensor | None
     # These run on the side stream.
     aside: bool
+    # Sums are still to be made of what all ranks make of the rows of all.
+    exchanges: bool
 
 
 def chunk_tokens(ranks: int) -> int:
@@ -54,7 +56,8 @@ def chunk_tokens(ranks: int) -> int:
 class MixtureOfExperts:
     """Shared experts are the last ones of the routed experts' grouped products, or a layer of their own.
 
-    A worker's ranks divide the routed experts; each computes the shared ones of its own rows.
+    A worker's ranks divide the routed experts; each computes the shared ones of its own rows, and the first those of
+    rows that all have.
     """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
@@ -103,17 +106,24 @@ class MixtureOfExperts:
         return forms if self._shared is None else forms | self._shared.input_forms
 
     def forward(
-        self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None = None, *, beside: bool = False
+        self,
+        hidden: Normalized,
+        workspace: Workspace,
+        counted: torch.Tensor | None = None,
+        *,
+        beside: bool = False,
+        everywhere: bool = False,
     ) -> Turns[Delta]:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
         counted: [tokens] bool, whether a token is of a request; None if all are. Where ranks divide the experts,
         padding goes to none: among few tokens each expert that is chosen costs the time to read it. beside: exchanges
-        with other ranks are not to hold up those who take turns with it.
+        with other ranks are not to hold up those who take turns with it. everywhere: all ranks have these tokens, which
+        are few; the outputs are this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
-            chosen = self._choose(hidden, workspace, counted, beside)
+            chosen = self._choose(hidden, workspace, counted, beside, exchanges=self._group.divides and not everywhere)
             yield
             return (yield from self._outputs(chosen, beside))
         out = torch.empty_like(hidden.plain)
@@ -130,36 +140,47 @@ class MixtureOfExperts:
             del outputs
         return out
 
-    def routed(self, hidden: Normalized, counted: torch.Tensor | None = None) -> ExpertOutputs:
+    def routed(
+        self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False
+    ) -> ExpertOutputs:
         """What the experts that each token chose make of it, and shared ones that are computed with them.
 
-        If ranks divide the experts: what this rank's make of the tokens of all ranks. counted: as in `forward`.
+        If ranks divide the experts: what this rank's make of the tokens of all ranks. Otherwise as in `forward`.
         """
-        return self._computed(self._send(hidden, counted, beside=False))
+        exchanges = self._group.divides and not everywhere
+        return self._computed(self._send(hidden, counted, beside=False, exchanges=exchanges))
 
     def _choose_chunk(
         self, chunk: slice, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool
     ) -> _Chosen:
-        return self._choose(hidden.rows(chunk), workspace, None if counted is None else counted[chunk], beside)
+        counted = None if counted is None else counted[chunk]
+        return self._choose(hidden.rows(chunk), workspace, counted, beside, exchanges=self._group.divides)
 
-    def _choose(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool) -> _Chosen:
-        if self._shared is None:
-            return _Chosen(hidden, self._send(hidden, counted, beside), None, aside=False)
+    def _choose(
+        self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool, *, exchanges: bool
+    ) -> _Chosen:
+        apart = self._shared if exchanges or self._group.rank == 0 else None
+        if apart is None:
+            return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), None, False, exchanges)
         if hidden.plain.is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
             with self._side_stream.beside() as own_workspace:
-                shared = self._shared.forward(hidden, own_workspace)
-            return _Chosen(hidden, self._send(hidden, counted, beside), shared, aside=True)
-        sent = self._send(hidden, counted, beside)
-        return _Chosen(hidden, sent, self._shared.forward(hidden, workspace), aside=False)
+                shared = apart.forward(hidden, own_workspace)
+            return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
+        sent = self._send(hidden, counted, beside, exchanges)
+        return _Chosen(hidden, sent, apart.forward(hidden, workspace), False, exchanges)
 
-    def _send(self, hidden: Normalized, counted: torch.Tensor | None, beside: bool) -> Begun[Dispatched]:
+    def _send(
+        self, hidden: Normalized, counted: torch.Tensor | None, beside: bool, exchanges: bool
+    ) -> Begun[Dispatched]:
         weights, choices = self.gate.choose(hidden.plain, counted if self._skips_padding else None)
         rows = hidden.in_form(self.experts.input_form)
-        if not self._group.divides:
-            return Begun(lambda: Dispatched(rows, weights, choices))
         if self.slots is not None:
-            choices = self.slots.route(choices)
-        return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
+            choices = self.slots.route(choices, counts=exchanges or self._group.rank == 0)
+        # Experts elsewhere in mind, rows come as they are sent.
+        given = self.experts.to_send(rows) if self._group.divides else rows
+        if not exchanges:
+            return Begun(lambda: Dispatched(given, weights, choices))
+        return self._group.begin_dispatch(given, weights, choices, beside=beside)
 
     def _computed(self, sent: Begun[Dispatched]) -> ExpertOutputs:
         rows, weights, choices, _ = sent.finish()
@@ -167,9 +188,10 @@ class MixtureOfExperts:
         return ExpertOutputs(outputs, positions, weights)
 
     def _outputs(self, chosen: _Chosen, beside: bool) -> Turns[Delta]:
-        if not self._group.divides:
+        if not chosen.exchanges:
             routed = self._joined(chosen)
-            return routed if chosen.shared is None else replace(routed, shared=chosen.shared)
+            outputs = routed if chosen.shared is None else replace(routed, shared=chosen.shared)
+            return combine(outputs) if self._group.divides else outputs
         assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
         parts, way_back = self._parts_of_sums(chosen, chosen.shared)
         summed = self._group.begin_sum(parts, way_back, beside=beside)

@@ -7,9 +7,10 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
 from engine.model.parameters import NamedParameters, whole
+from engine.model.residual import Residual
 from engine.model.turns import alone
 from kernels.linear import linear
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm import rms_norm
 
 # Checkpoints hold copies of the model's own embedding and head.
 SHARED_WITH_MODEL = ("embed_tokens.weight", "shared_head.head.weight")
@@ -40,15 +41,16 @@ class MtpModule:
         yield from self.layer.parameters(prefix)
         yield whole(f"{prefix}.shared_head.norm.weight", self._norm)
 
-    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """embedded: the tokens; hidden: states before them, after a last norm. All [own rows, hidden], the result too,
-        which is after the module's own last norm.
+    def forward(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, residual: Residual, context: ForwardContext
+    ) -> torch.Tensor:
+        """embedded: the tokens; hidden: states before them, after a last norm. Both of the rows of which this rank has
+        the residual. Returns [tokens, hidden] after the module's own last norm.
         """
         normalized = (
             rms_norm(embedded, self._embedding_norm, self._epsilon),
             rms_norm(hidden, self._hidden_norm, self._epsilon),
         )
         merged = linear(torch.cat(normalized, dim=1), self._merge)
-        residual = torch.zeros_like(merged)
-        delta = alone(self.layer.forward(merged, residual, context))
-        return add_rms_norm(delta, residual, self._norm, self._epsilon)
+        delta = alone(self.layer.forward(residual.delta_of(merged), residual, context))
+        return residual.finish(delta, self._norm)

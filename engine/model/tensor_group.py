@@ -2,7 +2,7 @@
 "Reducing Activation Recomputation in Large Transformer Models", 2022).
 
 Each rank has a share of the heads, of the dense layers' width and of the vocabulary. Between these layers, where the
-residual is added and experts are chosen, each has a share of the rows: no row is normalized or sent to an expert twice.
+residual is added and experts are chosen, each has a share of the rows, or few rows whole (engine.model.residual).
 """
 
 import torch
@@ -12,7 +12,10 @@ from engine.exchange.interface import Exchange
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
-from kernels.peer_exchange.exchanged_norm import ExchangedNorm
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
+
+# Up to so many rows a sum of all of them on every rank takes less than its share on each with a gather behind it.
+FEW_ROWS = 32
 
 
 class TensorGroup:
@@ -29,7 +32,13 @@ class TensorGroup:
         self._exchange = exchange
         self.share = Share(place.tp_index, place.layout.tp)
         self.divides = self.share.count > 1
+        # Experts of no other rank have to be reached.
+        self._is_worker = place.layout.dp == 1
         self.leads = place.leads
+
+    def has_everywhere(self, tokens: int) -> bool:
+        """Whether every rank has all rows of the residual of a step of so many."""
+        return self.divides and self._is_worker and tokens <= FEW_ROWS
 
     def own_rows(self, tokens: int) -> int:
         """How many rows each rank has of so many; the last ones may be padding."""
@@ -49,6 +58,10 @@ class TensorGroup:
         """
         return self._exchange.begin_reduce_scatter(self._padded(parts), Group.TP).finish() if self.divides else parts
 
+    def sum_everywhere(self, parts: torch.Tensor) -> torch.Tensor:
+        """All rows of that sum: [tokens, width] stays as it is."""
+        return self._exchange.all_reduce(parts, Group.TP) if self.divides else parts
+
     def gather(self, own: torch.Tensor, tokens: int) -> torch.Tensor:
         """All ranks' rows: [own rows, width] becomes [tokens, width]."""
         return self._exchange.all_gather(own, Group.TP)[:tokens] if self.divides else own
@@ -56,13 +69,13 @@ class TensorGroup:
     def add_rms_norm(
         self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm
     ) -> tuple[torch.Tensor, Quantized | None] | None:
-        """Add `delta` to this rank's rows of the residual and normalize them, with `sum` before it or `gather` behind.
+        """Add `delta` to this rank's rows of the residual and normalize them, with a sum before it or `gather` behind.
 
         For few rows on a GPU, else None.
         """
         if not self.divides:
             return None
-        given = self._padded(delta) if norm.sums else delta
+        given = self._padded(delta) if norm.sums is SummedRows.OWN else delta
         return self._exchange.add_rms_norm(given, residual, norm, Group.TP)
 
     def join_columns(self, part: torch.Tensor) -> torch.Tensor:

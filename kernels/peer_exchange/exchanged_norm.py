@@ -1,22 +1,33 @@
 """A norm between exchanges, as its caller describes it."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
+
+
+class SummedRows(Enum):
+    """Which rows of the sum of all ranks' parts a rank gets, and has of the residual."""
+
+    OWN = auto()
+    ALL = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangedNorm:
     """An RMSNorm with the exchange before it, the one behind it, or both.
 
-    sums: the rows that are added are a sum over the ranks, of which each rank gives a part and gets its rows.
-    all_rows: how many rows all ranks have together, the last ones without their padding, if every rank gets all of
-    them. quantizes: they are wanted in FP8 too.
+    sums: None if the rows that are added are no parts of a sum over the ranks. all_rows: how many rows all ranks have
+    together, the last ones without their padding, if each has its own and gets the normalized ones of all. quantizes:
+    they are wanted in FP8 too.
     """
 
     # [width]
     weight: torch.Tensor
     epsilon: float
-    sums: bool
+    sums: SummedRows | None
     all_rows: int | None
     quantizes: bool
+
+    def __post_init__(self) -> None:
+        assert self.sums is not SummedRows.ALL or self.all_rows is None, "every rank has them already"

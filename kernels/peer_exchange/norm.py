@@ -8,14 +8,19 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
-from kernels.peer_exchange.exchanged_norm import ExchangedNorm
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
 
 SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, NORM_THREADS = 4, 8, 256
-# By whether parts are summed before, and whether rows are gathered behind.
-NAMES = {(True, False): "sum_norm", (False, True): "norm_gather", (True, True): "sum_norm_gather"}
+# By which rows of a sum are made before, and whether rows are gathered behind.
+NAMES = {
+    (SummedRows.OWN, False): "sum_norm",
+    (SummedRows.ALL, False): "all_sum_norm",
+    (None, True): "norm_gather",
+    (SummedRows.OWN, True): "sum_norm_gather",
+}
 
 
 class NormArguments(ctypes.Structure):
@@ -49,10 +54,10 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, Quantized | None]:
     """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
 
-    delta: [ranks * rows, width] if the norm sums it, else [rows, width] as residual.
+    delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual.
     """
     rows, width = residual.shape
-    assert len(delta) == (members.ranks * rows if norm.sums else rows)
+    assert len(delta) == (members.ranks * rows if norm.sums is SummedRows.OWN else rows)
     assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (delta, residual, norm.weight))
     count = rows if norm.all_rows is None else norm.all_rows
     out = residual.new_empty(count, width)

@@ -14,7 +14,7 @@ from engine.parallel.layout import Group
 from kernels.act_quant import Quantized, quantize
 from kernels.norm import add_rms_norm_quantized
 from kernels.peer_exchange import reference
-from kernels.peer_exchange.exchanged_norm import ExchangedNorm
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 from mesh.errors import RankLost
 
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8, torch.int64, torch.float64)
@@ -23,6 +23,8 @@ SUMMED_DTYPES = (torch.bfloat16, torch.float32, torch.int64)
 WIDTHS = (1, 3, 8, 56, 1000, 7168)
 ROWS = (0, 1, 2, 5, 33, 128, 700)
 REPLAYED_ROWS = (1, 40, 300)
+# That a norm makes: of the exchange before it.
+SUMS = (None, SummedRows.OWN, SummedRows.OWN, SummedRows.ALL)
 WAIT_SECONDS = 1.0
 Operation = Callable[[PeerExchange, random.Random], None]
 
@@ -128,16 +130,21 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
     """With the exchange before the norm, behind it, or both, against single kernels."""
     group = _group(exchange, drawn)
     ranks, own = len(exchange.place.members(group)), _index(exchange, group)
-    rows, width, sums = drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168)), drawn.random() < 0.7
-    all_rows = drawn.choice((None, ranks * rows - drawn.randrange(rows))) if sums else ranks * rows
-    parts = _parts(exchange, group, (ranks * rows, width), torch.bfloat16, drawn)
-    parts = [part.clone() for part in parts]
-    residuals = [part.flipud()[:rows].contiguous() for part in parts]
+    rows, width, sums = drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168)), drawn.choice(SUMS)
+    all_rows = {
+        None: ranks * rows,
+        SummedRows.OWN: drawn.choice((None, ranks * rows - drawn.randrange(rows))),
+        SummedRows.ALL: None,
+    }[sums]
+    given_rows = ranks * rows if sums is SummedRows.OWN else rows
+    parts = [part.clone() for part in _parts(exchange, group, (given_rows, width), torch.bfloat16, drawn)]
+    # Where all have all rows, all have the same.
+    residuals = [(parts[0] if sums is SummedRows.ALL else part).flipud()[:rows].clone() for part in parts]
     weight = parts[0][0].clone()
     plain, values, scales = [], [], []
     total = reference.sum_in_order(parts)
     for rank, residual in enumerate(residuals):
-        delta = total[rank * rows : (rank + 1) * rows] if sums else parts[rank][:rows]
+        delta = {None: parts[rank], SummedRows.OWN: total[rank * rows :][:rows], SummedRows.ALL: total}[sums]
         normalized, quantized = add_rms_norm_quantized(delta, kept := residual.clone(), weight, 1e-6)
         if rank == own:
             added = kept
@@ -145,9 +152,8 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
             plain.append(normalized)
             values.append(quantized.values.float())
             scales.append(quantized.scales)
-    given = parts[own] if sums else parts[own][:rows]
-    norm = ExchangedNorm(weight, 1e-6, sums=sums, all_rows=all_rows, quantizes=True)
-    made = exchange.add_rms_norm(given, residuals[own], norm, group)
+    norm = ExchangedNorm(weight, 1e-6, sums, all_rows, quantizes=True)
+    made = exchange.add_rms_norm(parts[own], residuals[own], norm, group)
     assert made is not None and made[1] is not None
     _assert_equal(residuals[own], added)
     count = len(made[0])

@@ -1,5 +1,5 @@
-// Residual addition, norm and quantization of few rows that a group of ranks divides, with the exchange before it, behind it,
-// or both, for Hopper (sm_90a). As in norm/cuda/few_rows.cu a cluster of CTAs does a row: each rank its own rows.
+// Residual addition, norm and quantization of few rows of a group of ranks, with the exchange before it, behind it, or both, for
+// Hopper (sm_90a). As in norm/cuda/few_rows.cu a cluster of CTAs does a row: each rank its own rows, or all of them.
 //
 // Before the norm a rank may receive the other ranks' parts of its rows and add them up; behind it, it may send its normalized
 // rows to all. Either takes a hop over NVLink, which is most of the time. Rows travel in bfloat16, and whoever receives them
@@ -10,10 +10,12 @@
 #include "sums.cuh"
 
 constexpr int NORM_THREADS = 256;
+// Which rows of the sum of all ranks' parts a rank makes: none, since what it adds is no part of one, its own, or all.
+enum Sums { NONE, OWN, ALL };
 
 struct NormArguments {
   Members members;
-  // bf16, eight values an element: [ranks * rows, width] parts of a sum, or [rows, width].
+  // bf16, eight values an element: [rows, width], or [ranks * rows, width] parts of a sum of which each rank gets its own.
   const uint4* delta;
   // [rows, width]
   uint4* residual;
@@ -38,7 +40,7 @@ __device__ __forceinline__ void store_row(const NormArguments& given, uint4 pack
   if (at % GROUP_THREADS == 0) given.scales[at / GROUP_THREADS * given.scale_stride + row] = scale;
 }
 
-template <bool SUMS, bool GATHERS, int MOST>
+template <Sums SUMS, bool GATHERS, int MOST>
 __device__ __forceinline__ void norm(const NormArguments& given) {
   __shared__ ClusterSum cluster;
   const Members& members = given.members;
@@ -49,11 +51,12 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   wait_for_earlier();
   u32 before = *turns(members);
   uint4* residual = given.residual + row * width + at;
-  uint4 had = load(residual), delta = load(given.delta + ((SUMS ? members.own * given.rows : 0) + row) * width + at);
-  if (SUMS) {
+  uint4 had = load(residual), delta = load(given.delta + ((SUMS == OWN ? members.own * given.rows : 0) + row) * width + at);
+  if (SUMS != NONE) {
     for (int i = 1; i < members.ranks; i++) {
       int receiver = (members.own + i) % members.ranks;
-      send_words(members, receiver, before + 1, threadIdx.x, load(given.delta + (receiver * given.rows + row) * width + at));
+      uint4 theirs = SUMS == ALL ? delta : load(given.delta + (receiver * given.rows + row) * width + at);
+      send_words(members, receiver, before + 1, threadIdx.x, theirs);
     }
     receive_words(members, before + 1, threadIdx.x, found);
     delta = sum_in_order<Bf16>(members, delta, found);
@@ -76,7 +79,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];
   uint4 normalized = sum.packed();
   if (GATHERS) {
-    u32 turn = before + (SUMS ? 2 : 1);
+    u32 turn = before + (SUMS != NONE ? 2 : 1);
     for (int i = 1; i < members.ranks; i++) send_words(members, (members.own + i) % members.ranks, turn, threadIdx.x, normalized);
     store_row(given, normalized, members.own * given.rows + row, at);
     receive_words(members, turn, threadIdx.x, found);
@@ -87,17 +90,18 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   } else {
     store_row(given, normalized, row, at);
   }
-  count_turns(members, before, (SUMS ? 1 : 0) + (GATHERS ? 1 : 0));
+  count_turns(members, before, (SUMS != NONE ? 1 : 0) + (GATHERS ? 1 : 0));
 }
 
 #define NORM(NAME, SUMS, GATHERS, MOST)                                                                                   \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS) NAME##_##MOST(const __grid_constant__ NormArguments given) { \
     norm<SUMS, GATHERS, MOST>(given);                                                                                     \
   }
-#define NORMS(MOST)                   \
-  NORM(sum_norm, true, false, MOST)   \
-  NORM(norm_gather, false, true, MOST) \
-  NORM(sum_norm_gather, true, true, MOST)
+#define NORMS(MOST)                    \
+  NORM(sum_norm, OWN, false, MOST)     \
+  NORM(all_sum_norm, ALL, false, MOST) \
+  NORM(norm_gather, NONE, true, MOST)  \
+  NORM(sum_norm_gather, OWN, true, MOST)
 NORMS(2)
 NORMS(4)
 NORMS(8)

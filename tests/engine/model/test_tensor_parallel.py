@@ -1,6 +1,7 @@
 """A model divided over the ranks of a TP group against the same model whole."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.model.model import Model
 from engine.model.parameters import Parameter, merged_shape
 from engine.model.share import check_division
 from engine.model.state import make_state
+from engine.model.tensor_group import FEW_ROWS
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.weights.loading import KeptWeights, load_model
@@ -28,6 +30,8 @@ from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
 BLOCKS = 4
+# More than all ranks have of a step.
+MANY_ROWS = FEW_ROWS + 1
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +88,45 @@ def test_rows_that_a_rank_lacks_go_to_no_expert(checkpoint: Path, monkeypatch: p
     monkeypatch.setattr(PlainExperts, "forward", record)
 
     def compute(peers: Peers) -> None:
-        computed(load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers)), random_prompt(5), [5])
+        model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers))
+        computed(model, random_prompt(MANY_ROWS), [MANY_ROWS])
 
     on_each_rank(Layout(tp=4, ep=4), compute)
-    # Each rank has two rows: the third one's second, and both of the last one, are padding.
-    assert seen and all(len(choices) == 8 for choices in seen)
+    # Each rank has nine rows: three of the last one's are padding.
+    assert seen and all(len(choices) == MANY_ROWS + 3 for choices in seen)
     for choices in seen:
-        assert (choices[:5] != NO_EXPERT).all() and (choices[5:] == NO_EXPERT).all()
+        assert (choices[:MANY_ROWS] != NO_EXPERT).all() and (choices[MANY_ROWS:] == NO_EXPERT).all()
+
+
+@pytest.mark.parametrize(("rows", "sums", "gathers"), [(FEW_ROWS, 2, 0), (MANY_ROWS, 2, 2)])
+def test_few_rows_are_exchanged_in_two_sums_a_layer(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rows: int, sums: int, gathers: int
+) -> None:
+    """The first layer is dense; beside the layers there is one sum of embeddings or one behind the last layer, and the
+    logits' columns.
+    """
+    calls: list[str] = []
+
+    def compute(peers: Peers) -> int:
+        exchange = HostExchange(peers)
+        model = load_model(checkpoint, torch.float32, CPU, exchange=exchange)
+        if peers.place.leads:
+            for name in ("all_reduce", "begin_reduce_scatter", "all_gather", "begin_all_gather"):
+                monkeypatch.setattr(exchange, name, recording(name, getattr(exchange, name)))
+        computed(model, random_prompt(rows), [rows])
+        return len(model.layers)
+
+    def recording(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*given: Any, **more: Any) -> Any:
+            calls.append(name)
+            return call(*given, **more)
+
+        return made
+
+    layers = on_each_rank(Layout(tp=2, ep=2), compute)[0]
+    summed = [call for call in calls if call in ("all_reduce", "begin_reduce_scatter")]
+    assert len(summed) == sums * layers + 1
+    assert len(calls) - len(summed) == gathers * layers + 1 + (1 if gathers else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

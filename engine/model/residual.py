@@ -1,0 +1,186 @@
+"""What layers add their outputs to, and which of its rows each rank of a TP group has."""
+
+from collections.abc import Set
+from typing import Protocol
+
+import torch
+
+from engine.model.activations import InputForm
+from engine.model.normalized import Normalized
+from engine.model.tensor_group import TensorGroup
+from kernels.act_quant import quantize
+from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
+from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
+
+
+class Residual(Protocol):
+    """The residual of some tokens. What is added may be a `Delta` of a layer, or `parts`, [tokens, hidden]: of a sum
+    over the ranks, and the rank's own values if it computes alone.
+
+    Attributes:
+        everywhere: every rank has all rows. A layer's delta are then parts, and experts see all rows.
+    """
+
+    everywhere: bool
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        """Those of all [tokens, width] of which this rank has the residual."""
+        ...
+
+    def sum(self, parts: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum."""
+        ...
+
+    def delta(self, parts: torch.Tensor) -> torch.Tensor:
+        """What is to be added for the sum of parts."""
+        ...
+
+    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
+        """What is to be added for values that are no parts, of this rank's rows."""
+        ...
+
+    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        """Add to the rows, and normalize all tokens in the forms that the layer behind reads. weight: [hidden]."""
+        ...
+
+    def add_parts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        """The same of parts."""
+        ...
+
+    def add_for_experts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        """The same for this rank's rows alone."""
+        ...
+
+    def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """What is behind the last norm: [tokens, hidden], or those of some `tokens`, [rows] int64. Called once."""
+        ...
+
+
+def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, turns: bool) -> Residual:
+    """Zeros. like: [.., hidden], of the same dtype and device; turns: the tokens are a part of a step that takes turns
+    with others.
+    """
+    if group.has_everywhere(tokens) and not turns:
+        return EverywhereResidual(like.new_zeros(tokens, like.shape[1]), epsilon, group)
+    return DividedResidual(like.new_zeros(group.own_rows(tokens), like.shape[1]), tokens, epsilon, group)
+
+
+class DividedResidual:
+    """Each rank has a share of the rows, so that no row is normalized or sent to an expert twice; one rank has all."""
+
+    everywhere = False
+
+    def __init__(self, rows: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup) -> None:
+        self._rows = rows
+        self._tokens = tokens
+        self._epsilon = epsilon
+        self._group = group
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._group.own(rows)
+
+    def sum(self, parts: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(parts)
+
+    def delta(self, parts: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(parts)
+
+    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
+        return own
+
+    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        if not self._group.divides:
+            return self._add_own(delta, weight, forms)
+        if isinstance(delta, torch.Tensor):
+            made = self._exchanged(delta, weight, forms, sums=None, gathers=True)
+            if made:
+                return made
+        plain = self._group.gather(add_rms_norm(delta, self._rows, weight, self._epsilon), self._tokens)
+        return Normalized(plain, quantize(plain) if InputForm.FP8_GROUPS in forms else None)
+
+    def add_parts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=True)
+        return made or self.add(self._group.sum(parts), weight, forms)
+
+    def add_for_experts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=False)
+        return made or self._add_own(self._group.sum(parts), weight, forms)
+
+    def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        if self._group.divides:
+            own = add_rms_norm(delta, self._rows, weight, self._epsilon)
+            hidden = self._group.gather(own, self._tokens)
+            return hidden if tokens is None else hidden[tokens]
+        if tokens is None:
+            return add_rms_norm(delta, self._rows, weight, self._epsilon)
+        return add_rms_norm(delta[tokens], self._rows[tokens], weight, self._epsilon)
+
+    def _add_own(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        return _add(delta, self._rows, weight, self._epsilon, forms)
+
+    def _exchanged(
+        self,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        forms: Set[InputForm],
+        *,
+        sums: SummedRows | None,
+        gathers: bool,
+    ) -> Normalized | None:
+        quantizes = InputForm.FP8_GROUPS in forms
+        norm = ExchangedNorm(weight, self._epsilon, sums, self._tokens if gathers else None, quantizes)
+        made = self._group.add_rms_norm(delta, self._rows, norm)
+        return None if made is None else Normalized(*made)
+
+
+class EverywhereResidual:
+    """Few rows: each rank has all of them, and computes what its experts make of all. A layer then has two exchanges,
+    both of sums with the norm behind them, instead of four.
+    """
+
+    everywhere = True
+
+    def __init__(self, rows: torch.Tensor, epsilon: float, group: TensorGroup) -> None:
+        self._rows = rows
+        self._epsilon = epsilon
+        self._group = group
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def sum(self, parts: torch.Tensor) -> torch.Tensor:
+        return self._group.sum_everywhere(parts)
+
+    def delta(self, parts: torch.Tensor) -> torch.Tensor:
+        return parts
+
+    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
+        return own if self._group.leads else torch.zeros_like(own)
+
+    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+        assert isinstance(delta, torch.Tensor), "experts add their outputs up before these travel"
+        return self._added(delta, self._rows, weight, forms)
+
+    add_parts = add_for_experts = add
+
+    def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        assert isinstance(delta, torch.Tensor)
+        rows = self._rows
+        if tokens is not None:
+            delta, rows = delta[tokens], rows[tokens]
+        return self._added(delta, rows, weight, frozenset()).plain
+
+    def _added(
+        self, parts: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]
+    ) -> Normalized:
+        norm = ExchangedNorm(weight, self._epsilon, SummedRows.ALL, None, InputForm.FP8_GROUPS in forms)
+        made = self._group.add_rms_norm(parts, rows, norm)
+        if made is not None:
+            return Normalized(*made)
+        return _add(self._group.sum_everywhere(parts), rows, weight, self._epsilon, forms)
+
+
+def _add(delta: Delta, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, forms: Set[InputForm]) -> Normalized:
+    if InputForm.FP8_GROUPS in forms:
+        return Normalized(*add_rms_norm_quantized(delta, rows, weight, epsilon))
+    return Normalized(add_rms_norm(delta, rows, weight, epsilon), None)
