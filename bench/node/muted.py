@@ -8,6 +8,7 @@ from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
+from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
@@ -42,7 +43,7 @@ class MutedExchange:
         return values if self.muted else self._exchange.all_reduce(values, group)
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         return None if self.muted else self._exchange.add_rms_norm(delta, residual, norm, group)
 

@@ -13,6 +13,7 @@ from engine.exchange.interface import Exchange
 from engine.exchange.rail import Rail
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
+from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from kernels.peer_exchange.reference import sum_in_order
 
@@ -65,7 +66,7 @@ class HostsExchange:
         return sum_in_order(self.all_gather(values[None], group).unbind())
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         if group is not Group.TP:
             return None

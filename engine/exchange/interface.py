@@ -8,6 +8,7 @@ import torch
 from engine.exchange.begun import Begun
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
+from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 # How long a GPU waits for another rank's while ranks load and compile, each at its own pace.
@@ -57,12 +58,13 @@ class Exchange(Protocol):
         ...
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual in place, and normalize them, with the norm's exchanges.
 
         None, and nothing done, if this exchange does not do these at once.
-        delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual.
+        delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual, and then
+        perhaps experts' outputs.
         """
         ...
 

@@ -12,6 +12,7 @@ from engine.exchange.peer_memory import PeerMemory
 from engine.parallel.layout import Group
 from engine.parallel.peers import Peers
 from kernels.act_quant import Quantized
+from kernels.norm import Delta
 from kernels.peer_exchange import gather, reduce
 from kernels.peer_exchange import norm as norm_kernel
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
@@ -108,12 +109,13 @@ class PeerExchange:
         return self._in_two(members, given, group)[: given.numel()].view(values.shape)
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm, group: Group
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         members = self._members_for(residual, group)
-        if members is None or not norm_kernel.takes(delta, residual):
+        if members is None or not norm_kernel.takes(delta, residual, norm):
             return None
-        return norm_kernel.add_rms_norm(members, _in_place(delta), residual, norm)
+        given = _in_place(delta) if isinstance(delta, torch.Tensor) else delta
+        return norm_kernel.add_rms_norm(members, given, residual, norm)
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         members = self._members_for(values, group)

@@ -119,7 +119,7 @@ class MixtureOfExperts:
         counted: [tokens] bool, whether a token is of a request; None if all are. Where ranks divide the experts,
         padding goes to none: among few tokens each expert that is chosen costs the time to read it. beside: exchanges
         with other ranks are not to hold up those who take turns with it. everywhere: all ranks have these tokens, which
-        are few; the outputs are this rank's part of a sum over the ranks.
+        are few; what comes out is this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
@@ -190,8 +190,7 @@ class MixtureOfExperts:
     def _outputs(self, chosen: _Chosen, beside: bool) -> Turns[Delta]:
         if not chosen.exchanges:
             routed = self._joined(chosen)
-            outputs = routed if chosen.shared is None else replace(routed, shared=chosen.shared)
-            return combine(outputs) if self._group.divides else outputs
+            return routed if chosen.shared is None else replace(routed, shared=chosen.shared)
         assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
         parts, way_back = self._parts_of_sums(chosen, chosen.shared)
         summed = self._group.begin_sum(parts, way_back, beside=beside)

@@ -9,6 +9,7 @@ from engine.model.activations import InputForm
 from engine.model.normalized import Normalized
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
+from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
@@ -158,25 +159,22 @@ class EverywhereResidual:
         return own if self._group.leads else torch.zeros_like(own)
 
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        assert isinstance(delta, torch.Tensor), "experts add their outputs up before these travel"
         return self._added(delta, self._rows, weight, forms)
 
     add_parts = add_for_experts = add
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        assert isinstance(delta, torch.Tensor)
         rows = self._rows
         if tokens is not None:
             delta, rows = delta[tokens], rows[tokens]
         return self._added(delta, rows, weight, frozenset()).plain
 
-    def _added(
-        self, parts: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]
-    ) -> Normalized:
+    def _added(self, delta: Delta, rows: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         norm = ExchangedNorm(weight, self._epsilon, SummedRows.ALL, None, InputForm.FP8_GROUPS in forms)
-        made = self._group.add_rms_norm(parts, rows, norm)
+        made = self._group.add_rms_norm(delta, rows, norm)
         if made is not None:
             return Normalized(*made)
+        parts = combine(delta) if isinstance(delta, ExpertOutputs) else delta
         return _add(self._group.sum_everywhere(parts), rows, weight, self._epsilon, forms)
 
 

@@ -12,6 +12,7 @@ from engine.exchange.interface import Exchange
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
+from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 # Up to so many rows a sum of all of them on every rank takes less than its share on each with a gather behind it.
@@ -67,7 +68,7 @@ class TensorGroup:
         return self._exchange.all_gather(own, Group.TP)[:tokens] if self.divides else own
 
     def add_rms_norm(
-        self, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
     ) -> tuple[torch.Tensor, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual and normalize them, with a sum before it or `gather` behind.
 
@@ -75,7 +76,10 @@ class TensorGroup:
         """
         if not self.divides:
             return None
-        given = self._padded(delta) if norm.sums is SummedRows.OWN else delta
+        given = delta
+        if norm.sums is SummedRows.OWN:
+            assert isinstance(delta, torch.Tensor)
+            given = self._padded(delta)
         return self._exchange.add_rms_norm(given, residual, norm, Group.TP)
 
     def join_columns(self, part: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized
 from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
+from kernels.moe_permute.expert_sum import ExpertSum
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
@@ -23,9 +24,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("sum_weights", ctypes.c_void_p),
-        ("shared", ctypes.c_void_p),
+        ("experts", ExpertSum),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -62,9 +61,7 @@ def add_rms_norm(
         residual=residual.data_ptr(), weight=weight.data_ptr(), out=out.data_ptr(), width=width, epsilon=epsilon
     )
     if isinstance(delta, ExpertOutputs):
-        arguments.x, arguments.positions = delta.rows.data_ptr(), delta.positions.data_ptr()
-        arguments.sum_weights = delta.weights.data_ptr()
-        arguments.shared = None if delta.shared is None else delta.shared.data_ptr()
+        arguments.experts = ExpertSum.of(delta)
     else:
         arguments.x, arguments.row_stride = delta.data_ptr(), delta.stride(0)
     if quantized is not None:

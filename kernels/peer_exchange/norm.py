@@ -1,12 +1,16 @@
 """Residual addition, norm and quantization with the exchange before or behind it, on Hopper: `cuda/norm.cu`."""
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.hopper import is_hopper
+from kernels.moe_permute import ExpertOutputs
+from kernels.moe_permute.expert_sum import ExpertSum
+from kernels.norm import Delta
 from kernels.nvrtc import load_kernel
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
@@ -15,12 +19,14 @@ SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, NORM_THREADS = 4, 8, 256
 # By which rows of a sum are made before, and whether rows are gathered behind.
-NAMES = {
+NAMES: Mapping[tuple[SummedRows | None, bool], str] = {
     (SummedRows.OWN, False): "sum_norm",
     (SummedRows.ALL, False): "all_sum_norm",
     (None, True): "norm_gather",
     (SummedRows.OWN, True): "sum_norm_gather",
 }
+# What experts make of rows is added up as well: this kernel for so many of each row.
+EXPERTS_NAME, CHOICES = "all_experts_norm", 8
 
 
 class NormArguments(ctypes.Structure):
@@ -29,6 +35,7 @@ class NormArguments(ctypes.Structure):
     _fields_ = (
         ("members", Members),
         ("delta", ctypes.c_void_p),
+        ("experts", ExpertSum),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -42,34 +49,42 @@ class NormArguments(ctypes.Structure):
     )
 
 
-def takes(delta: torch.Tensor, residual: torch.Tensor) -> bool:
+def takes(delta: Delta, residual: torch.Tensor, norm: ExchangedNorm) -> bool:
     """Whether the kernel supports these tensors. The same on all ranks: it looks at no address."""
     rows, width = residual.shape
     fits = 0 < rows * CTAS <= CHANNELS and width % (CTAS * 2 * GROUP) == 0 and width // (CTAS * VALUES) <= NORM_THREADS
-    return is_hopper() and delta.dtype == residual.dtype == torch.bfloat16 and fits
+    if isinstance(delta, ExpertOutputs):
+        fits = fits and norm.sums is SummedRows.ALL and delta.positions.shape[1] == CHOICES
+        dtype = delta.rows.dtype
+    else:
+        dtype = delta.dtype
+    return is_hopper() and dtype == residual.dtype == torch.bfloat16 and fits
 
 
 def add_rms_norm(
-    members: Members, delta: torch.Tensor, residual: torch.Tensor, norm: ExchangedNorm
+    members: Members, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
 ) -> tuple[torch.Tensor, Quantized | None]:
     """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
 
     delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual.
     """
     rows, width = residual.shape
-    assert len(delta) == (members.ranks * rows if norm.sums is SummedRows.OWN else rows)
-    assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (delta, residual, norm.weight))
+    assert delta.shape[0] == (members.ranks * rows if norm.sums is SummedRows.OWN else rows)
+    assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (residual, norm.weight))
     count = rows if norm.all_rows is None else norm.all_rows
     out = residual.new_empty(count, width)
     arguments = NormArguments(members=members, rows=rows, all_rows=count, width=width, epsilon=norm.epsilon)
-    arguments.delta, arguments.residual = delta.data_ptr(), residual.data_ptr()
-    arguments.weight, arguments.out = norm.weight.data_ptr(), out.data_ptr()
+    arguments.residual, arguments.weight, arguments.out = residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()
+    if isinstance(delta, ExpertOutputs):
+        name, arguments.experts = EXPERTS_NAME, ExpertSum.of(delta)
+    else:
+        assert delta.is_contiguous() and delta.data_ptr() % 16 == 0
+        name, arguments.delta = NAMES[norm.sums, norm.all_rows is not None], delta.data_ptr()
     quantized = empty_quantized(count, width, device=residual.device) if norm.quantizes else None
     if quantized is not None:
         arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
         arguments.scale_stride = quantized.scales.stride(1)
-    name = f"{NAMES[norm.sums, norm.all_rows is not None]}_{template_ranks(members.ranks)}"
-    kernel = load_kernel(SOURCE, name, residual.device.index or 0)
+    kernel = load_kernel(SOURCE, f"{name}_{template_ranks(members.ranks)}", residual.device.index or 0)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
     return out, quantized
 
@@ -77,5 +92,5 @@ def add_rms_norm(
 def load(device: torch.device, ranks: int) -> None:
     """Compile what such a group launches; not possible while a graph is captured."""
     if is_hopper(device):
-        for name in NAMES.values():
+        for name in (*NAMES.values(), EXPERTS_NAME):
             load_kernel(SOURCE, f"{name}_{template_ranks(ranks)}", device.index or 0)

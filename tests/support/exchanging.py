@@ -12,10 +12,12 @@ from engine.exchange.peer import PeerExchange
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized, quantize
-from kernels.norm import add_rms_norm_quantized
+from kernels.moe_permute import NOWHERE, ExpertOutputs, combine
+from kernels.norm import add_rms_norm, add_rms_norm_quantized
 from kernels.peer_exchange import reference
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 from mesh.errors import RankLost
+from tests.support.errors import relative_error
 
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8, torch.int64, torch.float64)
 SUMMED_DTYPES = (torch.bfloat16, torch.float32, torch.int64)
@@ -25,6 +27,8 @@ ROWS = (0, 1, 2, 5, 33, 128, 700)
 REPLAYED_ROWS = (1, 40, 300)
 # That a norm makes: of the exchange before it.
 SUMS = (None, SummedRows.OWN, SummedRows.OWN, SummedRows.ALL)
+# Of a token's experts.
+CHOICES = 8
 WAIT_SECONDS = 1.0
 Operation = Callable[[PeerExchange, random.Random], None]
 
@@ -42,6 +46,7 @@ def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
         broadcast,
         dispatch,
         normalize,
+        normalize_experts,
         meet,
     )
     for _ in range(count):
@@ -161,6 +166,30 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
     _assert_equal(made[0], torch.cat(plain)[:count])
     _assert_equal(made[1].values.float(), torch.cat(values)[:count])
     _assert_equal(made[1].scales, torch.cat(scales)[:count])
+
+
+def normalize_experts(exchange: PeerExchange, drawn: random.Random) -> None:
+    """What each rank's experts make of a few rows is added up on the way to a norm on all ranks."""
+    group = _group(exchange, drawn)
+    own, rows, width = _index(exchange, group), drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168))
+    made = [each.clone() for each in _parts(exchange, group, (CHOICES * rows, width), torch.bfloat16, drawn)]
+    weights = _parts(exchange, group, (rows, CHOICES), torch.float32, drawn)
+    shared, residual = (each.clone() for each in _parts(exchange, group, (rows, width), torch.bfloat16, drawn)[:2])
+    weight = made[0][0].clone()
+    outputs = []
+    for rank in range(len(made)):
+        places = [drawn.choice((NOWHERE, drawn.randrange(CHOICES * rows))) for _ in range(CHOICES * rows)]
+        positions = torch.tensor(places, device="cuda").view(rows, CHOICES)
+        outputs.append(ExpertOutputs(made[rank], positions, weights[rank].contiguous(), None if rank else shared))
+    total = reference.sum_in_order([combine(each) for each in outputs])
+    expected = add_rms_norm(total, added := residual.clone(), weight, 1e-6)
+    found = exchange.add_rms_norm(
+        outputs[own], residual, ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, quantizes=False), group
+    )
+    assert found is not None and found[1] is None
+    # Sums of products may be rounded otherwise, but are the same on all ranks.
+    assert relative_error(found[0], expected) < 1e-2 and relative_error(residual, added) < 1e-2
+    _assert_equal(exchange.all_gather(residual[None], group), residual.expand(len(made), *residual.shape))
 
 
 def meet(exchange: PeerExchange, drawn: random.Random) -> None:

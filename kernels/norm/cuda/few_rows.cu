@@ -6,17 +6,15 @@
 // limits it.
 
 #include "../../cuda/cluster_sum.cuh"
-#include "../../cuda/values.cuh"
+#include "../../cuda/expert_sum.cuh"
 
 constexpr int MOST_THREADS = 256;
 
 struct Arguments {
-  // bf16, eight values an element: the rows to add, `row_stride` values apart, or the experts' rows.
+  // bf16, eight values an element: the rows to add, `row_stride` values apart, or
   const uint4* x;
-  const long long* positions;
-  const float* sum_weights;
-  // Rows of shared experts that are a layer of their own, added to the sums as they are. Null if there are none.
-  const uint4* shared;
+  // what is to be added up before.
+  ExpertSum experts;
   uint4* residual;
   const uint4* weight;
   uint4* out;
@@ -34,16 +32,7 @@ __device__ __forceinline__ Values delta(const Arguments& given, long long row, i
   if constexpr (CHOICES == 0) {
     return Values::of(load(given.x + row * (given.row_stride / VALUES) + at));
   } else {
-    uint4 found[CHOICES];
-    int width = given.width / VALUES;
-#pragma unroll
-    for (int i = 0; i < CHOICES; i++) found[i] = load(given.x + given.positions[row * CHOICES + i] * width + at);
-    uint4 shared = given.shared ? load(given.shared + row * width + at) : uint4{};
-    Values sum = {};
-#pragma unroll
-    for (int i = 0; i < CHOICES; i++) sum.add(Values::of(found[i]), given.sum_weights[row * CHOICES + i]);
-    sum.add(Values::of(shared), 1.0f);
-    return Values::of(sum.packed());
+    return Values::of(add_up<CHOICES>(given.experts, row, given.width / VALUES, at));
   }
 }
 

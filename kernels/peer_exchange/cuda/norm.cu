@@ -6,7 +6,7 @@
 // quantizes them.
 
 #include "../../cuda/cluster_sum.cuh"
-#include "../../cuda/values.cuh"
+#include "../../cuda/expert_sum.cuh"
 #include "sums.cuh"
 
 constexpr int NORM_THREADS = 256;
@@ -17,6 +17,8 @@ struct NormArguments {
   Members members;
   // bf16, eight values an element: [rows, width], or [ranks * rows, width] parts of a sum of which each rank gets its own.
   const uint4* delta;
+  // What is added up to this rank's part of [rows, width] before.
+  ExpertSum experts;
   // [rows, width]
   uint4* residual;
   const uint4* weight;
@@ -40,7 +42,8 @@ __device__ __forceinline__ void store_row(const NormArguments& given, uint4 pack
   if (at % GROUP_THREADS == 0) given.scales[at / GROUP_THREADS * given.scale_stride + row] = scale;
 }
 
-template <Sums SUMS, bool GATHERS, int MOST>
+// CHOICES: experts of a token, if their outputs are to be added up; else 0.
+template <Sums SUMS, bool GATHERS, int CHOICES, int MOST>
 __device__ __forceinline__ void norm(const NormArguments& given) {
   __shared__ ClusterSum cluster;
   const Members& members = given.members;
@@ -51,7 +54,12 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   wait_for_earlier();
   u32 before = *turns(members);
   uint4* residual = given.residual + row * width + at;
-  uint4 had = load(residual), delta = load(given.delta + ((SUMS == OWN ? members.own * given.rows : 0) + row) * width + at);
+  uint4 had = load(residual), delta;
+  if constexpr (CHOICES == 0) {
+    delta = load(given.delta + ((SUMS == OWN ? members.own * given.rows : 0) + row) * width + at);
+  } else {
+    delta = add_up<CHOICES>(given.experts, row, width, at);
+  }
   if (SUMS != NONE) {
     for (int i = 1; i < members.ranks; i++) {
       int receiver = (members.own + i) % members.ranks;
@@ -93,15 +101,16 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   count_turns(members, before, (SUMS != NONE ? 1 : 0) + (GATHERS ? 1 : 0));
 }
 
-#define NORM(NAME, SUMS, GATHERS, MOST)                                                                                   \
+#define NORM(NAME, SUMS, GATHERS, CHOICES, MOST)                                                                          \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS) NAME##_##MOST(const __grid_constant__ NormArguments given) { \
-    norm<SUMS, GATHERS, MOST>(given);                                                                                     \
+    norm<SUMS, GATHERS, CHOICES, MOST>(given);                                                                            \
   }
-#define NORMS(MOST)                    \
-  NORM(sum_norm, OWN, false, MOST)     \
-  NORM(all_sum_norm, ALL, false, MOST) \
-  NORM(norm_gather, NONE, true, MOST)  \
-  NORM(sum_norm_gather, OWN, true, MOST)
+#define NORMS(MOST)                           \
+  NORM(sum_norm, OWN, false, 0, MOST)         \
+  NORM(all_sum_norm, ALL, false, 0, MOST)     \
+  NORM(all_experts_norm, ALL, false, 8, MOST) \
+  NORM(norm_gather, NONE, true, 0, MOST)      \
+  NORM(sum_norm_gather, OWN, true, 0, MOST)
 NORMS(2)
 NORMS(4)
 NORMS(8)
