@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from bench.kernels.deepseek_r1 import HIDDEN
+from bench.kernels.deepseek_r1 import EXPERT_WIDTH, HIDDEN
 from engine.exchange.peer import PeerExchange
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
@@ -47,6 +47,7 @@ def cases(exchange: PeerExchange) -> Iterator[Case]:
         yield combine
         both = {name: _chained(dispatch.providers[name], combine.providers[name]) for name in dispatch.providers}
         yield Case(f"dispatch, combine {tokens}", dispatch.wire_bytes + combine.wire_bytes, both)
+    yield _swap(exchange, ranks)
 
 
 def _all_reduce(exchange: PeerExchange, rows: int, ranks: int) -> Case:
@@ -140,6 +141,27 @@ def _combine(experts: ExpertGroup, tokens: int) -> Case:
         return lambda: distributed.reduce_scatter_tensor(own, sums)
 
     return Case(f"combine {tokens}", (experts.ranks - 1) * tokens * HIDDEN * 2, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _swap(exchange: PeerExchange, ranks: int) -> Case:
+    """The first and the last rank swap an expert in INT4, with a scale of two bytes for 128 weights."""
+    weights = 3 * HIDDEN * EXPERT_WIDTH
+    size = weights // 2 + weights // 64
+    sources = list(range(ranks))
+    sources[0], sources[-1] = ranks - 1, 0
+    source = sources[exchange.place.rank]
+
+    def ours() -> Call:
+        values = torch.randint(256, (size,), device="cuda", dtype=torch.uint8)
+        return lambda: exchange.copy_between([values], Group.WORLD, sources)
+
+    def nccl() -> Call:
+        sizes = [size if rank == source != exchange.place.rank else 0 for rank in range(ranks)]
+        given = torch.randint(256, (sum(sizes),), device="cuda", dtype=torch.uint8)
+        received = torch.empty_like(given)
+        return lambda: distributed.all_to_all_single(received, given, sizes, sizes)
+
+    return Case("swap of an INT4 expert", size, {"deepmesh": ours, "NCCL": nccl})
 
 
 def _chained(first: Callable[[], Call], second: Callable[[], Call]) -> Callable[[], Call]:

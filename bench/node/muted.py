@@ -50,6 +50,10 @@ class MutedExchange:
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         return values if self.muted else self._exchange.broadcast(values, group, source)
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        if not self.muted:
+            self._exchange.copy_between(tensors, group, sources)
+
     def barrier(self, group: Group) -> None:
         if not self.muted:
             self._exchange.barrier(group)

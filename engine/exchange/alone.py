@@ -36,6 +36,9 @@ class Alone:
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         return values
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        pass
+
     def barrier(self, group: Group) -> None:
         pass
 

@@ -94,6 +94,17 @@ class HostExchange:
             received[piece] = _meet(meeting, given[piece])[source]
         return received.view(values.shape)
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        meeting = self._meeting(group)
+        if len(meeting.members) == 1:
+            return
+        source = sources[meeting.members.index(self.place.rank)]
+        for tensor in tensors:
+            # Not every operation takes numbers of one byte.
+            values = tensor.view(-1).view(torch.uint8)
+            for piece in _pieces(values.numel(), values.itemsize):
+                values[piece] = _meet(meeting, values[piece])[source]
+
     def barrier(self, group: Group) -> None:
         meeting = self._meeting(group)
         meeting.arrive()

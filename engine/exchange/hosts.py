@@ -81,6 +81,22 @@ class HostsExchange:
             values = self._rail.broadcast(values, host)
         return self._within.broadcast(values, group, number)
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        size = self._ranks_a_host
+        if group is Group.TP:
+            self._within.copy_between(tensors, group, sources)
+        elif all(rank // size == source // size for rank, source in enumerate(sources)):
+            first = self.place.host * size
+            self._within.copy_between(tensors, group, [source - first for source in sources[first : first + size]])
+        else:
+            # Not every operation takes numbers of one byte.
+            given = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
+            # All ranks get what any receives, before any tensor changes.
+            sent = sorted({source for rank, source in enumerate(sources) if source != rank})
+            found = {source: [self.broadcast(values, group, source) for values in given] for source in sent}
+            for values, received in zip(given, found.get(sources[self.place.rank], given), strict=True):
+                values.copy_(received)
+
     def barrier(self, group: Group) -> None:
         if group is Group.WORLD:
             self._rail.begin_gather(torch.zeros(1, device=self._device)).finish()

@@ -72,6 +72,14 @@ class Exchange(Protocol):
         """The values of one rank; source: its index in the group. Of the others only shape and dtype count."""
         ...
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        """Fill each rank's tensors with those of the rank that `sources` has for it, an index in the group as its own.
+
+        In place, the one exception to what is said above. Only ranks that are not their own source receive, all at
+        once, so that two may swap. tensors: at most six, each contiguous.
+        """
+        ...
+
     def barrier(self, group: Group) -> None:
         """Wait until all ranks of the group are here; on a GPU its stream waits, not the host."""
         ...

@@ -126,6 +126,13 @@ class PeerExchange:
         gather.broadcast(members, output, given, source)
         return output
 
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        members = self._members_for(tensors[0], group)
+        if members is None:
+            self._host.copy_between(tensors, group, sources)
+        else:
+            gather.copy_between(members, tensors, sources)
+
     def barrier(self, group: Group) -> None:
         if group in self._members:
             gather.barrier(self._members[group], self._device)

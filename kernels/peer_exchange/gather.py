@@ -1,7 +1,7 @@
-"""All ranks' parts of several tensors, or one rank's: `cuda/gather.cu`."""
+"""All ranks' parts of several tensors, or some ranks': `cuda/gather.cu`."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
 from kernels.peer_exchange.region import (
     LINE_UNITS,
+    MOST_RANKS,
     MOST_WORD_UNITS,
     SLOT_BLOCK,
     UNIT_BYTES,
@@ -52,7 +53,7 @@ class GatherArguments(ctypes.Structure):
         ("units", ctypes.c_int),
         ("byte_units", ctypes.c_int),
         ("turn_units", ctypes.c_int),
-        ("source", ctypes.c_int),
+        ("senders", ctypes.c_uint32 * MOST_RANKS),
     )
 
 
@@ -63,7 +64,7 @@ def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[to
     not a number may become another that is none; all else arrives bit for bit.
     """
     assert len(outputs) == len(parts) <= MOST_PARTS
-    arguments = GatherArguments(members=members, source=-1)
+    arguments = _arguments(members, [range(members.ranks)] * members.ranks)
     pairs = list(zip(outputs, parts, strict=True))
     for output, part in pairs:
         if part.dtype not in NUMBERS:
@@ -78,22 +79,54 @@ def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[to
 
 def broadcast(members: Members, output: torch.Tensor, values: torch.Tensor, source: int) -> None:
     """Fill the output with the values of the member `source`; both contiguous."""
-    arguments = GatherArguments(members=members, source=source)
-    _add(arguments, output, values)
-    arguments.parts[0].rank_pitch = 0
-    if arguments.units:
-        _launch(arguments, values.device, by_slots=True)
+    _copy(members, [[source]] * members.ranks, [output], [values])
+
+
+def copy_between(members: Members, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> None:
+    """Fill the tensors of each member with those of the one that `sources` has for it, which may be itself. In place;
+    contiguous.
+
+    A rank sends to those that receive from it, and no others: two that swap B bytes take as long as B bytes one way. A
+    thread sends what a unit held before it writes what came for it.
+    """
+    assert len(tensors) <= MOST_PARTS and all(tensor.is_contiguous() for tensor in tensors)
+    senders = [[source] if source != member else [] for member, source in enumerate(sources)]
+    _copy(members, senders, tensors, tensors)
 
 
 def barrier(members: Members, device: torch.device) -> None:
     """No kernel launched later begins before the ones launched earlier have ended on all ranks."""
-    _launch(GatherArguments(members=members, source=-1), device, by_slots=True)
+    _launch(_arguments(members, []), device, by_slots=True)
 
 
 def load(device: torch.device, ranks: int) -> None:
     """Compile what such a group launches; not possible while a graph is captured."""
     load_kernel(SOURCE, f"gather_units_{template_ranks(ranks)}", device.index or 0)
     load_kernel(SOURCE, "gather_slots", device.index or 0)
+
+
+def _arguments(members: Members, senders: Sequence[Iterable[int]]) -> GatherArguments:
+    """senders: by member, those whose parts it receives."""
+    arguments = GatherArguments(members=members)
+    for member, each in enumerate(senders):
+        arguments.senders[member] = sum(1 << sender for sender in each)
+    return arguments
+
+
+def _copy(
+    members: Members,
+    senders: Sequence[Iterable[int]],
+    outputs: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
+) -> None:
+    """Each member receives from one at most."""
+    arguments = _arguments(members, senders)
+    for output, part in zip(outputs, parts, strict=True):
+        _add(arguments, output, part)
+    for index in range(arguments.part_count):
+        arguments.parts[index].rank_pitch = 0
+    if arguments.units:
+        _launch(arguments, parts[0].device, by_slots=True)
 
 
 def _add(arguments: GatherArguments, output: torch.Tensor, part: torch.Tensor) -> None:

@@ -44,6 +44,7 @@ def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
         scatter,
         reduce,
         broadcast,
+        copy_between,
         dispatch,
         normalize,
         normalize_experts,
@@ -113,6 +114,18 @@ def broadcast(exchange: PeerExchange, drawn: random.Random) -> None:
     values = _parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn)
     source = drawn.randrange(len(values))
     _assert_equal(exchange.broadcast(values[_index(exchange, group)], group, source), values[source])
+
+
+def copy_between(exchange: PeerExchange, drawn: random.Random) -> None:
+    """Ranks swap, give to several, keep theirs."""
+    group = _group(exchange, drawn)
+    several = [_parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn) for _ in range(drawn.randint(1, 6))]
+    ranks, own = len(exchange.place.members(group)), _index(exchange, group)
+    sources = [drawn.randrange(ranks) for _ in range(ranks)]
+    expected = [parts[sources[own]].clone() for parts in several]
+    exchange.copy_between([parts[own] for parts in several], group, sources)
+    for parts, each in zip(several, expected, strict=True):
+        _assert_equal(parts[own], each)
 
 
 def dispatch(exchange: PeerExchange, drawn: random.Random) -> None:

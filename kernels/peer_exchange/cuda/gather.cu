@@ -1,8 +1,9 @@
-// All ranks' parts of several tensors, on every rank, and the parts of one rank alone.
+// All ranks' parts of several tensors, on every rank, or those of one rank on every rank or on some.
 //
 // A unit is 16 bytes of a part or what is left of a line; units are numbered through all parts. A rank writes each unit to all
 // other ranks' regions, from where they copy it to their outputs: NVLink carries ranks - 1 times the bytes of a rank's parts
 // each way (twice that of what goes as lines), device memory reads them once more and writes them twice for each other rank.
+// By slots a rank writes only to those that receive from it; the flags of its turns go to all.
 
 #include "peers.cuh"
 
@@ -27,8 +28,8 @@ struct GatherArguments {
   int byte_units;
   // Of a channel's turn.
   int turn_units;
-  // The member whose parts all receive; -1 if all send.
-  int source;
+  // By member, a bit for each one whose parts it receives; those that do not go by slots are all received.
+  u32 senders[MOST_RANKS];
 };
 
 struct Unit {
@@ -77,8 +78,8 @@ __device__ __forceinline__ void store(u8* to, uint4 value, int bytes) {
   }
 }
 
-__device__ __forceinline__ bool sends(const GatherArguments& given, int member) {
-  return given.source < 0 || given.source == member;
+__device__ __forceinline__ bool receives(const GatherArguments& given, int member, int sender) {
+  return given.senders[member] >> sender & 1;
 }
 
 // The number of unit `at` of this block's turn. Blocks take turns by warps, so that each has few units that go as lines.
@@ -119,7 +120,7 @@ __device__ __forceinline__ void gather_units(const GatherArguments& given) {
   count_turns(members, before, 1);
 }
 
-// Sends the units from `first` on, and copies them to this rank's place in the output.
+// Sends the units from `first` on to those that receive them, itself included, which has a place in its output for them.
 __device__ __forceinline__ void send_slots(const GatherArguments& given, int first, u32 turn) {
   const Members& members = given.members;
   int last = min(first + given.turn_units, given.units);
@@ -132,13 +133,16 @@ __device__ __forceinline__ void send_slots(const GatherArguments& given, int fir
     values[i] = load(unit.input, unit.bytes);
   }
   for (int j = 1; j < members.ranks; j++) {
-    uint4* to = slot(members, (members.own + j) % members.ranks, members.own, turn);
+    int receiver = (members.own + j) % members.ranks;
+    if (!receives(given, receiver, members.own)) continue;
+    uint4* to = slot(members, receiver, members.own, turn);
 #pragma unroll
     for (int i = 0; i < UNROLLED; i++) {
       int number = first + i * SLOT_THREADS + threadIdx.x;
       if (number < last) to[number - first] = values[i];
     }
   }
+  if (!receives(given, members.own, members.own)) return;
 #pragma unroll
   for (int i = 0; i < UNROLLED; i++) {
     int number = first + i * SLOT_THREADS + threadIdx.x;
@@ -153,7 +157,7 @@ __device__ __forceinline__ void collect_slots(const GatherArguments& given, int 
   int last = min(first + given.turn_units, given.units);
   for (int j = 0; j < members.ranks - 1; j++) {
     int sender = other(members, j);
-    if (!sends(given, sender)) continue;
+    if (!receives(given, members.own, sender)) continue;
     const uint4* from = slot(members, members.own, sender, turn);
     uint4 values[UNROLLED];
 #pragma unroll
@@ -171,20 +175,23 @@ __device__ __forceinline__ void collect_slots(const GatherArguments& given, int 
   }
 }
 
-// A turn sends one piece and collects an earlier one. Without units it is a barrier.
+// A turn sends one piece and collects an earlier one: where the output is the input, the same threads have sent what they
+// write over. Without units it is a barrier.
 extern "C" __global__ void __launch_bounds__(SLOT_BLOCK) gather_slots(const __grid_constant__ GatherArguments given) {
   const Members& members = given.members;
   begin();
   u32 before = *turns(members);
   int stride = gridDim.x * given.turn_units, first = blockIdx.x * given.turn_units;
   int count = max((given.units - first + stride - 1) / max(stride, 1), 1);
+  bool sends = false;
+  for (int member = 0; member < members.ranks; member++) sends |= receives(given, member, members.own);
   for (int turn = 1; turn <= count + LAG; turn++) {
     if (threadIdx.x >= SLOT_THREADS) {
       if (turn <= count) hand_over(members, before + turn);
       continue;
     }
     if (turn <= count) {
-      if (sends(given, members.own)) send_slots(given, first + (turn - 1) * stride, before + turn);
+      if (sends) send_slots(given, first + (turn - 1) * stride, before + turn);
       finish_slots(before + turn);
     }
     if (turn > LAG) {

@@ -64,6 +64,19 @@ def test_broadcast_gives_all_the_values_of_one() -> None:
     assert all(torch.equal(each, of_rank(2, 4)) for each in received)
 
 
+@pytest.mark.parametrize("sources", [[0, 1, 2], [2, 1, 0], [0, 0, 2], [1, 2, 0]])
+def test_ranks_get_the_tensors_of_those_that_are_named_for_them(sources: list[int]) -> None:
+    shapes = ((3,), (TENSOR_SLOT_BYTES // 4 + 1,))
+
+    def act(own: Exchange) -> bool:
+        rank = own.place.rank
+        tensors = [of_rank(rank, *shape) for shape in shapes]
+        own.copy_between(tensors, Group.WORLD, sources)
+        return all(map(torch.equal, tensors, [of_rank(sources[rank], *shape) for shape in shapes]))
+
+    assert all(exchanged(Layout(dp=3), act))
+
+
 def test_a_tensor_that_does_not_lie_in_one_piece_is_exchanged_as_it_reads() -> None:
     gathered = exchanged(Layout(dp=2), lambda own: own.all_gather(of_rank(own.place.rank, 3, 4).t(), Group.WORLD))
     assert torch.equal(gathered[0], torch.cat([of_rank(0, 3, 4).t(), of_rank(1, 3, 4).t()]))

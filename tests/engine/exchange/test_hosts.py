@@ -78,6 +78,18 @@ def broadcasts(own: Exchange) -> None:
         assert torch.equal(given, of_rank(own.place.rank, 3, 4).t())
 
 
+def copies_between_ranks(own: Exchange) -> None:
+    world, a_host = own.place.layout.world, own.place.layout.ranks_a_host
+    within = [rank // a_host * a_host + (rank + 1) % a_host for rank in range(world)]
+    across = [(rank + 1) % world for rank in range(world)]
+    swap = [world - 1, *range(1, world - 1), 0]
+    for sources in (within, across, swap, [1, *range(1, world)]):
+        tensors = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 1, dtype=torch.bfloat16)]
+        own.copy_between(tensors, Group.WORLD, sources)
+        assert torch.equal(tensors[0], of_rank(sources[own.place.rank], 3, 4))
+        assert torch.equal(tensors[1], of_rank(sources[own.place.rank], 1, dtype=torch.bfloat16))
+
+
 def leaves_tp_groups_to_their_host(own: Exchange) -> None:
     members = own.place.members(Group.TP)
     mine = of_rank(own.place.rank, 4, 3)
@@ -102,6 +114,7 @@ ACTS = (
     scatters_sums,
     sums_in_order,
     broadcasts,
+    copies_between_ranks,
     leaves_tp_groups_to_their_host,
     meets,
 )
