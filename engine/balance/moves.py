@@ -9,7 +9,9 @@ from engine.balance.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Slots that get new contents at once: by slot, the slot that holds them before. At most two."""
+    """Slots that get new contents at once: by slot, the slot of another part that holds them before. One slot, or two
+    that swap.
+    """
 
     sources: tuple[tuple[int, int], ...]
     # What holds when it is made.
@@ -17,24 +19,39 @@ class Move:
 
 
 def moves(placement: Placement, target: Placement) -> Iterator[Move]:
-    """Moves after each of which every expert has a slot: over a copy that can be spared, else two slots swap."""
-    held, wanted = list(placement.experts), target.experts
-    parts = placement.parts
+    """Moves after each of which every expert has a slot: over a copy that can be spared, else two slots swap. At last
+    each part has the experts that it has in the target, in whichever of its slots.
+    """
+    held, parts, slots = list(placement.experts), placement.parts, placement.slots
+    wanted = [set(target.part(part)) for part in range(parts)]
+    lacking = [wanted[part].difference(placement.part(part)) for part in range(parts)]
+    # Slots with experts that their parts should not have: in each part as many as it lacks experts.
+    wrong = [slot for slot, expert in enumerate(held) if expert not in wanted[slot // slots]]
     copies = Counter(held)
-    while True:
-        wrong = [slot for slot in range(len(held)) if held[slot] != wanted[slot]]
-        if not wrong:
-            return
+
+    def hold(slot: int, expert: int) -> None:
+        held[slot] = expert
+        part = slot // slots
+        if expert in lacking[part]:
+            lacking[part].remove(expert)
+            wrong.remove(slot)
+
+    while wrong:
         spared = next((slot for slot in wrong if copies[held[slot]] > 1), None)
         if spared is not None:
-            source = held.index(wanted[spared])
+            expert = min(lacking[spared // slots])
+            source = held.index(expert)
             copies[held[spared]] -= 1
-            copies[wanted[spared]] += 1
-            held[spared] = wanted[spared]
+            copies[expert] += 1
+            hold(spared, expert)
             yield Move(((spared, source),), Placement(tuple(held), parts))
         else:
-            # Each wrong slot holds the only copy of an expert: what it lacks is in another wrong one.
+            # Each wrong slot holds the only copy of an expert: what its part lacks is in other wrong ones, the best of
+            # which is in a part that lacks what comes in return.
             slot = wrong[0]
-            other = held.index(wanted[slot])
-            held[slot], held[other] = held[other], held[slot]
+            given = held[slot]
+            others = [held.index(expert) for expert in sorted(lacking[slot // slots])]
+            other = next((each for each in others if given in lacking[each // slots]), others[0])
+            hold(slot, held[other])
+            hold(other, given)
             yield Move(((slot, other), (other, slot)), Placement(tuple(held), parts))

@@ -4,10 +4,12 @@ A part of the experts is a row of equally many slots, and ranks are divided into
 several slots, on different parts: copies, which divide its tokens among them.
 """
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+import numpy as np
+import numpy.typing as npt
 
 # Experts change places for no less than this share of the mean load.
 LEAST_GAIN = 0.005
@@ -32,14 +34,6 @@ class Placement:
         """What the slots of a part hold."""
         return self.experts[index * self.slots : (index + 1) * self.slots]
 
-    def copies(self, expert: int) -> list[int]:
-        """The slots that hold an expert."""
-        return [slot for slot, held in enumerate(self.experts) if held == expert]
-
-    def exchanged(self, slot: int, expert: int) -> "Placement":
-        """The same with another expert in one slot."""
-        return Placement((*self.experts[:slot], expert, *self.experts[slot + 1 :]), self.parts)
-
 
 def first_placement(experts: int, parts: int, redundant: int) -> Placement:
     """Equally many experts on each part, in order, and behind them copies of the next part's first experts."""
@@ -49,115 +43,166 @@ def first_placement(experts: int, parts: int, redundant: int) -> Placement:
     return Placement(tuple(held), parts)
 
 
-def imbalance(placement: Placement, loads: Sequence[float]) -> float:
-    """(largest - mean) / mean of the parts' loads; 0 without load. loads: by expert, divided evenly among copies."""
-    copies = Counter(placement.experts)
-    by_part = [
-        sum(loads[expert] / copies[expert] for expert in placement.part(part)) for part in range(placement.parts)
-    ]
-    mean = sum(by_part) / len(by_part)
-    return (max(by_part) - mean) / mean if mean else 0.0
+def imbalances(held: npt.NDArray[np.int64], parts: int, loads: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(largest - mean) / mean of the parts' loads, by layer; 0 without load.
+
+    held: [layers, slots], which expert each slot holds; loads: [layers, experts], divided evenly among copies.
+    """
+    layers, slots = held.shape
+    experts = loads.shape[1]
+    of_slots = (held + experts * np.arange(layers)[:, None]).ravel()
+    shares = loads.ravel() / np.bincount(of_slots, minlength=loads.size)
+    # Sums one by one, as `cumsum` makes them, are the same on other kinds of CPUs, where ranks decide alike.
+    by_part = shares[of_slots].reshape(layers, parts, slots // parts).cumsum(2)[:, :, -1]
+    mean = by_part.cumsum(1)[:, -1] / parts
+    found = np.zeros(layers)
+    np.divide(by_part.max(1) - mean, mean, out=found, where=mean > 0)
+    return found
 
 
-def balanced(placement: Placement, loads: Sequence[float]) -> Placement:
-    """A placement with the same slots whose parts have loads as even as may be, near the given one.
+def imbalance(placement: Placement, loads: Sequence[float] | npt.NDArray[np.float64]) -> float:
+    """`imbalances` of one layer. loads: by expert."""
+    return float(imbalances(np.array([placement.experts]), placement.parts, np.array([loads], np.float64))[0])
+
+
+def balancing(placement: Placement, loads: Sequence[float] | npt.NDArray[np.float64]) -> Iterator[Placement | None]:
+    """At last, a placement with the same slots whose parts have loads as even as may be, near the given one.
+
+    Before it, None after each piece of the work, which takes some 20 us of a host: steps of a model wait for it.
 
     Copies are counted as EPLB does (DeepSeek, 2025): spare slots go, one after another, to the expert with the largest
     load a copy. Then, in place of EPLB's packing from nothing, which would move nearly all: copies that are too many
     make room for those that lack, on the part with the least load, and experts of the heaviest part change places with
     others for as long as that lowers its load.
     """
-    contents = [set(placement.part(part)) for part in range(placement.parts)]
-    counts = _copies(loads, len(placement.experts), placement.parts)
-    shares = [loads[expert] / count for expert, count in enumerate(counts)]
-    _recount(contents, counts, shares)
-    _even_out(contents, shares)
-    return _in_slots(placement, contents)
+    each = np.array(loads, np.float64)
+    # [parts, experts]: which part holds which expert.
+    holds = np.zeros((placement.parts, len(each)), np.bool_)
+    holds[np.arange(len(placement.experts)) // placement.slots, placement.experts] = True
+    counts = _copies(each.tolist(), len(placement.experts), placement.parts)
+    yield None
+    shares = each / counts
+    for pieces in (_recount(holds, counts, shares), _even_out(holds, shares)):
+        for _ in pieces:
+            yield None
+    yield _in_slots(placement, holds)
 
 
-def _copies(loads: Sequence[float], slots: int, parts: int) -> list[int]:
-    """How many slots each expert gets: at most one a part."""
+def _copies(loads: Sequence[float], slots: int, parts: int) -> npt.NDArray[np.int64]:
+    """[experts]: how many slots each expert gets, at most one a part."""
     counts = [1] * len(loads)
+    # The expert with the largest load a copy first, of equal ones the first.
+    waiting = [(-load, expert) for expert, load in enumerate(loads)]
+    heapify(waiting)
     for _ in range(slots - len(loads)):
-        most = max(
-            (expert for expert in range(len(loads)) if counts[expert] < parts),
-            key=lambda expert: (loads[expert] / counts[expert], -expert),
-        )
-        counts[most] += 1
-    return counts
+        expert = waiting[0][1]
+        counts[expert] += 1
+        if counts[expert] < parts:
+            heapreplace(waiting, (-loads[expert] / counts[expert], expert))
+        else:
+            heappop(waiting)
+    return np.array(counts)
 
 
-def _recount(contents: list[set[int]], counts: Sequence[int], shares: Sequence[float]) -> None:
-    """Give each expert as many copies as it should have; every part keeps its number of slots."""
-    sizes = [len(held) for held in contents]
-    sums = [sum(shares[expert] for expert in held) for held in contents]
-    for expert, count in enumerate(counts):
-        holders = sorted((part for part, held in enumerate(contents) if expert in held), key=lambda part: -sums[part])
-        for part in holders[: max(len(holders) - count, 0)]:
-            contents[part].remove(expert)
-            sums[part] -= shares[expert]
-    for expert in sorted(range(len(counts)), key=lambda expert: (-shares[expert], expert)):
-        while sum(expert in held for held in contents) < counts[expert]:
-            lacking = [part for part, held in enumerate(contents) if expert not in held]
-            free = [part for part in lacking if len(contents[part]) < sizes[part]]
-            if free:
-                part = min(free, key=lambda part: (sums[part], part))
+def _recount(
+    holds: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]
+) -> Iterator[None]:
+    """Give each expert as many copies as it should have; every part keeps its number of slots. In place, in pieces: one
+    expert loses copies or gets one.
+    """
+    sizes = holds.sum(1)
+    free = np.zeros_like(sizes)
+    sums = _sums(holds, shares)
+    found = holds.sum(0)
+    for expert in np.flatnonzero(found > counts):
+        (holders,) = holds[:, expert].nonzero()
+        losing = holders[np.argsort(-sums[holders], kind="stable")][: found[expert] - counts[expert]]
+        holds[losing, expert] = False
+        sums[losing] -= shares[expert]
+        free[losing] += 1
+        yield
+    for expert in sorted(np.flatnonzero(found < counts), key=lambda expert: (-shares[expert], expert)):
+        for _ in range(counts[expert] - found[expert]):
+            lacking = ~holds[:, expert]
+            (roomy,) = (lacking & (free > 0)).nonzero()
+            if len(roomy):
+                part = roomy[sums[roomy].argmin()]
+                free[part] -= 1
             else:
                 # Parts with room hold it already: one of them takes another expert from a part that does not.
-                part = min(lacking, key=lambda part: (sums[part], part))
-                taker = next(each for each, held in enumerate(contents) if len(held) < sizes[each])
-                moved = min(contents[part] - contents[taker], key=lambda held: (shares[held], held))
-                contents[part].remove(moved)
-                contents[taker].add(moved)
+                (able,) = lacking.nonzero()
+                part, taker = able[sums[able].argmin()], (free > 0).argmax()
+                (movable,) = (holds[part] & ~holds[taker]).nonzero()
+                moved = movable[shares[movable].argmin()]
+                holds[part, moved], holds[taker, moved] = False, True
                 sums[part] -= shares[moved]
                 sums[taker] += shares[moved]
-            contents[part].add(expert)
+                free[taker] -= 1
+            holds[part, expert] = True
             sums[part] += shares[expert]
+            yield
 
 
-def _even_out(contents: list[set[int]], shares: Sequence[float]) -> None:
-    """Exchange experts of the heaviest part for lighter ones of others."""
-    sums = [sum(shares[expert] for expert in held) for held in contents]
-    least = LEAST_GAIN * sum(sums) / len(sums)
+def _even_out(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> Iterator[None]:
+    """Exchange experts of the heaviest part for lighter ones of others. In place, in pieces: two parts are compared."""
+    sums = _sums(holds, shares)
+    least = LEAST_GAIN * sums.sum() / len(sums)
     while True:
-        heavy = max(range(len(sums)), key=lambda part: (sums[part], -part))
-        for light in sorted(range(len(sums)), key=lambda part: (sums[part], part)):
-            found = _best_exchange(contents[heavy], contents[light], shares, sums[heavy] - sums[light], least)
+        heavy = sums.argmax()
+        for light in np.argsort(sums, kind="stable"):
+            found = _best_exchange(holds[heavy], holds[light], shares, sums[heavy] - sums[light], least)
+            yield
             if found is not None:
                 break
         else:
             return
         given, taken = found
-        for part, out, into in ((heavy, given, taken), (light, taken, given)):
-            contents[part].remove(out)
-            contents[part].add(into)
-            sums[part] += shares[into] - shares[out]
+        holds[heavy, [given, taken]] = False, True
+        holds[light, [given, taken]] = True, False
+        moved = shares[given] - shares[taken]
+        sums[heavy] -= moved
+        sums[light] += moved
 
 
 def _best_exchange(
-    heavy: set[int], light: set[int], shares: Sequence[float], difference: float, least: float
+    heavy: npt.NDArray[np.bool_],
+    light: npt.NDArray[np.bool_],
+    shares: npt.NDArray[np.float64],
+    difference: float,
+    least: float,
 ) -> tuple[int, int] | None:
-    """The expert to give and the one to take so that the larger sum becomes least; None if it falls by less than
-    `least`. difference: of the two sums.
+    """The expert to give and the one to take so that the larger sum becomes least; None if it falls by no more than
+    `least`. heavy and light: [experts], what two parts hold; difference: of the two sums.
     """
-    takeable = sorted((shares[expert], expert) for expert in light - heavy)
-    best, best_gain = None, least
-    for given in sorted(heavy - light):
-        # Half of the difference should go over.
-        index = bisect_left(takeable, (shares[given] - difference / 2, -1))
-        for share, taken in takeable[max(index - 1, 0) : index + 1]:
-            moved = shares[given] - share
-            gain = min(moved, difference - moved)
-            if gain > best_gain:
-                best, best_gain = (given, taken), gain
-    return best
+    # No exchange takes off more than half of it.
+    if difference <= 2 * least:
+        return None
+    (givable,), (takeable,) = (heavy & ~light).nonzero(), (light & ~heavy).nonzero()
+    if not len(givable) or not len(takeable):
+        return None
+    takeable = takeable[shares[takeable].argsort(kind="stable")]
+    # Half of the difference should go over: only the two shares around what is left then come into question.
+    above = shares[takeable].searchsorted(shares[givable] - difference / 2)
+    nearest = np.array([above - 1, above]).clip(0, len(takeable) - 1)
+    moved = shares[givable] - shares[takeable[nearest]]
+    gains = np.minimum(moved, difference - moved)
+    side, given = divmod(int(gains.argmax()), len(givable))
+    if gains[side, given] <= least:
+        return None
+    return int(givable[given]), int(takeable[nearest[side, given]])
 
 
-def _in_slots(placement: Placement, contents: Sequence[set[int]]) -> Placement:
+def _sums(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[parts]: their loads, added one by one as in `imbalances`."""
+    sums: npt.NDArray[np.float64] = (holds * shares).cumsum(1)[:, -1]
+    return sums
+
+
+def _in_slots(placement: Placement, holds: npt.NDArray[np.bool_]) -> Placement:
     """Experts that a part keeps stay in their slots."""
     held: list[int] = []
-    for part, wanted in enumerate(contents):
+    for part, wanted in enumerate(holds):
         own = placement.part(part)
-        new = iter(sorted(wanted.difference(own)))
-        held += [expert if expert in wanted else next(new) for expert in own]
+        new = iter(sorted(set(wanted.nonzero()[0].tolist()).difference(own)))
+        held += [expert if wanted[expert] else next(new) for expert in own]
     return Placement(tuple(held), placement.parts)

@@ -8,7 +8,7 @@ import torch
 
 from engine.balance.placement import Placement
 from kernels.expert_route import route
-from kernels.host_copy import to_device
+from kernels.host_copy import copy_to_device
 
 
 class ExpertSlots:
@@ -17,19 +17,21 @@ class ExpertSlots:
     Attributes:
         placement: which expert each slot holds.
         part: which part of the slots this rank has.
+        chosen: [experts] int64, on the device: how often tokens of this rank have chosen each so far.
     """
 
     def __init__(self, placement: Placement, part: int, device: torch.device) -> None:
-        experts = 1 + max(placement.experts)
+        experts, parts = 1 + max(placement.experts), placement.parts
         self.placement = placement
         self.part = part
-        # [experts, parts] int64: the slots of each expert's copies, and [experts] int64: how many these are.
-        self._slots = torch.empty(experts, placement.parts, dtype=torch.int64, device=device)
-        self._copies = torch.empty(experts, dtype=torch.int64, device=device)
-        # [experts] int64: how often tokens of this rank chose each since `take_chosen`.
-        self._chosen = torch.zeros(experts, dtype=torch.int64, device=device)
+        # [experts, parts] int64: the slots of each expert's copies, and [experts] int64: how many these are; one piece
+        # of memory.
+        self._tables = torch.empty(experts * (parts + 1), dtype=torch.int64, device=device)
+        self._slots = self._tables[: experts * parts].view(experts, parts)
+        self._copies = self._tables[experts * parts :]
+        self.chosen = torch.zeros(experts, dtype=torch.int64, device=device)
         # The same of tokens that another rank counts.
-        self._counted_elsewhere = torch.zeros_like(self._chosen)
+        self._counted_elsewhere = torch.zeros_like(self.chosen)
         self.publish(placement)
 
     @property
@@ -42,24 +44,21 @@ class ExpertSlots:
 
         choices: [tokens, k] int64, experts; padding has none, and is not counted. counts: no other rank counts them.
         """
-        return route(choices, self._slots, self._copies, self._chosen if counts else self._counted_elsewhere)
+        return route(choices, self._slots, self._copies, self.chosen if counts else self._counted_elsewhere)
 
     def publish(self, placement: Placement) -> None:
-        """Tokens of later steps go where it says. Slots have the contents that it says by then."""
-        self.placement = placement
-        copies: Sequence[list[int]] = [[] for _ in range(len(self._copies))]
-        for slot, expert in enumerate(placement.experts):
-            copies[expert].append(slot)
-        filled = [slots + slots[-1:] * (placement.parts - len(slots)) for slots in copies]
-        self._slots.copy_(to_device(np.array(filled, np.int64), self._slots.device))
-        counts = np.array([len(slots) for slots in copies], np.int64)
-        self._copies.copy_(to_device(counts, self._copies.device))
+        """Tokens of later steps go where it says. Slots have the contents that it says by then.
 
-    def take_chosen(self) -> torch.Tensor:
-        """[experts] int64, on the device; counting begins anew."""
-        chosen = self._chosen.clone()
-        self._chosen.zero_()
-        return chosen
+        On a GPU this is one copy from the host: it begins when all earlier kernels have ended, and later ones begin
+        after it.
+        """
+        self.placement = placement
+        held = np.array(placement.experts)
+        by_expert, copies = held.argsort(kind="stable"), np.bincount(held)
+        # Behind an expert's last copy its row is filled up with that.
+        turns = np.minimum(np.arange(placement.parts), copies[:, None] - 1)
+        slots = by_expert[(copies.cumsum() - copies)[:, None] + turns]
+        copy_to_device(np.concatenate([slots.ravel(), copies]), self._tables)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def test_padding_is_not_counted(checkpoint: Path) -> None:
         model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers), balance=config)
         (layer, *_) = model.balanced_layers().values()
         layer.slots.route(torch.tensor([[0, 1], [1, 2], [NO_EXPERT, NO_EXPERT]]))
-        return list(layer.slots.take_chosen().tolist())
+        return list(layer.slots.chosen.tolist())
 
     for counted in on_each_rank(Layout(dp=2, ep=2), count):
         assert counted == [1, 2, 1, 0, 0, 0, 0, 0]

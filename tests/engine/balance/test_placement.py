@@ -2,12 +2,19 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.balance.moves import moves
-from engine.balance.placement import Placement, balanced, first_placement, imbalance
+from engine.balance.placement import Placement, balancing, first_placement, imbalance, imbalances
+
+
+def balanced(placement: Placement, loads: list[float]) -> Placement:
+    *pieces, found = balancing(placement, loads)
+    assert pieces == [None] * len(pieces) and found is not None
+    return found
 
 
 @st.composite
@@ -16,8 +23,11 @@ def loaded(draw: st.DrawFn) -> tuple[Placement, list[float]]:
     own = draw(st.integers(1, 6))
     experts = parts * own
     redundant = draw(st.integers(0, min(4, experts - own))) if parts > 1 else 0
-    loads = draw(st.lists(st.floats(0, 1000), min_size=experts, max_size=experts))
-    return first_placement(experts, parts, redundant), loads
+    each = st.lists(st.floats(0, 1000), min_size=experts, max_size=experts)
+    placement = first_placement(experts, parts, redundant)
+    for earlier in draw(st.lists(each, max_size=2)):
+        placement = balanced(placement, earlier)
+    return placement, draw(each)
 
 
 def check_complete(placement: Placement, experts: int) -> None:
@@ -69,11 +79,20 @@ def test_moves_lose_no_expert_on_their_way(case: tuple[Placement, list[float]]) 
     held = list(placement.experts)
     for move in moves(placement, target):
         contents = [(slot, held[source]) for slot, source in move.sources]
+        assert all(slot // placement.slots != source // placement.slots for slot, source in move.sources)
         for slot, expert in contents:
             held[slot] = expert
         assert tuple(held) == move.placement.experts
         check_complete(move.placement, len(loads))
-    assert tuple(held) == target.experts
+    reached = Placement(tuple(held), placement.parts)
+    assert all(set(reached.part(part)) == set(target.part(part)) for part in range(placement.parts))
+
+
+def test_the_imbalance_of_layers_is_how_far_the_heaviest_part_is_above_the_mean() -> None:
+    held = np.array([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 1], [0, 1, 2, 3, 0, 1]])
+    loads = np.array([[2.0, 4, 3, 6], [1, 4, 4, 6], [0, 0, 0, 0]])
+    # By part: 6 and 9, 5 and 10, nothing.
+    assert imbalances(held, 2, loads).tolist() == pytest.approx([0.2, 1 / 3, 0])
 
 
 def test_even_load_moves_nothing() -> None:

@@ -47,11 +47,12 @@ class Computed:
         self.missing: list[int] = []
         self.reported: list[int] = []
         batches = MicroBatches(two_batch, lambda tokens: tokens)
+        layers = model.balanced_layers().values()
+        chosen_before = torch.stack([layer.slots.chosen for layer in layers])
         for rows_by_rank in STEPS:
             shape = StepShape(max(shape_of(rows).tokens for rows in rows_by_rank))
             self._step(model, batches, rows_by_rank[dp_index], shape)
-        layers = model.balanced_layers().values()
-        self.chosen = torch.stack([layer.slots.take_chosen() for layer in layers])
+        self.chosen = torch.stack([layer.slots.chosen for layer in layers]) - chosen_before
 
     def _step(self, model: Model, batches: MicroBatches, rows: Sequence[Row], shape: StepShape) -> None:
         parts = [build_context(model.config, each.rows, self.state, each.size) for each in batches.of(rows, shape)]

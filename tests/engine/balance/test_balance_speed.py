@@ -1,0 +1,62 @@
+"""What a host computes in a step while experts move.
+
+`python -m pytest -s tests/engine/balance/test_balance_speed.py` prints it.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from time import thread_time
+
+import pytest
+import torch
+
+from engine.balance.config import BalanceConfig
+from engine.balance.placement import first_placement
+from engine.exchange.alone import Alone
+from engine.model.expert_slots import BalancedLayer, ExpertSlots
+from engine.parallel.layout import Layout, Place
+from engine.runner.balancer import Balancer
+
+pytestmark = pytest.mark.benchmark
+CPU = torch.device("cpu")
+# R1's, and steps between two looks.
+LAYERS, EXPERTS, INTERVAL = 58, 256, 64
+
+
+@pytest.mark.parametrize(("parts", "redundant"), [(2, 0), (4, 0), (4, 2), (8, 2), (8, 8)])
+def test_experts_of_r1_move_for_loads_of_zipfs_law(tmp_path: Path, parts: int, redundant: int) -> None:
+    placement = first_placement(EXPERTS, parts, redundant)
+    # As weights an expert has one number: the host's time does not depend on their size.
+    layers = [BalancedLayer(ExpertSlots(placement, 0, CPU), [torch.zeros(placement.slots, 1)]) for _ in range(LAYERS)]
+    # The other ranks of such a worker would bring nothing.
+    exchange = Alone()
+    exchange.place = Place(Layout(dp=parts, ep=parts), 0)
+    config = BalanceConfig(interval_steps=INTERVAL, redundant=redundant, threshold=0.02, placement_file=tmp_path / "p")
+    balancer = Balancer(dict(enumerate(layers)), exchange, config)
+    drawn = random.Random(0)
+    for layer in layers:
+        layer.slots.chosen += torch.tensor(zipf(drawn))
+    seconds: list[float] = []
+    moved = [0]
+    while len(seconds) < 3 * INTERVAL or moved[-1] > moved[-3 * INTERVAL]:
+        started = thread_time()
+        balancer.before_step()
+        seconds.append((thread_time() - started) * 1000)
+        moved.append(0 if balancer.report is None else balancer.report.moved)
+    last = moved.index(moved[-1])
+    ms = sorted(seconds[:last])
+    sys.stdout.write(
+        f"{parts} parts, {redundant} redundant: {moved[-1]} slots in {last} steps, ms a step: mean {mean(ms):.3f},"
+        f" median {median(ms):.3f}, 99% {ms[-len(ms) // 100]:.3f}, longest {ms[-1]:.3f}\n"
+    )
+    # 2% of a step of nine layers, which takes 5 ms.
+    assert mean(ms) < 0.1
+
+
+def zipf(drawn: random.Random) -> Sequence[int]:
+    loads = [100_000 // (1 + expert) for expert in range(EXPERTS)]
+    drawn.shuffle(loads)
+    return loads
