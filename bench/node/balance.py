@@ -7,7 +7,7 @@ The engine that serves, one rank a GPU (dp, ep), over random weights. Tokens dra
 groups, and the first ranks' experts are the most popular: two ranks have an imbalance ((largest - mean) / mean) of 1 at
 most, four of 3. "uniform" and "skewed" leave experts where they are; "balanced" is the same skew after
 engine.balance has moved experts. Decode steps behind contexts of 3,500 tokens, prompts of as many. Experts move while
-the first of --rows decode: what that costs is in the second table.
+the first of --rows decode: what that costs is in the second table, beside as many such steps in which none may move.
 """
 
 import argparse
@@ -87,8 +87,8 @@ class Moving:
         return range(changes[0], changes[-1] + 1) if changes else range(0)
 
 
-def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times], Moving]:
-    """On each rank at once."""
+def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times], Moving, Moving]:
+    """On each rank at once. Steps in which no expert may move, then those in which they may."""
     torch.manual_seed(exchange.place.rank)
     times = {}
     popularity = zipf(SHAPES[SHAPE]["n_routed_experts"], options.zipf)
@@ -96,6 +96,7 @@ def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times],
     times["uniform"] = _times(engine, options)
     logits.set_popularity(popularity)
     times["skewed"] = _times(engine, options)
+    still = move_experts(engine, options.rows[0], options.moving_steps)
     engine.stop()
     # The memory of its weights and of its KV.
     del engine
@@ -106,7 +107,7 @@ def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times],
     moving = move_experts(engine, options.rows[0], options.moving_steps)
     times["balanced"] = _times(engine, options)
     engine.stop()
-    return times, moving
+    return times, still, moving
 
 
 def _engine(options: Options, exchange: PeerExchange, balance: BalanceConfig) -> tuple[RankEngine, SkewedLogits]:
@@ -186,9 +187,10 @@ def table(options: Options, times: dict[str, Times], imbalances: dict[str, str])
     return shown
 
 
-def moving_table(options: Options, moving: Moving) -> Table:
+def moving_table(options: Options, still: Moving, moving: Moving) -> Table:
     window = moving.window
     parts = {
+        "none may move": still.seconds,
         "before": moving.seconds[: window.start],
         "while experts move": moving.seconds[window.start : window.stop],
         "after": moving.seconds[window.stop :],
@@ -232,10 +234,10 @@ def main() -> int:
         ranks, arguments.layers, arguments.experts, arguments.kv, tuple(arguments.rows), arguments.step_tokens,
         arguments.zipf, balance, arguments.moving_steps,
     )  # fmt: skip
-    times, moving = on_each_gpu(Layout(dp=ranks, ep=ranks), partial(measure, options))[0]
+    times, still, moving = on_each_gpu(Layout(dp=ranks, ep=ranks), partial(measure, options))[0]
     console = Console(width=150)
     console.print(table(options, times, imbalances_of(moving)))
-    console.print(moving_table(options, moving))
+    console.print(moving_table(options, still, moving))
     console.print(torch.cuda.get_device_name())
     return 0
 
