@@ -17,6 +17,7 @@ from mesh.start_times import StartTimes
 if TYPE_CHECKING:
     from engine.exchange.interface import Exchange
     from engine.model.model import Model
+    from engine.runner.warm_up import StepKind
 
 # How long a GPU waits for another rank's. All ranks have agreed on a step when one launches it.
 SERVING_SECONDS = 3.0
@@ -33,6 +34,7 @@ class Backends:
         # Sets how long a GPU waits for another rank's.
         self._limit: Callable[[float], None] = lambda seconds: None
         self._model: Model | None = None
+        self._warm: set[StepKind] = set()
 
     def make(self, config: EngineConfig, times: StartTimes | None = None) -> Backend:
         """The backend that `config` asks for, ready to execute; the one before must be gone, its memory is needed.
@@ -56,7 +58,7 @@ class Backends:
         if self._peers is not None and self._exchange is None:
             self._connect(self._peers, resolved.device, hardware)
         self._limit(STARTING_SECONDS)
-        backend = ModelBackend(resolved, self._model, self._exchange, times)
+        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm)
         if resolved.warm_up:
             # Otherwise a rank may still compile.
             self._limit(SERVING_SECONDS)

@@ -34,7 +34,7 @@ from engine.runner.spreading import Spreading
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import choose_two_batch
-from engine.runner.warm_up import warm_up_steps
+from engine.runner.warm_up import StepKind, kind_of, warm_up_steps
 from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
@@ -61,9 +61,11 @@ class ModelBackend:
         model: Model | None = None,
         exchange: Exchange | None = None,
         times: StartTimes | None = None,
+        warm: set[StepKind] | None = None,
     ) -> None:
         """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
-        any. `times` is told what each phase took.
+        any. `times` is told what each phase took. warm: what earlier backends of this process and this model have run,
+        to which this one adds.
         """
         times = times or StartTimes()
         config = resolved.config
@@ -118,7 +120,7 @@ class ModelBackend:
         self.namespace = kv_namespace(model_config, resolved, self.state.kv_scale)
         times.mark("fingerprint")
         if self._sizes is not None and resolved.warm_up:
-            self._warm_up(self._sizes, config)
+            self._warm_up(self._sizes, config, set() if warm is None else warm)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
         # Behind all steps that no request asked for, whose choices do not count.
@@ -196,6 +198,11 @@ class ModelBackend:
     def balance(self) -> BalanceReport | None:
         return None if self._balancer is None else self._balancer.report
 
+    def _captures(self, shape: StepShape) -> bool:
+        """Whether such a step is a graph."""
+        graphs = self._draft_graphs if self.draft_layers else self._graphs
+        return graphs is not None and graphs.fit(shape)
+
     def _size(self, tokens: int) -> int:
         """To how many tokens a step is padded."""
         # A draft layer may compute more tokens than a step has, one of each new prompt.
@@ -203,14 +210,19 @@ class ModelBackend:
             return tokens
         return padded_size(tokens, self._sizes)
 
-    def _warm_up(self, sizes: Sequence[int], config: EngineConfig) -> None:
+    def _warm_up(self, sizes: Sequence[int], config: EngineConfig, warm: set[StepKind]) -> None:
         drafts, sparse = config.drafts.most, config.sparse_prefill.offered
+        dtypes = self.state.kv_pool.dtype, self.state.quantized_prompts
         with span("engine.warm_up"):
             block = self.state.padding_block
             steps = list(warm_up_steps(sizes, self.context_tokens, config.max_requests, block, drafts, sparse))
             progress = ProgressLog("warming up: compiling what steps need", len(steps))
             for rows in steps:
-                execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
+                shape = msgspec.structs.replace(shape_of(rows), drafts=drafts)
+                kind = (*dtypes, *kind_of(rows, self._size(shape.tokens), self._captures(shape)))
+                if kind not in warm:
+                    execute(self, Batch(0, rows), shape)
+                    warm.add(kind)
                 progress.advance()
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))

@@ -1,10 +1,13 @@
 """The steps that a worker runs before it serves, so that no request waits for a kernel to be compiled.
 
+A process that serves again, in another role, runs those alone that it has not run yet.
+
 Kernels differ by the step's size, by how its rows attend, by how many of them draw, and by how they draw. Each of these
 is run over its range, but not in all combinations, because no kernel depends on two of them.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -21,6 +24,8 @@ PENALIZED = Sampling(temperature=1.0, min_p=0.1, frequency_penalty=1.0, logit_bi
 WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED)
 # A key that no request has.
 NOBODY = -1
+# What decides which kernels a step of the warm-up needs: see `kind_of`.
+StepKind: TypeAlias = tuple[object, ...]
 # Behind a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
 MOST_BEHIND_PREFIX = 512
 
@@ -63,6 +68,11 @@ def warm_up_steps(
     yield together[:max_requests]
     for sampling in WAYS_TO_DRAW:
         yield [rows.last(1, sampling)] * max_requests
+
+
+def kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:
+    """tokens: to which the step is padded; captured: it is a graph's."""
+    return tokens, captured, *((row.tokens, row.start, row.drafts, repr(row.sampling), row.sparse) for row in rows)
 
 
 class _Rows:

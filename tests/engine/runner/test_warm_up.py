@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row, execute
+from engine.batch import Batch, Launched, Row, StepShape, execute
+from engine.config import EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
+from engine.runner.backend import ModelBackend
 from engine.runner.step_sizes import padded_size, step_sizes
-from engine.runner.warm_up import warm_up_steps
+from engine.runner.warm_up import StepKind, warm_up_steps
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, tiny_checkpoint
 
@@ -92,3 +94,26 @@ def test_blocks_of_requests_are_left_alone(tmp_path: Path) -> None:
         execute(backend, Batch(0, rows))
     written = (pool != 0.5).flatten(2).any(dim=2)[:-1]
     assert written.any(dim=0).nonzero().flatten().tolist() == [backend.state.padding_block]
+
+
+def test_a_process_runs_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves in one role, then in the other, whose steps are larger, and in the first one again."""
+    ran: list[int] = []
+    launch = ModelBackend.launch
+
+    def counted(backend: ModelBackend, batch: Batch, shape: StepShape) -> Launched:
+        ran.append(shape.tokens)
+        return launch(backend, batch, shape)
+
+    monkeypatch.setattr(ModelBackend, "launch", counted)
+    config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), total_blocks=64, context_tokens=200, max_requests=4)
+    backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)))
+    warm: set[StepKind] = set()
+    counts = []
+    for most in (64, 128, 64):
+        ran.clear()
+        backend._warm_up(step_sizes(most), config, warm)
+        counts.append(len(ran))
+    first, larger, again = counts
+    # Two steps without rows are run each time.
+    assert first > larger > again == 2
