@@ -22,10 +22,18 @@ import typer
 
 import bench.node
 from bench.load.client import Target
-from bench.load.options import LoadOptions
 from bench.load.run import plan
 from bench.load.summary import Objectives
-from bench.node.disaggregation import MESHES, RANGE_RATIO, TPOT_MS, TTFT_MS, Measured, Options, settings_of
+from bench.node.disaggregation import (
+    MESHES,
+    RANGE_RATIO,
+    TPOT_MS,
+    TTFT_MS,
+    Measured,
+    Options,
+    load_options,
+    settings_of,
+)
 from bench.rank.model import DEEPSEEK_R1
 from engine.config import EngineConfig
 from mesh.blocks import BLOCK_TOKENS
@@ -111,11 +119,12 @@ def fleet_of(mesh: str, options: Options, folder: Path) -> FleetConfig:
     )
 
 
-def predict(mesh: str, rate: float, options: Options, counted: Counted) -> Measured:
+def predict(mesh: str, rate: float, options: Options, counted: Counted, number: int = 0) -> Measured:
+    """number: of the loads of one mesh."""
     bound = counted.tpot_ms * options.layers / WHOLE
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows = _rows(rate, options)
+        rows = _rows(rate, options, number)
         (folder / "requests.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
         workload = {
             "trace": folder / "requests.jsonl",
@@ -168,12 +177,9 @@ def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> d
     }
 
 
-def _rows(rate: float, options: Options) -> list[TraceRow]:
+def _rows(rate: float, options: Options, number: int) -> list[TraceRow]:
     """The requests that bench.node.disaggregation sends."""
-    asked = LoadOptions(
-        grpc="", rate=rate, duration_s=options.seconds, isl=options.isl, osl=options.osl, range_ratio=RANGE_RATIO
-    )
-    planned = plan(asked, Target("", int(DEEPSEEK_R1["vocab_size"])))
+    planned = plan(load_options("", options, rate, number), Target("", int(DEEPSEEK_R1["vocab_size"])))
     return [
         TraceRow(1000 * seconds, len(job.prompt), job.max_tokens)
         for seconds, job in zip(planned.times_s, planned.jobs, strict=True)
@@ -204,7 +210,11 @@ def main() -> int:
         given.gpus, tuple(given.meshes), tuple(given.settings),
     )  # fmt: skip
     counted = Counted(given.tpot, given.warm_up, given.cool_down)
-    found = [predict(mesh, rate, options, counted) for mesh in options.meshes for rate in options.rates]
+    found = [
+        predict(mesh, rate, options, counted, number)
+        for mesh in options.meshes
+        for number, rate in enumerate(options.rates)
+    ]
     for line in lines(found):
         typer.echo(line)
     return 0

@@ -127,48 +127,55 @@ async def run(options: Options, log: Path, console: Console) -> Result:
                 log, model_dir=directory, prefill=prefill, settings=settings_of(name, options)
             ) as mesh:
                 console.print(f"{name}: serves after {time.monotonic() - started:.1f} s")
-                for rate in options.rates:
-                    measured.append(Measured(name, rate, await _loaded(mesh, options, rate)))
+                for number, rate in enumerate(options.rates):
+                    measured.append(Measured(name, rate, await _loaded(mesh, options, rate, number)))
                     console.print(table(options, measured))
                 if prefill:
                     changes = await _changes(mesh, options)
     return Result(options, measured, changes)
 
 
-async def _loaded(mesh: ModelMesh, options: Options, rate: float, requests: int | None = None) -> Summary:
-    report = await load(
-        LoadOptions(
-            grpc=mesh.gateway,
-            rate=rate,
-            requests=requests,
-            duration_s=None if requests else options.seconds,
-            isl=options.isl,
-            osl=options.osl,
-            range_ratio=RANGE_RATIO,
-            ttft_slo_ms=TTFT_MS,
-            tpot_slo_ms=options.tpot_ms,
-        )
+def load_options(gateway: str, options: Options, rate: float, number: int, requests: int | None = None) -> LoadOptions:
+    """number: of the loads of one mesh, each of which has prompts of its own: others would be cached. requests: how
+    many, in place of some seconds of them.
+    """
+    return LoadOptions(
+        grpc=gateway,
+        # The seed behind it is that of a load's warm-up.
+        seed=2 * number,
+        rate=rate,
+        requests=requests,
+        duration_s=None if requests else options.seconds,
+        isl=options.isl,
+        osl=options.osl,
+        range_ratio=RANGE_RATIO,
+        ttft_slo_ms=TTFT_MS,
+        tpot_slo_ms=options.tpot_ms,
     )
-    return report.summary
+
+
+async def _loaded(mesh: ModelMesh, options: Options, rate: float, number: int, requests: int | None = None) -> Summary:
+    return (await load(load_options(mesh.gateway, options, rate, number, requests))).summary
 
 
 async def _changes(mesh: ModelMesh, options: Options) -> list[RoleChange]:
     """There and back, as far as it gets."""
     changes: list[RoleChange] = []
-    for role in (WorkerRole.DECODE, WorkerRole.PREFILL):
+    for number, role in enumerate((WorkerRole.DECODE, WorkerRole.PREFILL), start=len(options.rates)):
         if all(change.seconds is not None for change in changes):
-            changes.append(await _change(mesh, options, role))
+            changes.append(await _change(mesh, options, role, number))
     return changes
 
 
-async def _change(mesh: ModelMesh, options: Options, role: WorkerRole) -> RoleChange:
+async def _change(mesh: ModelMesh, options: Options, role: WorkerRole, number: int) -> RoleChange:
     started = time.monotonic()
     command = "role", "prefill-0", role.value, "--scheduler", mesh.scheduler
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", COMMAND_LINE, *command)
     if await process.wait():
         return RoleChange(role.value, None, 0)
     seconds = time.monotonic() - started
-    return RoleChange(role.value, seconds, (await _loaded(mesh, options, max(options.rates), FEW_REQUESTS)).completed)
+    behind = await _loaded(mesh, options, max(options.rates), number, FEW_REQUESTS)
+    return RoleChange(role.value, seconds, behind.completed)
 
 
 def table(options: Options, measured: Sequence[Measured]) -> Table:
