@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from bench.kernels import prompt_peers
-from bench.kernels.deepseek_r1 import HEADS, NOPE, ROPE, VALUE
+from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, VALUE
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
 from kernels.mla_prefill import PrefillPlan, bf16, fp8, plan_prefill, triton
@@ -15,24 +15,25 @@ from kernels.mla_prefill.key_blocks import quantize_blocks
 SCALE = (NOPE + ROPE) ** -0.5
 LENGTHS = ([4096], [8192], [32768], [3500] * 4)
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], tuple[torch.Tensor, torch.Tensor]]
+# Each head's own part of the keys, the part that all share, and values.
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def cases() -> Iterable[Case]:
-    providers: list[tuple[str, Attend]] = [
-        ("deepmesh, CUDA", bf16.mla_prefill),
-        ("deepmesh, Triton", triton.mla_prefill),
-        ("cuDNN", prompt_peers.cudnn),
+    providers: list[tuple[str, Callable[[list[int]], Callable[[], object]]]] = [
+        ("deepmesh, CUDA", partial(_call, bf16.mla_prefill)),
+        ("deepmesh, Triton", partial(_call, triton.mla_prefill)),
+        ("cuDNN", partial(_peer_call, prompt_peers.cudnn)),
     ]
     if prompt_peers.has_flash_attention():
-        providers.append(("FlashAttention-3", prompt_peers.flash_attention))
+        providers.append(("FlashAttention-3", partial(_peer_call, prompt_peers.flash_attention)))
     for lengths in LENGTHS:
         tokens, scores = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
         shape = f"prefill {len(lengths)} x {lengths[0]}, {HEADS} heads"
         flops = 2.0 * scores * HEADS * (NOPE + ROPE + VALUE)
         size_bytes = 2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE)
-        for provider, attend in providers:
-            yield Case(shape, provider, partial(_call, attend, lengths), size_bytes, flops)
+        for provider, make in providers:
+            yield Case(shape, provider, partial(make, lengths), size_bytes, flops)
         # With the quantization of keys and values, without it, and it alone; that of queries is part of attention.
         yield Case(shape, "deepmesh, FP8", partial(_fp8_call, lengths), size_bytes, flops, fp8=True)
         yield Case(
@@ -47,23 +48,29 @@ def cases() -> Iterable[Case]:
         )
 
 
-def _call(attend: Attend, lengths: list[int]) -> Callable[[], object]:
-    tokens = sum(lengths)
+def _call(attend: Callable[..., object], lengths: list[int]) -> Callable[[], object]:
     plan = plan_prefill(lengths, lengths, torch.device("cuda"))
-    query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
-    value = random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
+    query, parts = _inputs(lengths)
+    return lambda: attend(query, *parts, plan, SCALE)
+
+
+def _peer_call(attend: prompt_peers.Attend, lengths: list[int]) -> Callable[[], object]:
+    """Others take whole keys; joining them is not timed."""
+    tokens, plan = sum(lengths), plan_prefill(lengths, lengths, torch.device("cuda"))
+    query, (_, _, value) = _inputs(lengths)
+    key = random_bfloat16(tokens, HEADS, NOPE + ROPE)
     return lambda: attend(query, key, value, plan, SCALE)
 
 
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _fp8_inputs(lengths: list[int]) -> tuple[torch.Tensor, Parts, PrefillPlan]:
+def _inputs(lengths: list[int]) -> tuple[torch.Tensor, Parts]:
     """Queries; keys in two parts, and values."""
     tokens = sum(lengths)
     own, value = random_bfloat16(tokens, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=2)
-    plan = plan_prefill(lengths, lengths, torch.device("cuda"), quantized=True)
-    return random_bfloat16(tokens, HEADS, NOPE + ROPE), (own, random_bfloat16(tokens, ROPE), value), plan
+    return random_bfloat16(tokens, HEADS, NOPE + ROPE), (own, random_bfloat16(tokens, LATENT + ROPE)[:, LATENT:], value)
+
+
+def _fp8_inputs(lengths: list[int]) -> tuple[torch.Tensor, Parts, PrefillPlan]:
+    return *_inputs(lengths), plan_prefill(lengths, lengths, torch.device("cuda"), quantized=True)
 
 
 def _fp8_call(lengths: list[int]) -> Callable[[], object]:

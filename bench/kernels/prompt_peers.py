@@ -5,6 +5,7 @@ it), which needs no package.
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,10 +18,13 @@ BUILD_VARIABLE = "DEEPMESH_FLASH_ATTENTION"
 PACKAGE = "flash_attn_interface"
 
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], tuple[torch.Tensor, torch.Tensor]]
+
+
 def cudnn(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like `mla_prefill`, for causal prompts without cached prefixes, one after another."""
+    """Like `mla_prefill` with whole keys, [keys, heads, 192], for causal prompts one after another, all uncached."""
     out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
     log_sum = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
     for queries, keys in plan.ranges():

@@ -49,15 +49,13 @@ def selection_of(tokens: int, heads: int, share: float, device: torch.device) ->
 
 
 def _dense(tokens: int) -> Callable[[], object]:
-    query, key, value = _inputs(tokens)
-    plan = plan_prefill([tokens], [tokens], query.device)
-    return lambda: mla_prefill(query, key, value, plan, scale=SCALE)
+    inputs, plan = _inputs(tokens), plan_prefill([tokens], [tokens], torch.device("cuda"))
+    return lambda: mla_prefill(*inputs, plan, scale=SCALE)
 
 
 def _sparse(tokens: int, share: float) -> Callable[[], object]:
-    query, key, value = _inputs(tokens)
-    selected = selection_of(tokens, HEADS, share, query.device)
-    return lambda: sparse_prefill(query, key, value, selected, first_query=0, first_key=0, scale=SCALE)
+    inputs, selected = _inputs(tokens), selection_of(tokens, HEADS, share, torch.device("cuda"))
+    return lambda: sparse_prefill(*inputs, selected, first_query=0, first_key=0, scale=SCALE)
 
 
 def _selection(tokens: int) -> Callable[[], object]:
@@ -77,6 +75,7 @@ def _absorbed(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return random_bfloat16(LAST_QUERIES, HEADS, WIDTH), random_bfloat16(tokens, 1, WIDTH)
 
 
-def _inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
-    return query, key, random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
+def _inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, both parts of the keys, and values."""
+    own, value = random_bfloat16(tokens, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=2)
+    return random_bfloat16(tokens, HEADS, NOPE + ROPE), own, random_bfloat16(tokens, WIDTH)[:, WIDTH - ROPE :], value

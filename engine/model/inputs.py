@@ -19,7 +19,7 @@ from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
-# Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
+# Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB a token, and 40 KiB more in FP8.
 EXPANDED_TOKENS = 16384
 
 # By token: its number int64, its position int32, its slot int64, and whether it is of a request.

@@ -17,7 +17,6 @@ from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
 from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill, quantized_mla_prefill
-from kernels.mla_prefill.keys import join_keys
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, select_lines
@@ -166,7 +165,7 @@ class Attention:
             sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
         rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
         values, log_sum = attend(
-            row, selection, query, lambda begin, end: self._keys_and_values(latents[begin:end]), scale
+            row, selection, query, lambda begin, end: self._expand_latents(latents[begin:end]), scale
         )
         if sampled is not None:
             measure(row, selection, sampled, latents, log_sum, scale)
@@ -176,15 +175,8 @@ class Attention:
         self, query: torch.Tensor, latents: torch.Tensor, plan: PrefillPlan
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
-        scale = self.config.softmax_scale
-        if plan.quantized:
-            return quantized_mla_prefill(query, *self._expand_latents(latents), plan, scale=scale)
-        return mla_prefill(query, *self._keys_and_values(latents), plan, scale=scale)
-
-    def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[keys, heads, nope + rope] and [keys, heads, value]."""
-        own, shared, value = self._expand_latents(latents)
-        return join_keys(own, shared), value
+        attend = quantized_mla_prefill if plan.quantized else mla_prefill
+        return attend(query, *self._expand_latents(latents), plan, scale=self.config.softmax_scale)
 
     def _expand_latents(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The keys' parts, [keys, heads, nope] and for all heads [keys, rope], and [keys, heads, value]."""

@@ -46,11 +46,11 @@ def attend(
     row: SparseRow,
     selection: Selection,
     query: torch.Tensor,
-    expand: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+    expand: Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query: [queries, heads, nope + rope], rotated; expand: from where keys begin and end to keys and values of all
-    heads. Returns like `mla_prefill`.
+    """query: [queries, heads, nope + rope], rotated; expand: from where keys begin and end to both parts of the keys,
+    and values, as `mla_prefill` takes them. Returns like it.
     """
     # A generator, so that only one part of the keys is expanded at a time.
     parts = (

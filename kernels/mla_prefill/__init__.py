@@ -9,27 +9,33 @@ __all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill", "qua
 
 
 def mla_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, *, scale: float
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    *,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * query . key) @ value per head and prompt, and the log of each softmax's denominator.
 
-    query: [queries, heads, 192]; key: [keys, heads, 192]; value: [keys, heads, 128]; any widths, last dimension
-    contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
-    keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
-    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this runs our CUDA
-    kernel for DeepSeek's widths in bf16 on Hopper, and our Triton kernel for all else.
+    query: [queries, heads, 192]; own: [keys, heads, 128], each head's own part of the keys; shared: [keys, 64], the
+    part that all heads share; value: [keys, heads, 128]; any widths, last dimension contiguous, one dtype, the plan's
+    prompts one after another. Causal: query i of a prompt sees its keys 0 .. keys - queries + i. Returns
+    [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural log of
+    sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this runs our CUDA kernel for
+    DeepSeek's widths in bf16 on Hopper, and our Triton kernel for all else.
     """
-    assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
-    assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
-    assert query.dtype == key.dtype == value.dtype and not plan.quantized
+    _check(query, own, shared, value, plan)
+    assert not plan.quantized
     if not query.is_cuda:
-        return reference.mla_prefill(query, key, value, plan, scale)
+        return reference.mla_prefill(query, own, shared, value, plan, scale)
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
     from kernels.mla_prefill import bf16, hopper_inputs, triton
 
-    if hopper_inputs.takes(query, key, value):
-        return bf16.mla_prefill(query, key, value, plan, scale)
-    return triton.mla_prefill(query, key, value, plan, scale)
+    if hopper_inputs.takes(query, own, shared, value):
+        return bf16.mla_prefill(query, own, shared, value, plan, scale)
+    return triton.mla_prefill(query, own, shared, value, plan, scale)
 
 
 def quantized_mla_prefill(
@@ -43,19 +49,15 @@ def quantized_mla_prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`mla_prefill` with queries, keys, weights and values in e4m3: `fp8_reference` defines how they are rounded.
 
-    query: [queries, heads, 192]; own: [keys, heads, 128], each head's own part of the keys; shared: [keys, 64], the
-    part that all heads share; value: [keys, heads, 128]; otherwise as there, and so are the results, which may be
-    merged. On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16; all else, and every other GPU,
-    runs the definition, which is slow.
+    Inputs and results as there. On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16; all else, and
+    every other GPU, runs the definition, which is slow.
     """
-    assert own.shape[:2] == value.shape[:2] and shared.shape[0] == own.shape[0]
-    assert query.shape[1:] == (own.shape[1], own.shape[2] + shared.shape[1])
-    assert query.shape[0] == plan.queries and own.shape[0] == plan.keys and plan.quantized
-    assert query.dtype == own.dtype == shared.dtype == value.dtype
+    _check(query, own, shared, value, plan)
+    assert plan.quantized
     if query.is_cuda:
-        from kernels.mla_prefill import fp8
+        from kernels.mla_prefill import fp8, hopper_inputs
 
-        if fp8.takes(query, own, shared, value):
+        if hopper_inputs.takes(query, own, shared, value):
             return fp8.mla_prefill(query, own, shared, value, plan, scale)
     return fp8_reference.mla_prefill(query, own, shared, value, plan, scale)
 
@@ -76,3 +78,12 @@ def merge_attention(
         triton.merge_attention(out, log_sum, other_out, other_log_sum)
     else:
         reference.merge_attention(out, log_sum, other_out, other_log_sum)
+
+
+def _check(
+    query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor, plan: PrefillPlan
+) -> None:
+    assert own.shape[:2] == value.shape[:2] and shared.shape[0] == own.shape[0]
+    assert query.shape[1:] == (own.shape[1], own.shape[2] + shared.shape[1])
+    assert query.shape[0] == plan.queries and own.shape[0] == plan.keys
+    assert query.dtype == own.dtype == shared.dtype == value.dtype

@@ -26,7 +26,12 @@ class Arguments(ctypes.Structure):
 
 
 def mla_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     results = empty_results(query)
     if not query.shape[0]:
@@ -34,7 +39,7 @@ def mla_prefill(
     assert plan.tiles is not None
     taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     inputs = prepare_inputs(
-        query, key, value, results, taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
+        query, own, shared, value, results, taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
     )
     kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
     arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper
-from kernels.mla_prefill.hopper_inputs import THREADS, blocks_of_launch, boxes, empty_results, has_rows, heads_together
-from kernels.mla_prefill.key_blocks import OWN, ROPE, VALUE, WIDTH, KeyBlocks, quantize_blocks
+from kernels.mla_prefill.hopper_inputs import THREADS, VALUE, blocks_of_launch, boxes, empty_results, heads_together
+from kernels.mla_prefill.key_blocks import WIDTH, KeyBlocks, quantize_blocks
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import BLOCK_KEYS, QUERIES
 from kernels.nvrtc import load_kernel
@@ -38,16 +37,6 @@ class Arguments(ctypes.Structure):
         ("causal", ctypes.c_int),
         # The tensor map aligns the structure to 64 bytes.
         ("padding", ctypes.c_byte * 40),
-    )
-
-
-def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether these kernels compute it: DeepSeek's widths in bf16 on Hopper, in rows read 16 bytes at a time."""
-    return (
-        query.dtype == torch.bfloat16
-        and (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE)
-        and is_hopper(query.device)
-        and all(has_rows(part) for part in (query, own, value, shared.unsqueeze(1)))
     )
 
 

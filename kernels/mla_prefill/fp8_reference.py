@@ -13,7 +13,7 @@ import math
 import torch
 
 from kernels.mla_prefill.plan import PrefillPlan
-from kernels.mla_prefill.reference import QUERY_TILE, TILE_SCORES
+from kernels.mla_prefill.reference import QUERY_TILE, TILE_SCORES, join_keys
 from kernels.mla_prefill.tiles import BLOCK_KEYS
 
 E4M3 = torch.float8_e4m3fn
@@ -34,7 +34,7 @@ def mla_prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     log_sum = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
-    key = torch.cat([own, shared.unsqueeze(1).expand(-1, own.shape[1], -1)], dim=2)
+    key = join_keys(own, shared)
     for queries, keys in plan.ranges():
         _attend(query[queries], key[keys], value[keys], plan.causal, scale, out[queries], log_sum[:, queries])
     return out, log_sum

@@ -9,7 +9,7 @@ from kernels.hopper import is_hopper
 from kernels.mla_prefill.tiles import QUERIES
 from kernels.nvrtc import encode_rows
 
-WIDTH, VALUE, THREADS = 192, 128, 384
+OWN, ROPE, VALUE, THREADS = 128, 64, 128, 384
 BOX_BYTES = 128
 # What the keys and values of the heads that are attended to at the same time may take of the second-level cache.
 CACHED_BYTES = 32 << 20
@@ -20,7 +20,8 @@ class Inputs(ctypes.Structure):
 
     _fields_ = (
         ("query_boxes", ctypes.c_uint64 * 16),
-        ("key_boxes", ctypes.c_uint64 * 16),
+        ("own_boxes", ctypes.c_uint64 * 16),
+        ("shared_boxes", ctypes.c_uint64 * 16),
         ("value_boxes", ctypes.c_uint64 * 16),
         ("taken", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -30,7 +31,7 @@ class Inputs(ctypes.Structure):
         ("total_queries", ctypes.c_int),
         ("heads_together", ctypes.c_int),
         ("query_head", ctypes.c_int),
-        ("key_head", ctypes.c_int),
+        ("own_head", ctypes.c_int),
         ("value_head", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
         # The tensor maps align the structure to 64 bytes.
@@ -38,13 +39,13 @@ class Inputs(ctypes.Structure):
     )
 
 
-def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether these kernels compute it: DeepSeek's widths in bf16 on Hopper, in rows that the copy engine can read."""
     return (
         query.dtype == torch.bfloat16
-        and (query.shape[2], value.shape[2]) == (WIDTH, VALUE)
+        and (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE)
         and is_hopper(query.device)
-        and all(has_rows(part) for part in (query, key, value))
+        and all(has_rows(part) for part in (query, own, value, shared.unsqueeze(1)))
     )
 
 
@@ -64,7 +65,8 @@ def empty_results(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def prepare_inputs(
     query: torch.Tensor,
-    key: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
     value: torch.Tensor,
     results: tuple[torch.Tensor, torch.Tensor],
     taken: torch.Tensor,
@@ -77,10 +79,10 @@ def prepare_inputs(
     out, log_sums = results
     queries, heads, _ = query.shape
     return Inputs(
-        boxes(query, QUERIES // 2), boxes(key, box_keys), boxes(value, box_keys),
+        boxes(query, QUERIES // 2), boxes(own, box_keys), boxes(shared, box_keys), boxes(value, box_keys),
         taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
-        tile_count, heads, queries, heads_together(key.shape[0] * (WIDTH + VALUE) * 2, heads),
-        *(part.stride(1) * part.element_size() for part in (query, key, value)), scale * math.log2(math.e),
+        tile_count, heads, queries, heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
+        *(part.stride(1) * part.element_size() for part in (query, own, value)), scale * math.log2(math.e),
     )  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def blocks_of_launch(units: int, device: torch.device) -> int:
 
 
 def boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """The tensor map of rows of all heads, for boxes of 64 channels of one head."""
+    """The tensor map of rows, of all heads or none, for boxes of 64 channels of one head."""
     row_bytes = part.stride(0) * part.element_size()
     return encode_rows(part.data_ptr(), rows=part.shape[0], row_bytes=row_bytes, box_rows=rows, box_bytes=BOX_BYTES)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from kernels.mla_prefill.hopper_inputs import OWN, ROPE, VALUE
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import BLOCK_KEYS as KEYS
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "fp8_quantize.cu"
-OWN, ROPE, VALUE = 128, 64, 128
 WIDTH, THREADS = OWN + ROPE, 2 * KEYS
 
 

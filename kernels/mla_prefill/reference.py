@@ -15,13 +15,24 @@ TILE_SCORES = 1 << 24
 
 
 def mla_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    key = join_keys(own, shared)
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     log_sum = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
     for queries, keys in plan.ranges():
         _attend(query[queries], key[keys], value[keys], plan.causal, scale, out[queries], log_sum[:, queries])
     return out, log_sum
+
+
+def join_keys(own: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """own: [keys, heads, nope]; shared: [keys, rope]. Returns [keys, heads, nope + rope]."""
+    return torch.cat([own, shared.unsqueeze(1).expand(-1, own.shape[1], -1)], dim=2)
 
 
 def _attend(

@@ -1,6 +1,7 @@
 """Attention over ragged prompts in Triton (Dao, "FlashAttention-2", 2023)."""
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 import triton
@@ -16,10 +17,10 @@ QUERIES, KEYS = 128, 64
 # Keys and values come from the cache, since the programs of a head share them.
 @triton.jit(do_not_specialize=["total_queries"])
 def _attend(
-    query, key, value, out, log_sums, query_starts, key_starts, query_row, query_head, key_row, key_head, value_row,
-    value_head, out_row, out_head, total_queries, scale,
-    CAUSAL: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr,
-    PADDED_VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    query, nope, rope, value, out, log_sums, query_starts, key_starts, query_row, query_head, nope_row, nope_head,
+    rope_row, value_row, value_head, out_row, out_head, total_queries, scale,
+    CAUSAL: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, PADDED_NOPE: tl.constexpr,
+    PADDED_ROPE: tl.constexpr, PADDED_VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     prompt = tl.program_id(2)
     head = tl.program_id(1)
@@ -31,11 +32,11 @@ def _attend(
         return
     own = start + tl.arange(0, QUERIES)
     known = own < queries
-    first, rest, column = tl.arange(0, FIRST), FIRST + tl.arange(0, REST), tl.arange(0, PADDED_VALUE)
-    source = query + (first_query + own[:, None]).to(tl.int64) * query_row + head * query_head
-    query_first = tl.load(source + first[None, :], mask=known[:, None] & (first < WIDTH)[None, :], other=0.0)
-    query_rest = tl.load(source + rest[None, :], mask=known[:, None] & (rest < WIDTH)[None, :], other=0.0)
-    key += first_key.to(tl.int64) * key_row + head * key_head
+    column = tl.arange(0, PADDED_VALUE)
+    query += (first_query + own[:, None]).to(tl.int64) * query_row + head * query_head
+    query_nope, query_rope = load_queries(query, known, NOPE, ROPE, PADDED_NOPE, PADDED_ROPE)
+    nope += first_key.to(tl.int64) * nope_row + head * nope_head
+    rope += first_key.to(tl.int64) * rope_row
     value += first_key.to(tl.int64) * value_row + head * value_head
     largest = tl.full([QUERIES], -1e30, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -47,13 +48,13 @@ def _attend(
     unmasked = tl.minimum(all_see, keys) // KEYS * KEYS
     for at in range(0, unmasked, KEYS):
         largest, total, sum_values = attend_to_block(
-            query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
-            largest, total, sum_values, False, WIDTH, VALUE, KEYS,
+            query_nope, query_rope, nope, rope, value, nope_row, rope_row, value_row, at, keys, last_key, column, scale,
+            largest, total, sum_values, False, NOPE, ROPE, VALUE, KEYS,
         )  # fmt: skip
     for at in range(unmasked, stop, KEYS):
         largest, total, sum_values = attend_to_block(
-            query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
-            largest, total, sum_values, True, WIDTH, VALUE, KEYS,
+            query_nope, query_rope, nope, rope, value, nope_row, rope_row, value_row, at, keys, last_key, column, scale,
+            largest, total, sum_values, True, NOPE, ROPE, VALUE, KEYS,
         )  # fmt: skip
     target = (first_query + own).to(tl.int64)
     tl.store(
@@ -64,22 +65,30 @@ def _attend(
 
 
 @triton.jit
+def load_queries(
+    query, known,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, PADDED_NOPE: tl.constexpr, PADDED_ROPE: tl.constexpr,
+):  # fmt: skip
+    """query: [queries, 1] pointers. Returns both parts, [queries, PADDED_NOPE] and [queries, PADDED_ROPE]."""
+    straight, turned = tl.arange(0, PADDED_NOPE)[None, :], tl.arange(0, PADDED_ROPE)[None, :]
+    query_nope = tl.load(query + straight, mask=known[:, None] & (straight < NOPE), other=0.0)
+    return query_nope, tl.load(query + NOPE + turned, mask=known[:, None] & (turned < ROPE), other=0.0)
+
+
+@triton.jit
 def attend_to_block(
-    query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
+    query_nope, query_rope, nope, rope, value, nope_row, rope_row, value_row, at, keys, last_key, column, scale,
     largest, total, sum_values,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,
+    MASKED: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     own = at + tl.arange(0, KEYS)
     inside = own < keys
     row = own.to(tl.int64)
-    key_first = tl.load(
-        key + row[None, :] * key_row + first[:, None], mask=inside[None, :] & (first < WIDTH)[:, None], other=0.0
-    )
-    key_rest = tl.load(
-        key + row[None, :] * key_row + rest[:, None], mask=inside[None, :] & (rest < WIDTH)[:, None], other=0.0
-    )
-    scores = tl.dot(query_first, key_first, input_precision="ieee")
-    scores = tl.dot(query_rest, key_rest, scores, input_precision="ieee") * scale
+    straight, turned = tl.arange(0, query_nope.shape[1])[:, None], tl.arange(0, query_rope.shape[1])[:, None]
+    key_nope = tl.load(nope + row[None, :] * nope_row + straight, mask=inside[None, :] & (straight < NOPE), other=0.0)
+    key_rope = tl.load(rope + row[None, :] * rope_row + turned, mask=inside[None, :] & (turned < ROPE), other=0.0)
+    scores = tl.dot(query_nope, key_nope, input_precision="ieee")
+    scores = tl.dot(query_rope, key_rope, scores, input_precision="ieee") * scale
     if MASKED:
         scores = tl.where((own[None, :] <= last_key[:, None]) & inside[None, :], scores, float("-inf"))
     now = tl.maximum(largest, tl.max(scores, axis=1))
@@ -118,26 +127,33 @@ def _merge(
 
 
 def mla_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    queries, heads, width = query.shape
-    value_width = value.shape[2]
-    out = torch.empty(queries, heads, value_width, dtype=query.dtype, device=query.device)
+    queries, heads, _ = query.shape
+    out = torch.empty(queries, heads, value.shape[2], dtype=query.dtype, device=query.device)
     log_sums = torch.empty(heads, queries, dtype=torch.float32, device=query.device)
     if not queries:
         return out, log_sums
-    # Tiles are powers of two: a width of 192 is split into 128 and 64.
-    first = max(1 << (width.bit_length() - 1), 16)
-    rest = max(triton.next_power_of_2(max(width - first, 1)), 16)
+    widths = own.shape[2], shared.shape[1], value.shape[2]
     _attend[(triton.cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
-        query, key, value, out, log_sums, plan.query_starts, plan.key_starts,
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
-        plan.causal, width, first, rest, value_width, max(triton.next_power_of_2(value_width), 16), QUERIES, KEYS,
+        query, own, shared, value, out, log_sums, plan.query_starts, plan.key_starts,
+        query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
+        value.stride(1), out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
+        plan.causal, *widths, *padded_widths(widths), QUERIES, KEYS,
         # In float32 a second stage does not fit.
         num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
     )  # fmt: skip
     return out, log_sums
+
+
+def padded_widths(widths: Iterable[int]) -> Iterator[int]:
+    """What products take: powers of two, and 16 or more."""
+    return (max(triton.next_power_of_2(width), 16) for width in widths)
 
 
 def merge_attention(

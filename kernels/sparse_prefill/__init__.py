@@ -33,7 +33,8 @@ __all__ = [
 
 def sparse_prefill(
     query: torch.Tensor,
-    key: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
     value: torch.Tensor,
     selection: Selection,
     *,
@@ -43,25 +44,26 @@ def sparse_prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`mla_prefill` of one prompt, over the selected blocks of keys alone.
 
-    query: [queries, heads, 192], the prompt's positions from `first_query` on; key: [keys, heads, 192] and value:
-    [keys, heads, 128], those from `first_key` on, a multiple of 64; any widths, last dimension contiguous, one dtype.
-    A query sees the keys up to its own position in the blocks that `selection` keeps for its tile of 128 queries.
-    Returns what `mla_prefill` does, for `merge_attention` with other keys of the prompt; a query that sees none of
-    these has zeros and a log-sum of minus infinity. With every line selected this is causal attention.
+    query, own, shared and value: as there, queries at the prompt's positions from `first_query` on, keys and values at
+    those from `first_key` on, a multiple of 64. A query sees the keys up to its own position in the blocks that
+    `selection` keeps for its tile of 128 queries. Returns what `mla_prefill` does, for `merge_attention` with other
+    keys of the prompt; a query that sees none of these has zeros and a log-sum of minus infinity. With every line
+    selected this is causal attention.
     """
-    assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
-    assert query.dtype == key.dtype == value.dtype and selection.heads == query.shape[1]
+    assert own.shape[:2] == value.shape[:2] and shared.shape[0] == own.shape[0]
+    assert query.shape[1:] == (own.shape[1], own.shape[2] + shared.shape[1]) and selection.heads == query.shape[1]
+    assert query.dtype == own.dtype == shared.dtype == value.dtype
     assert first_key % BLOCK_KEYS == 0
-    assert first_key + key.shape[0] <= selection.blocks * BLOCK_KEYS
-    spans = query.shape[0], key.shape[0]
+    assert first_key + own.shape[0] <= selection.blocks * BLOCK_KEYS
+    spans = query.shape[0], own.shape[0]
     offset = first_query - first_key
     if not query.is_cuda:
         kept = kept_blocks(selection, *spans, first_query=first_query, first_key=first_key)
-        return reference.sparse_prefill(query, key, value, kept, offset, scale)
+        return reference.sparse_prefill(query, own, shared, value, kept, offset, scale)
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
     from kernels.mla_prefill.hopper_inputs import takes
     from kernels.sparse_prefill import bf16, triton, triton_blocks
 
     lists = triton_blocks.list_blocks(selection, *spans, first_query=first_query, first_key=first_key)
-    attend = bf16.sparse_prefill if takes(query, key, value) else triton.sparse_prefill
-    return attend(query, key, value, lists, offset, scale)
+    attend = bf16.sparse_prefill if takes(query, own, shared, value) else triton.sparse_prefill
+    return attend(query, own, shared, value, lists, offset, scale)

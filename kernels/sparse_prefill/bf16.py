@@ -29,15 +29,23 @@ class Arguments(ctypes.Structure):
 
 
 def sparse_prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: BlockLists, offset: int, scale: float
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    kept: BlockLists,
+    offset: int,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     results = empty_results(query)
     if not query.shape[0]:
         return results
     _, tiles, blocks = kept.lists.shape
     taken = torch.zeros(1, dtype=torch.int32, device=query.device)
-    inputs = prepare_inputs(query, key, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale)
+    inputs = prepare_inputs(
+        query, own, shared, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale
+    )
     kernel = load_kernel(SOURCE, "attend_blocks", query.device.index or 0)
-    arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, key.shape[0], offset)
+    arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, own.shape[0], offset)
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)
     return results

@@ -17,8 +17,10 @@ def test_a_selection_keeps_about_the_share_that_its_row_says(tokens: int, share:
 
 
 def test_what_is_timed_runs_at_a_small_size() -> None:
-    query, key, value = torch.randn(300, 2, 24), torch.randn(300, 2, 24), torch.randn(300, 2, 16)
+    query, (own, value) = torch.randn(300, 2, 24), torch.randn(2, 300, 2, 16)
     selected = selection_of(300, 2, 0.5, CPU)
-    out, log_sum = sparse_prefill(query, key, value, selected, first_query=0, first_key=0, scale=1.0)
+    out, log_sum = sparse_prefill(
+        query, own, torch.randn(300, 8), value, selected, first_query=0, first_key=0, scale=1.0
+    )
     assert out.isfinite().all() and log_sum.isfinite().all()
     assert len(list(cases())) == sum(len(shares) + 3 for shares in LENGTHS.values())

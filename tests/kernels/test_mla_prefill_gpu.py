@@ -11,28 +11,32 @@ from kernels.mla_prefill import triton as triton_prefill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.1
-HEADS, WIDTH, VALUE = 128, 192, 128
+HEADS, OWN, ROPE, VALUE = 128, 128, 64, 128
 
 hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 class Case:
-    """Random queries, keys and values of a plan's prompts."""
+    """Random queries, keys and values of a plan's prompts, as the model has them: parts of wider tensors."""
 
-    def __init__(self, plan: PrefillPlan, heads: int, width: int, value_width: int) -> None:
+    def __init__(self, plan: PrefillPlan, heads: int, own: int, rope: int, value: int) -> None:
         self.plan = plan
-        self.query = torch.randn(plan.queries, heads, width, device=DEVICE).bfloat16()
-        self.key = torch.randn(plan.keys, heads, width, device=DEVICE).bfloat16()
-        # A part of a wider tensor, as the expansion of latents makes them.
-        self.value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).bfloat16()[:, :, width:]
+        self.query = torch.randn(plan.queries, heads, own + rope, device=DEVICE).bfloat16()
+        expanded = torch.randn(plan.keys, heads, own + value, device=DEVICE).bfloat16()
+        self.own, self.value = expanded.split([own, value], dim=2)
+        self.shared = torch.randn(plan.keys, 512 + rope, device=DEVICE).bfloat16()[:, 512:]
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.query, self.own, self.shared, self.value
 
     def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return mla_prefill(self.query, self.key, self.value, self.plan, scale=SCALE)
+        return mla_prefill(*self.inputs, self.plan, scale=SCALE)
 
     def error(self, found: torch.Tensor, log_sum: torch.Tensor) -> float:
         """Relative norm of the outputs' difference, or the largest difference of the log sums if that is more."""
-        inputs = self.query.float(), self.key.float(), self.value.float()
-        expected, expected_log_sum = reference.mla_prefill(*inputs, self.plan, SCALE)
+        query, own, shared, value = (part.float() for part in self.inputs)
+        expected, expected_log_sum = reference.mla_prefill(query, own, shared, value, self.plan, SCALE)
         assert found.shape == expected.shape and log_sum.shape == expected_log_sum.shape
         difference = (found.float() - expected).norm() / expected.norm()
         return max(float(difference), float((log_sum - expected_log_sum).abs().max()))
@@ -51,8 +55,8 @@ plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @plans
 def test_triton_attends_as_the_reference_does(plan: tuple[list[int], list[int], bool]) -> None:
     queries, keys, causal = plan
-    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), 2, 24, 16)
-    found = triton_prefill.mla_prefill(case.query, case.key, case.value, case.plan, SCALE)
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), 2, 24, 8, 16)
+    found = triton_prefill.mla_prefill(*case.inputs, case.plan, SCALE)
     assert case.error(*found) < 0.01
 
 
@@ -69,8 +73,8 @@ def test_triton_merges_parts_as_the_reference_does() -> None:
 @plans
 def test_triton_attends_at_deepseeks_shapes(plan: tuple[list[int], list[int], bool], poisoned: None) -> None:
     queries, keys, causal = plan
-    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), HEADS, WIDTH, VALUE)
-    found = triton_prefill.mla_prefill(case.query, case.key, case.value, case.plan, SCALE)
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), HEADS, OWN, ROPE, VALUE)
+    found = triton_prefill.mla_prefill(*case.inputs, case.plan, SCALE)
     assert case.error(*found) < 0.01
 
 
@@ -82,7 +86,7 @@ def test_prompts_are_attended_to_at_deepseeks_shapes(
     plan: tuple[list[int], list[int], bool], heads: int, poisoned: None
 ) -> None:
     queries, keys, causal = plan
-    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), heads, WIDTH, VALUE)
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), heads, OWN, ROPE, VALUE)
     assert case.error(*case.attend()) < 0.01
 
 
@@ -96,7 +100,7 @@ def test_random_prompts_and_prefixes_are_attended_to(seed: int, poisoned: None) 
     queries = [chosen.choice([*edges, chosen.randint(1, 1500)]) for _ in range(chosen.randint(1, 6))]
     keys = [count + chosen.choice([0, 0, *edges, chosen.randint(0, 2500)]) for count in queries]
     plan = plan_prefill(queries, keys, DEVICE, causal=chosen.random() < 0.7)
-    case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), WIDTH, VALUE)
+    case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), OWN, ROPE, VALUE)
     assert case.error(*case.attend()) < 0.01
 
 
@@ -106,26 +110,27 @@ def test_more_keys_than_the_cache_holds_are_attended_to_in_groups_of_heads(monke
     from kernels.mla_prefill import hopper_inputs
 
     # Two heads at a time, and one in the last group.
-    monkeypatch.setattr(hopper_inputs, "CACHED_BYTES", 2 * 600 * (WIDTH + VALUE) * 2)
-    case = Case(plan_prefill([300, 200], [400, 200], DEVICE), 7, WIDTH, VALUE)
+    monkeypatch.setattr(hopper_inputs, "CACHED_BYTES", 2 * 600 * (OWN + VALUE) * 2)
+    case = Case(plan_prefill([300, 200], [400, 200], DEVICE), 7, OWN, ROPE, VALUE)
     assert case.error(*case.attend()) < 0.01
 
 
 @hopper
 @pytest.mark.gpu
 def test_scores_far_above_the_earlier_ones_raise_the_reference() -> None:
-    case = Case(plan_prefill([700], [700], DEVICE), 16, WIDTH, VALUE)
+    case = Case(plan_prefill([700], [700], DEVICE), 16, OWN, ROPE, VALUE)
     # From the last block, which comes first, to the first one scores grow by far more than the margin.
-    case.key *= torch.linspace(20, 1, 700, device=DEVICE)[:, None, None]
+    growth = torch.linspace(20, 1, 700, device=DEVICE).bfloat16()
+    case.own, case.shared = case.own * growth[:, None, None], case.shared * growth[:, None]
     assert case.error(*case.attend()) < 0.01
 
 
 @hopper
 @pytest.mark.gpu
 def test_a_prompt_of_nan_leaves_its_neighbours_alone() -> None:
-    case = Case(plan_prefill([100, 200, 77], [150, 200, 99], DEVICE), 16, WIDTH, VALUE)
+    case = Case(plan_prefill([100, 200, 77], [150, 200, 99], DEVICE), 16, OWN, ROPE, VALUE)
     expected, _ = case.attend()
-    case.query[100:300] = case.key[150:350] = case.value[150:350] = float("nan")
+    case.query[100:300] = case.own[150:350] = case.shared[150:350] = case.value[150:350] = float("nan")
     found, _ = case.attend()
     assert torch.equal(found[:100], expected[:100]) and torch.equal(found[300:], expected[300:])
 
@@ -133,7 +138,7 @@ def test_a_prompt_of_nan_leaves_its_neighbours_alone() -> None:
 @hopper
 @pytest.mark.gpu
 def test_captured_attention_repeats_bit_by_bit() -> None:
-    case = Case(plan_prefill([700, 900], [1700, 900], DEVICE), 16, WIDTH, VALUE)
+    case = Case(plan_prefill([700, 900], [1700, 900], DEVICE), 16, OWN, ROPE, VALUE)
     expected, expected_log_sum = case.attend()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -148,7 +153,7 @@ def test_captured_attention_repeats_bit_by_bit() -> None:
 @hopper
 @pytest.mark.gpu
 def test_rows_that_the_copy_engine_cannot_read_are_attended_to() -> None:
-    case = Case(plan_prefill([150], [150], DEVICE), 4, WIDTH, VALUE)
+    case = Case(plan_prefill([150], [150], DEVICE), 4, OWN, ROPE, VALUE)
     # One head's keys after another's.
-    case.key = case.key.transpose(0, 1).contiguous().transpose(0, 1)
+    case.own = case.own.transpose(0, 1).contiguous().transpose(0, 1)
     assert case.error(*case.attend()) < 0.01

@@ -5,7 +5,6 @@ import torch
 
 from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill, plan_prefill, quantized_mla_prefill
 from kernels.mla_prefill.fp8_reference import round_blocks, round_queries
-from kernels.mla_prefill.keys import join_keys
 from kernels.mla_prefill.tiles import BLOCK_KEYS
 
 CPU = torch.device("cpu")
@@ -26,9 +25,7 @@ def plan_of(queries: list[int], keys: list[int], causal: bool = True) -> Prefill
 
 
 def exact(parts: Parts, queries: list[int], keys: list[int], causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    query, own, shared, value = parts
-    plan = plan_prefill(queries, keys, CPU, causal=causal)
-    return mla_prefill(query, join_keys(own, shared), value, plan, scale=SCALE)
+    return mla_prefill(*parts, plan_prefill(queries, keys, CPU, causal=causal), scale=SCALE)
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,4 +1,5 @@
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,8 +26,30 @@ SHAPES = [(1, 1), (1, 130), (63, 63), (64, 64), (70, 135), (129, 129), (130, 500
 shapes = pytest.mark.parametrize(("queries", "keys"), SHAPES)
 
 
-def prompt(queries: int, keys: int, heads: int = HEADS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.randn(queries, heads, 24), torch.randn(keys, heads, 24), torch.randn(keys, heads, 16)
+class Prompt(NamedTuple):
+    """What `mla_prefill` takes: both parts of the keys, each head's own and the shared one."""
+
+    query: torch.Tensor
+    own: torch.Tensor
+    shared: torch.Tensor
+    value: torch.Tensor
+
+    @property
+    def keys(self) -> int:
+        return len(self.own)
+
+    @property
+    def key(self) -> torch.Tensor:
+        return torch.cat([self.own, self.shared.unsqueeze(1).expand(-1, self.own.shape[1], -1)], dim=2)
+
+    def between(self, begin: int, end: int) -> "Prompt":
+        """With some of the keys."""
+        return Prompt(self.query, *(part[begin:end] for part in self[1:]))
+
+
+def prompt(queries: int, keys: int) -> Prompt:
+    parts = torch.randn(keys, HEADS, 16), torch.randn(keys, 8), torch.randn(keys, HEADS, 16)
+    return Prompt(torch.randn(queries, HEADS, 24), *parts)
 
 
 def random_selection(keys: int, share: float = 0.3) -> Selection:
@@ -35,14 +58,12 @@ def random_selection(keys: int, share: float = 0.3) -> Selection:
     return Selection(columns, slashes)
 
 
-def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return mla_prefill(query, key, value, plan_prefill([len(query)], [len(key)], CPU), scale=SCALE)
+def dense(given: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
+    return mla_prefill(*given, plan_prefill([len(given.query)], [given.keys], CPU), scale=SCALE)
 
 
-def sparse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, selected: Selection
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return sparse_prefill(query, key, value, selected, first_query=len(key) - len(query), first_key=0, scale=SCALE)
+def sparse(given: Prompt, selected: Selection) -> tuple[torch.Tensor, torch.Tensor]:
+    return sparse_prefill(*given, selected, first_query=given.keys - len(given.query), first_key=0, scale=SCALE)
 
 
 def last_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -55,8 +76,8 @@ def last_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 @shapes
 def test_everything_selected_is_dense_attention(queries: int, keys: int) -> None:
     given = prompt(queries, keys)
-    expected, expected_log_sum = dense(*given)
-    found, log_sum = sparse(*given, random_selection(keys, share=2))
+    expected, expected_log_sum = dense(given)
+    found, log_sum = sparse(given, random_selection(keys, share=2))
     assert (found - expected).norm() / expected.norm() < 1e-6
     assert torch.allclose(log_sum, expected_log_sum, atol=1e-5)
 
@@ -77,27 +98,27 @@ def test_a_query_attends_to_selected_columns_and_slashes(queries: int, keys: int
 
 @shapes
 def test_what_is_left_out_counts_for_nothing(queries: int, keys: int) -> None:
-    query, key, value = prompt(queries, keys)
+    given = prompt(queries, keys)
     selected, first = random_selection(keys), keys - queries
     kept = kept_blocks(selected, queries, keys, first_query=first, first_key=0)
     seen = kept.repeat_interleave(128, 1)[:, :queries].repeat_interleave(64, 2)[:, :, :keys]
-    weights = last_weights(query, key) * seen
+    weights = last_weights(given.query, given.key) * seen
     mass = weights.sum(2, keepdim=True)
-    found, log_sum = sparse(query, key, value, selected)
-    expected = torch.einsum("hqk,khd->qhd", weights / mass, value.double())
+    found, log_sum = sparse(given, selected)
+    expected = torch.einsum("hqk,khd->qhd", weights / mass, given.value.double())
     assert (found.double() - expected).norm() / expected.norm() < 1e-6
-    _, dense_log_sum = dense(query, key, value)
+    _, dense_log_sum = dense(given)
     assert torch.allclose((log_sum - dense_log_sum).exp().double(), mass.squeeze(2), atol=1e-5)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(70, 135), (130, 500), (300, 811)])
 def test_merged_parts_of_the_keys_equal_one_pass(queries: int, keys: int) -> None:
-    query, key, value = prompt(queries, keys)
+    given = prompt(queries, keys)
     selected = random_selection(keys)
-    whole, whole_log_sum = sparse(query, key, value, selected)
+    whole, whole_log_sum = sparse(given, selected)
     bounds = [0, 64, 128, keys // 128 * 64 + 64, keys]
     parts = [
-        sparse_prefill(query, key[a:b], value[a:b], selected, first_query=keys - queries, first_key=a, scale=SCALE)
+        sparse_prefill(*given.between(a, b), selected, first_query=keys - queries, first_key=a, scale=SCALE)
         for a, b in pairwise(bounds)
     ]
     out, log_sum = parts[0]
@@ -107,9 +128,8 @@ def test_merged_parts_of_the_keys_equal_one_pass(queries: int, keys: int) -> Non
 
 
 def test_queries_before_all_keys_of_a_part_have_zeros() -> None:
-    query, key, value = prompt(200, 64)
     selected = random_selection(64 * 5)
-    out, log_sum = sparse_prefill(query, key, value, selected, first_query=64, first_key=192, scale=SCALE)
+    out, log_sum = sparse_prefill(*prompt(200, 64), selected, first_query=64, first_key=192, scale=SCALE)
     assert not out[:128].any() and (log_sum[:, :128] == float("-inf")).all()
     assert out[128:].any(dim=2).all() and log_sum[:, 128:].isfinite().all()
 
@@ -117,8 +137,8 @@ def test_queries_before_all_keys_of_a_part_have_zeros() -> None:
 @pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 0.99, 1.0])
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_selected_lines_hold_the_wanted_mass_of_the_last_queries(queries: int, keys: int, recall: float) -> None:
-    query, key, _ = prompt(min(queries, 64), keys)
-    key *= 4
+    given = prompt(min(queries, 64), keys)
+    query, key = given.query, given.key * 4
     selected = select_lines(query, key, scale=SCALE, recall=recall)
     kept = kept_blocks(selected, len(query), keys, first_query=keys - len(query), first_key=0)
     seen = kept.repeat_interleave(128, 1)[:, : len(query)].repeat_interleave(64, 2)[:, :, :keys]
@@ -143,9 +163,11 @@ def test_a_key_that_all_look_at_is_a_column_and_a_distance_is_a_slash() -> None:
     value = torch.randn(keys, 3, 16)
     # Queries from the threshold on: all lose next to nothing, and few blocks are computed.
     first = 2048
-    out, log_sum = sparse_prefill(query[first:], key, value, selected, first_query=first, first_key=0, scale=1.0)
+    # All of a key is the head's own.
+    given = Prompt(query[first:], key, key.new_empty(keys, 0), value)
+    out, log_sum = sparse_prefill(*given, selected, first_query=first, first_key=0, scale=1.0)
     plan = plan_prefill([keys - first], [keys], CPU)
-    expected, dense_log_sum = mla_prefill(query[first:], key, value, plan, scale=1.0)
+    expected, dense_log_sum = mla_prefill(*given, plan, scale=1.0)
     assert (log_sum - dense_log_sum).exp().min() > 0.99
     assert (out - expected).norm() / expected.norm() < 0.01
     kept = kept_blocks(selected, keys - first, keys, first_query=first, first_key=0)
@@ -153,8 +175,8 @@ def test_a_key_that_all_look_at_is_a_column_and_a_distance_is_a_slash() -> None:
 
 
 def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, key, _ = prompt(64, 500)
-    shared = key[:, :1]
+    given = prompt(64, 500)
+    query, shared = given.query, given.key[:, :1]
     expected = select_lines(query, shared.expand(-1, HEADS, -1).contiguous(), scale=1.0, recall=0.7)
     # Head by head.
     monkeypatch.setattr(line_masses, "MOST_SCORES", 64 * 500)
@@ -164,10 +186,10 @@ def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pyte
 
 
 def test_log_sums_of_some_queries_are_those_of_dense_attention() -> None:
-    query, key, value = prompt(130, 300)
-    _, expected = dense(query, key, value)
+    given = prompt(130, 300)
+    _, expected = dense(given)
     chosen = torch.tensor([0, 5, 129])
-    found = attention_log_sums(query[chosen], key, chosen + 170, scale=SCALE)
+    found = attention_log_sums(given.query[chosen], given.key, chosen + 170, scale=SCALE)
     assert torch.allclose(found, expected[:, chosen], atol=1e-5)
 
 
@@ -205,15 +227,15 @@ def test_lists_have_the_kept_blocks_from_the_last_on(
 def test_triton_attends_as_the_reference_does(
     queries: int, keys: int, first_key: int, dtype: torch.dtype, device: torch.device, poisoned: None
 ) -> None:
-    query, key, value = (part.to(device, dtype) for part in prompt(queries, keys))
+    given = Prompt(*(part.to(device, dtype) for part in prompt(queries, keys)))
     first_query = max(first_key + keys - queries, 0)
     spans = {"first_query": first_query, "first_key": first_key}
     selected = selection_on(device, max(first_key + keys, 1))
     kept = kept_blocks(selected, queries, keys, **spans)
-    inputs = query.float(), key.float(), value.float(), kept, first_query - first_key, SCALE
-    expected, expected_log_sum = reference.sparse_prefill(*inputs)
+    exact = Prompt(*(part.float() for part in given))
+    expected, expected_log_sum = reference.sparse_prefill(*exact, kept, first_query - first_key, SCALE)
     lists = list_blocks(selected, queries, keys, **spans)
-    found, log_sum = triton_sparse.sparse_prefill(query, key, value, lists, first_query - first_key, SCALE)
+    found, log_sum = triton_sparse.sparse_prefill(*given, lists, first_query - first_key, SCALE)
     assert found.shape == expected.shape and found.dtype == dtype
     bound = 0.01 if dtype == torch.bfloat16 else 1e-5
     assert (found.float() - expected).norm() <= bound * expected.norm()
@@ -229,13 +251,14 @@ def test_deepseeks_shapes_are_attended_to(
     """On Hopper by the kernel in CUDA C++. Each seed has another place for the diagonal, and other blocks."""
     torch.manual_seed(seed)
     heads, first_query = 5, max(first_key + keys - queries, 0) + seed * 7
-    parts = torch.randn(queries, heads, 192), torch.randn(keys, heads, 192), torch.randn(keys, heads, 128)
-    query, key, value = (part.to(device, torch.bfloat16) for part in parts)
+    parts = torch.randn(queries, heads, 192), *torch.randn(keys, heads, 256).split(128, dim=2), torch.randn(keys, 64)
+    query, own, value, shared = (part.to(device, torch.bfloat16) for part in parts)
+    given = Prompt(query, own, shared, value)
     selected = selection_on(device, first_query + queries, heads)
     spans = {"first_query": first_query, "first_key": first_key}
     kept = kept_blocks(selected, queries, keys, **spans)
-    inputs = query.float(), key.float(), value.float(), kept, first_query - first_key, 0.1
-    expected, expected_log_sum = reference.sparse_prefill(*inputs)
-    found, log_sum = sparse_prefill(query, key, value, selected, **spans, scale=0.1)
+    exact = Prompt(*(part.float() for part in given))
+    expected, expected_log_sum = reference.sparse_prefill(*exact, kept, first_query - first_key, 0.1)
+    found, log_sum = sparse_prefill(query, own, shared, value, selected, **spans, scale=0.1)
     assert (found.float() - expected).norm() <= 0.01 * expected.norm()
     assert torch.allclose(log_sum, expected_log_sum, atol=0.01)

@@ -41,7 +41,8 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(given.inputs.query_boxes);
-    prefetch_map(given.inputs.key_boxes);
+    prefetch_map(given.inputs.own_boxes);
+    prefetch_map(given.inputs.shared_boxes);
     prefetch_map(given.inputs.value_boxes);
     init_barriers(shared);
   }

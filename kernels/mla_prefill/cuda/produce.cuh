@@ -29,32 +29,44 @@ struct Copier {
     units++;
   }
 
-  // A step's rows: one box of all, or one of each block that is there. A missing block keeps what lies in shared memory.
+  // A step's rows are one box of all of them, or one of each block that is there.
+  template <int BOXES>
+  __device__ __forceinline__ static bool are_all_there(const int (&rows)[BOXES]) {
+    return BOXES == 1 || rows[BOXES - 1] < NO_BLOCK;
+  }
+  // Waits until the stage is free, and has its barrier count the bytes of so many chunks.
   template <int CHUNKS, int BOXES>
-  __device__ __forceinline__ void copy_step(u8* target, const TensorMap& map, int column, const int (&rows)[BOXES], u64* full, u64* empty, int number) {
+  __device__ __forceinline__ static void expect(const int (&rows)[BOXES], u64* full, u64* empty, int number) {
     wait(empty, (number / STAGES & 1) ^ 1);
-    bool all = BOXES == 1 || rows[BOXES - 1] < NO_BLOCK;
-    arrive_and_expect(full, all ? CHUNKS * CHUNK_BYTES : CHUNKS * CHUNK_BYTES / BOXES);
+    arrive_and_expect(full, are_all_there(rows) ? CHUNKS * CHUNK_BYTES : CHUNKS * CHUNK_BYTES / BOXES);
+  }
+  // A missing block keeps what lies in shared memory.
+  template <int CHUNKS, int BOXES>
+  __device__ __forceinline__ static void copy_chunks(u8* target, const TensorMap& map, int column, const int (&rows)[BOXES], u64* full) {
 #pragma unroll
     for (int box = 0; box < BOXES; box++) {
-      if (box && !all) break;
+      if (box && !are_all_there(rows)) break;
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; chunk++)
         copy_box(target + chunk * CHUNK_BYTES + box * (CHUNK_BYTES / BOXES), map, column + chunk * CHUNK * 2, rows[box], full);
     }
   }
+  // Each head's own channels, and behind them those that all heads share.
   template <int BOXES>
   __device__ __forceinline__ void copy_keys(int head, const int (&rows)[BOXES]) {
     int stage = keys % STAGES;
-    copy_step<KEY_CHUNKS>(shared.key[stage], given.key_boxes, head * given.key_head, rows, &shared.key_full[stage],
-                          &shared.key_empty[stage], keys);
+    u64* full = &shared.key_full[stage];
+    expect<KEY_CHUNKS>(rows, full, &shared.key_empty[stage], keys);
+    copy_chunks<OWN_CHUNKS>(shared.key[stage], given.own_boxes, head * given.own_head, rows, full);
+    copy_chunks<KEY_CHUNKS - OWN_CHUNKS>(shared.key[stage] + OWN_CHUNKS * CHUNK_BYTES, given.shared_boxes, 0, rows, full);
     keys++;
   }
   template <int BOXES>
   __device__ __forceinline__ void copy_values(int head, const int (&rows)[BOXES]) {
     int stage = values % STAGES;
-    copy_step<VALUE_CHUNKS>(shared.value[stage], given.value_boxes, head * given.value_head, rows, &shared.value_full[stage],
-                            &shared.value_empty[stage], values);
+    u64* full = &shared.value_full[stage];
+    expect<VALUE_CHUNKS>(rows, full, &shared.value_empty[stage], values);
+    copy_chunks<VALUE_CHUNKS>(shared.value[stage], given.value_boxes, head * given.value_head, rows, full);
     values++;
   }
 };

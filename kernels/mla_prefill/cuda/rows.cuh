@@ -4,7 +4,8 @@
 
 #include "../../cuda/hopper.cuh"
 
-constexpr int QUERIES = 128, WIDTH = 192, VALUE = 128;
+// A head's keys are its own channels, and behind them those that all heads share.
+constexpr int QUERIES = 128, OWN = 128, ROPE = 64, WIDTH = OWN + ROPE, VALUE = 128;
 // Each of the two warpgroups that compute has half of a tile's queries.
 constexpr int WARPGROUP = 128, CONSUMERS = 2, HALF_QUERIES = QUERIES / CONSUMERS;
 

@@ -7,7 +7,7 @@
 // A step attends to two blocks of keys. They may lie anywhere, in falling order.
 constexpr int KEYS = 128, BLOCK = KEYS / 2;
 // Channels of a box: rows of 128 bytes, swizzled.
-constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
+constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, OWN_CHUNKS = OWN / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
 constexpr int QUERY_BYTES = KEY_CHUNKS * QUERY_CHUNK_BYTES, KEY_BYTES = KEY_CHUNKS * CHUNK_BYTES, VALUE_BYTES = VALUE_CHUNKS * CHUNK_BYTES;
 constexpr int STAGES = 2;
@@ -29,8 +29,8 @@ struct Unit {
 
 // What all kernels are given.
 struct Inputs {
-  // Boxes of 64 queries, and of some keys and values, 64 channels of each.
-  TensorMap query_boxes, key_boxes, value_boxes;
+  // Boxes of 64 queries, and of both parts of some keys and of values, 64 channels of each.
+  TensorMap query_boxes, own_boxes, shared_boxes, value_boxes;
   // Units taken by CTAs beyond their first one. Zero at the launch.
   int* taken;
   // [total_queries, heads, VALUE].
@@ -41,7 +41,7 @@ struct Inputs {
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.
   int heads_together;
   // Bytes from one head to the next.
-  int query_head, key_head, value_head;
+  int query_head, own_head, value_head;
   float scale_log2;
 };
 
