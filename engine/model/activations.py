@@ -4,7 +4,7 @@ from enum import Enum, auto
 
 import torch
 
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized
 from kernels.w4a8_gemm import ScaledRows
 
 
@@ -18,8 +18,3 @@ class InputForm(Enum):
 Activations = torch.Tensor | Quantized
 # What travels to experts on other ranks.
 Sent = Activations | ScaledRows
-
-
-def to_form(x: torch.Tensor, form: InputForm) -> Activations:
-    """x: [rows, width] of the model's dtype."""
-    return quantize(x) if form is InputForm.FP8_GROUPS else x

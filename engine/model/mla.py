@@ -1,11 +1,12 @@
 """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode, expanded for prompts."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
+from operator import itemgetter
 
 import torch
 from torch.nn import functional
 
-from engine.model.activations import Activations, InputForm, to_form
+from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext, SharedLatents
@@ -13,10 +14,17 @@ from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow, attend, measure
+from kernels.act_quant import QuantizedRows, empty_quantized, quantize_into
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
-from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill, quantized_mla_prefill
+from kernels.mla_prefill import (
+    PrefillPlan,
+    attend_and_quantize,
+    merge_attention,
+    mla_prefill,
+    quantized_mla_prefill,
+)
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, select_lines
@@ -90,22 +98,41 @@ class Attention:
         self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> Activations:
         """What the output's product reads: [tokens, heads * value] in its form."""
-        alone = len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding)
-        if alone and self._output.input_form is InputForm.FP8_GROUPS:
+        if self._output.input_form is not InputForm.FP8_GROUPS:
+            in_order = sorted(self._parts(context.expanded, query, latents, pool, context), key=itemgetter(0))
+            parts = [part for _, part in in_order]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+        if len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
             attended = self._absorbed(context.absorbed[0], query, pool, context)
             return expand_values_quantized(attended, self._absorb_value)
-        values = [
-            (rows.first, expand_values(self._absorbed(rows, query, pool, context), self._absorb_value))
-            for rows in context.absorbed
-        ]
-        values += [(row.first, self._expanded(row, query, latents, pool, context)) for row in context.expanded]
-        values += [(row.first, self._sparse(row, query, pool, context)) for row in context.sparse]
+        out = empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
+        for row in context.expanded:
+            if not row.earlier:
+                self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
+        merged = [row for row in context.expanded if row.earlier]
+        for first, part in self._parts(merged, query, latents, pool, context):
+            quantize_into(part.flatten(1), out.rows(first, first + len(part)))
+        return out
+
+    def _parts(
+        self,
+        expanded: Sequence[ExpandedRows],
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        pool: torch.Tensor,
+        context: ForwardContext,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """First tokens and values, [tokens, heads, value], of these rows and of all that are not expanded."""
+        for absorbed in context.absorbed:
+            attended = self._absorbed(absorbed, query, pool, context)
+            yield absorbed.first, expand_values(attended, self._absorb_value)
+        for row in expanded:
+            yield row.first, self._expanded(row, query, latents, pool, context)
+        for sparse in context.sparse:
+            yield sparse.first, self._sparse(sparse, query, pool, context)
         if context.padding:
-            first = query.shape[0] - context.padding
-            values.append((first, query.new_zeros(context.padding, query.shape[1], self.config.v_head_dim)))
-        in_order = [part for _, part in sorted(values, key=lambda item: item[0])]
-        joined = in_order[0] if len(in_order) == 1 else torch.cat(in_order)
-        return to_form(joined.flatten(1), self._output.input_form)
+            shape = context.padding, query.shape[1], self.config.v_head_dim
+            yield len(query) - context.padding, query.new_zeros(shape)
 
     def _queries(self, projected: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Writes the latents, normalized. Returns queries [tokens, heads, nope + rope], not rotated yet."""
@@ -142,17 +169,40 @@ class Attention:
     def _expanded(
         self, row: ExpandedRows, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        own = slice(row.first, row.stop)
-        query = query[own]
-        rotate_(query[:, :, self.config.qk_nope_head_dim :], context.rotations[own])
-        known = latents[own]
-        if row.known is not None:
-            known = read_latents(pool, row.known, latents.dtype, context.kv_scale)
-        values, log_sum = self._attend(query, known, row.plan)
+        query = self._rotated(row, query, context)
+        values, log_sum = self._attend(query, self._known(row, latents, pool, context), row.plan)
         for part in row.earlier:
             known = read_latents(pool, part.slots, latents.dtype, context.kv_scale)
             merge_attention(values, log_sum, *self._attend(query, known, part.plan))
         return values
+
+    def _attend_and_quantize(
+        self,
+        row: ExpandedRows,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        pool: torch.Tensor,
+        context: ForwardContext,
+        out: QuantizedRows,
+    ) -> None:
+        """For a row without earlier parts, which would have to be merged."""
+        keys = self._expand_latents(self._known(row, latents, pool, context))
+        rotated = self._rotated(row, query, context)
+        attend_and_quantize(rotated, *keys, row.plan, out, scale=self.config.softmax_scale)
+
+    def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """The row's queries, rotated in place."""
+        query = query[row.first : row.stop]
+        rotate_(query[:, :, self.config.qk_nope_head_dim :], context.rotations[row.first : row.stop])
+        return query
+
+    def _known(
+        self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Latents that the row attends to: its own, behind those of its prefix that are expanded with them."""
+        if row.known is None:
+            return latents[row.first : row.stop]
+        return read_latents(pool, row.known, latents.dtype, context.kv_scale)
 
     def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]

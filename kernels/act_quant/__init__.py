@@ -3,9 +3,9 @@
 import torch
 
 from kernels.act_quant import reference
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized, QuantizedRows, empty_quantized
 
-__all__ = ["GROUP", "Quantized", "dequantize", "empty_quantized", "quantize"]
+__all__ = ["GROUP", "Quantized", "QuantizedRows", "dequantize", "empty_quantized", "quantize", "quantize_into"]
 
 
 def quantize(x: torch.Tensor) -> Quantized:
@@ -13,12 +13,20 @@ def quantize(x: torch.Tensor) -> Quantized:
 
     x: [rows, width], float32 or bfloat16, width a multiple of 128, last dimension contiguous. No rows give no rows.
     """
-    assert x.dim() == 2 and x.shape[1] % GROUP == 0 and x.stride(1) == 1
+    out = empty_quantized(*x.shape, device=x.device)
+    quantize_into(x, out.rows(0, len(x)))
+    return out
+
+
+def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
+    """`quantize` that writes to rows which are there: as many as x has."""
+    assert x.dim() == 2 and x.shape[1] % GROUP == 0 and x.stride(1) == 1 and out.values.shape == x.shape
     if x.is_cuda:
         from kernels.act_quant import triton
 
-        return triton.quantize(x)
-    return reference.quantize(x)
+        triton.quantize_into(x, out)
+    else:
+        reference.quantize_into(x, out)
 
 
 def dequantize(x: Quantized) -> torch.Tensor:

@@ -24,6 +24,20 @@ class Quantized:
         assert self.scales.shape == (*self.values.shape[:-1], width // GROUP) and width % GROUP == 0
         assert self.scales.dtype == torch.float32 and self.scales.stride()[-2:] == (1, aligned_rows(rows))
 
+    def rows(self, first: int, stop: int) -> "QuantizedRows":
+        """Some of the rows of a two-dimensional one, to be written."""
+        return QuantizedRows(self.values[first:stop], self.scales[first:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows of a `Quantized`, which may begin anywhere: kernels write them one by one."""
+
+    # [..., rows, width] float8_e4m3fn, contiguous.
+    values: torch.Tensor
+    # [..., rows, width / 128] float32; rows lie next to each other, columns as far apart as those of all rows.
+    scales: torch.Tensor
+
 
 def aligned_rows(rows: int) -> int:
     """Distance between two columns of scales, in scales."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized, QuantizedRows, empty_quantized
 
 # The smallest magnitude that a group is scaled for: its scale must not underflow. A group of zeros quantizes to zeros.
 SMALLEST = 1e-10
@@ -10,11 +10,15 @@ SMALLEST = 1e-10
 
 def quantize(x: torch.Tensor) -> Quantized:
     out = empty_quantized(*x.shape, device=x.device)
+    quantize_into(x, QuantizedRows(out.values, out.scales))
+    return out
+
+
+def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
     groups = x.float().unflatten(-1, (-1, GROUP))
     scales = groups.abs().amax(dim=-1).clamp(min=SMALLEST) / torch.finfo(torch.float8_e4m3fn).max
     out.scales.copy_(scales)
     out.values.copy_((groups / scales.unsqueeze(-1)).flatten(-2))
-    return out
 
 
 def dequantize(x: Quantized) -> torch.Tensor:

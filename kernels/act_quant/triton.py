@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant import reference
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, QuantizedRows
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
 LARGEST = tl.constexpr(448.0)
@@ -39,13 +39,11 @@ def _quantize(
     tl.store(scales + groups * scale_stride + row, factors, mask=groups * GROUP < width)
 
 
-def quantize(x: torch.Tensor) -> Quantized:
+def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
     rows, width = x.shape
-    out = empty_quantized(rows, width, device=x.device)
     if rows:
         grid = (rows, triton.cdiv(width // GROUP, GROUPS))
         _quantize[grid](
             x, out.values, out.scales, x.stride(0), width, out.scales.stride(1), GROUP, GROUPS, num_warps=4,
             **dependent_launch(x.device),
         )  # fmt: skip
-    return out

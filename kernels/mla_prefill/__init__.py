@@ -2,10 +2,18 @@
 
 import torch
 
+from kernels.act_quant import QuantizedRows, quantize_into
 from kernels.mla_prefill import fp8_reference, reference
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
-__all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill", "quantized_mla_prefill"]
+__all__ = [
+    "PrefillPlan",
+    "attend_and_quantize",
+    "merge_attention",
+    "mla_prefill",
+    "plan_prefill",
+    "quantized_mla_prefill",
+]
 
 
 def mla_prefill(
@@ -60,6 +68,34 @@ def quantized_mla_prefill(
         if hopper_inputs.takes(query, own, shared, value):
             return fp8.mla_prefill(query, own, shared, value, plan, scale)
     return fp8_reference.mla_prefill(query, own, shared, value, plan, scale)
+
+
+def attend_and_quantize(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    out: QuantizedRows,
+    *,
+    scale: float,
+) -> None:
+    """Attend as the plan says, and quantize the outputs for the product that reads them; they cannot be merged then.
+
+    Inputs as in `mla_prefill`; out: [queries, heads * 128], which the outputs of all heads fill.
+    """
+    _check(query, own, shared, value, plan)
+    assert out.values.shape == (query.shape[0], query.shape[1] * value.shape[2])
+    if query.is_cuda:
+        from kernels.mla_prefill import bf16, fp8, hopper_inputs
+
+        if hopper_inputs.takes(query, own, shared, value):
+            fused = fp8.attend_and_quantize if plan.quantized else bf16.attend_and_quantize
+            fused(query, own, shared, value, plan, out, scale)
+            return
+    attend = quantized_mla_prefill if plan.quantized else mla_prefill
+    values, _ = attend(query, own, shared, value, plan, scale=scale)
+    quantize_into(values.flatten(1), out)
 
 
 def merge_attention(

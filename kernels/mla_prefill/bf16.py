@@ -5,7 +5,15 @@ from pathlib import Path
 
 import torch
 
-from kernels.mla_prefill.hopper_inputs import THREADS, Inputs, blocks_of_launch, empty_results, prepare_inputs
+from kernels.act_quant import QuantizedRows
+from kernels.mla_prefill.hopper_inputs import (
+    THREADS,
+    Inputs,
+    Results,
+    blocks_of_launch,
+    empty_results,
+    prepare_inputs,
+)
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import KEYS
 from kernels.nvrtc import load_kernel
@@ -34,14 +42,40 @@ def mla_prefill(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     results = empty_results(query)
+    _attend("attend_prompts", query, own, shared, value, plan, results, scale)
+    return results
+
+
+def attend_and_quantize(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    out: QuantizedRows,
+    scale: float,
+) -> None:
+    results = out.values, out.scales.t()
+    _attend("attend_prompts_and_quantize", query, own, shared, value, plan, results, scale)
+
+
+def _attend(
+    name: str,
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    results: Results,
+    scale: float,
+) -> None:
     if not query.shape[0]:
-        return results
+        return
     assert plan.tiles is not None
     taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     inputs = prepare_inputs(
         query, own, shared, value, results, taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
     )
-    kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
+    kernel = load_kernel(SOURCE, name, query.device.index or 0)
     arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)
-    return results

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import torch
 
-from kernels.mla_prefill.hopper_inputs import THREADS, VALUE, blocks_of_launch, boxes, empty_results, heads_together
+from kernels.act_quant import QuantizedRows
+from kernels.mla_prefill.hopper_inputs import (
+    THREADS,
+    VALUE,
+    Results,
+    blocks_of_launch,
+    boxes,
+    empty_results,
+    heads_together,
+)
 from kernels.mla_prefill.key_blocks import WIDTH, KeyBlocks, quantize_blocks
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import BLOCK_KEYS, QUERIES
@@ -26,10 +35,10 @@ class Arguments(ctypes.Structure):
         ("tiles", ctypes.c_void_p),
         ("taken", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("log_sums", ctypes.c_void_p),
+        ("of_rows", ctypes.c_void_p),
         ("tile_count", ctypes.c_int),
         ("heads", ctypes.c_int),
-        ("total_queries", ctypes.c_int),
+        ("row_stride", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("heads_together", ctypes.c_int),
         ("query_head", ctypes.c_int),
@@ -54,17 +63,37 @@ def mla_prefill(
 
 
 def attend(query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    results = empty_results(query)
+    _attend("attend_prompts", query, found, plan, results, scale)
+    return results
+
+
+def attend_and_quantize(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    out: QuantizedRows,
+    scale: float,
+) -> None:
+    if query.shape[0]:
+        found, results = quantize_blocks(own, shared, value, plan), (out.values, out.scales.t())
+        _attend("attend_prompts_and_quantize", query, found, plan, results, scale)
+
+
+def _attend(
+    name: str, query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, results: Results, scale: float
+) -> None:
     assert plan.tiles is not None
-    results = out, log_sums = empty_results(query)
-    queries, heads, _ = query.shape
+    (_, heads, _), (out, of_rows) = query.shape, results
     taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     blocks, tiles = found.keys.shape[1], plan.tiles.shape[0]
     arguments = Arguments(
         boxes(query, QUERIES // 2), found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
-        plan.tiles.data_ptr(), taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
-        tiles, heads, queries, blocks, heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
+        plan.tiles.data_ptr(), taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
+        tiles, heads, of_rows.stride(0), blocks, heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
         query.stride(1) * query.element_size(), scale * math.log2(math.e), plan.causal,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, "attend_prompts", query.device.index or 0)
+    kernel = load_kernel(SOURCE, name, query.device.index or 0)
     kernel.launch((blocks_of_launch(tiles * heads, query.device), 1, 1), THREADS, arguments)
-    return results

@@ -25,7 +25,7 @@ class Inputs(ctypes.Structure):
         ("value_boxes", ctypes.c_uint64 * 16),
         ("taken", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("log_sums", ctypes.c_void_p),
+        ("of_rows", ctypes.c_void_p),
         ("tile_count", ctypes.c_int),
         ("heads", ctypes.c_int),
         ("total_queries", ctypes.c_int),
@@ -33,9 +33,10 @@ class Inputs(ctypes.Structure):
         ("query_head", ctypes.c_int),
         ("own_head", ctypes.c_int),
         ("value_head", ctypes.c_int),
+        ("row_stride", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
         # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 8),
+        ("padding", ctypes.c_byte * 4),
     )
 
 
@@ -56,7 +57,11 @@ def has_rows(part: torch.Tensor) -> bool:
     return aligned and row >= (part.shape[1] - 1) * head + part.shape[2]
 
 
-def empty_results(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+# Outputs, and [heads, queries] what there is of each row: log-sums, or scales of outputs that are quantized.
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def empty_results(query: torch.Tensor) -> Results:
     """What `mla_prefill` returns for these queries, not yet computed."""
     queries, heads, _ = query.shape
     out = torch.empty(queries, heads, VALUE, dtype=query.dtype, device=query.device)
@@ -68,7 +73,7 @@ def prepare_inputs(
     own: torch.Tensor,
     shared: torch.Tensor,
     value: torch.Tensor,
-    results: tuple[torch.Tensor, torch.Tensor],
+    results: Results,
     taken: torch.Tensor,
     *,
     tile_count: int,
@@ -76,13 +81,14 @@ def prepare_inputs(
     scale: float,
 ) -> Inputs:
     """taken: [1] int32, zero; box_keys: how many rows of keys and values a copy takes."""
-    out, log_sums = results
+    out, of_rows = results
     queries, heads, _ = query.shape
     return Inputs(
         boxes(query, QUERIES // 2), boxes(own, box_keys), boxes(shared, box_keys), boxes(value, box_keys),
-        taken.data_ptr(), out.data_ptr(), log_sums.data_ptr(),
+        taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
         tile_count, heads, queries, heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
-        *(part.stride(1) * part.element_size() for part in (query, own, value)), scale * math.log2(math.e),
+        *(part.stride(1) * part.element_size() for part in (query, own, value)), of_rows.stride(0),
+        scale * math.log2(math.e),
     )  # fmt: skip
 
 

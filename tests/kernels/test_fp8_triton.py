@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.act_quant import dequantize
+from kernels.act_quant import dequantize, empty_quantized
 from kernels.act_quant import reference as act_quant
 from kernels.fp8_gemm import BlockScaled, block_scaled, make_workspace
 from kernels.fp8_gemm import reference as fp8_gemm
@@ -51,9 +51,22 @@ def random_expansion(
 def test_rows_are_quantized(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(rows, width + 8, device=device) * torch.logspace(-3, 3, width + 8, device=device)).to(dtype)
     x = x[:, :width]
-    found, expected = triton_act_quant.quantize(x), act_quant.quantize(x)
+    found, expected = empty_quantized(rows, width, device=device), act_quant.quantize(x)
+    triton_act_quant.quantize_into(x, found.rows(0, rows))
     assert torch.allclose(found.scales, expected.scales, rtol=1e-6)
     assert relative_error(dequantize(found), dequantize(expected)) <= QUANTIZED_ERROR
+
+
+def test_rows_are_quantized_into_some_of_many(device: torch.device) -> None:
+    x, found = torch.randn(5, 256, device=device), empty_quantized(11, 256, device=device)
+    found.values.view(torch.uint8).fill_(7)
+    found.scales.fill_(7)
+    triton_act_quant.quantize_into(x, found.rows(3, 8))
+    expected = act_quant.quantize(x)
+    assert torch.equal(found.values[3:8].float(), expected.values.float())
+    assert torch.allclose(found.scales[3:8], expected.scales, rtol=1e-6)
+    outside = [0, 1, 2, 8, 9, 10]
+    assert (found.values.view(torch.uint8)[outside] == 7).all() and (found.scales[outside] == 7).all()
 
 
 @pytest.mark.parametrize("shape", [(7, 2304), (4, 5, 512)])

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from kernels.mla_prefill import merge_attention, mla_prefill, plan_prefill, reference
+from kernels.act_quant import dequantize, empty_quantized, quantize
+from kernels.mla_prefill import (
+    attend_and_quantize,
+    merge_attention,
+    mla_prefill,
+    plan_prefill,
+    quantized_mla_prefill,
+    reference,
+)
 
 CPU = torch.device("cpu")
 SCALE = 0.3
@@ -70,3 +78,12 @@ def test_narrow_tiles_of_long_contexts_change_nothing(monkeypatch: pytest.Monkey
 def test_no_prompts_give_nothing() -> None:
     out, log_sum = mla_prefill(*prompt(0, 0), plan_prefill([], [], CPU), scale=1.0)
     assert out.shape == (0, 3, 16) and log_sum.shape == (3, 0)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_outputs_may_be_quantized_into_some_rows(quantized: bool) -> None:
+    parts = torch.randn(7, 4, 24), torch.randn(9, 4, 16), torch.randn(9, 8), torch.randn(9, 4, 32)
+    plan, out = plan_prefill([7], [9], CPU, quantized=quantized), empty_quantized(12, 128, device=CPU)
+    attend_and_quantize(*parts, plan, out.rows(2, 9), scale=SCALE)
+    values, _ = (quantized_mla_prefill if quantized else mla_prefill)(*parts, plan, scale=SCALE)
+    assert torch.equal(dequantize(out)[2:9], dequantize(quantize(values.flatten(1))))

@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
+from kernels.act_quant import dequantize, empty_quantized, quantize
 from kernels.hopper import is_hopper
-from kernels.mla_prefill import PrefillPlan, mla_prefill, plan_prefill, reference
+from kernels.mla_prefill import PrefillPlan, attend_and_quantize, mla_prefill, plan_prefill, reference
 from kernels.mla_prefill import triton as triton_prefill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -102,6 +103,29 @@ def test_random_prompts_and_prefixes_are_attended_to(seed: int, poisoned: None) 
     plan = plan_prefill(queries, keys, DEVICE, causal=chosen.random() < 0.7)
     case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), OWN, ROPE, VALUE)
     assert case.error(*case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+@plans
+@pytest.mark.parametrize("heads", [3, HEADS])
+def test_outputs_are_quantized_into_some_rows(
+    plan: tuple[list[int], list[int], bool], heads: int, poisoned: None
+) -> None:
+    queries, keys, causal = plan
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), heads, OWN, ROPE, VALUE)
+    first, stop = 5, 5 + case.plan.queries
+    out = empty_quantized(stop + 3, heads * VALUE, device=DEVICE)
+    out.values.view(torch.uint8).fill_(7)
+    out.scales.fill_(7)
+    attend_and_quantize(*case.inputs, case.plan, out.rows(first, stop), scale=SCALE)
+    expected = case.attend()[0].flatten(1)
+    # Three bits of a mantissa: some 2.7%.
+    assert (dequantize(out)[first:stop] - expected).norm() < 0.04 * expected.norm()
+    # Scales are of outputs that are not rounded to bf16 yet.
+    assert torch.allclose(out.scales[first:stop], quantize(expected).scales, rtol=0.005)
+    outside = [*range(first), *range(stop, stop + 3)]
+    assert (out.values.view(torch.uint8)[outside] == 7).all() and (out.scales[outside] == 7).all()
 
 
 @hopper

@@ -5,8 +5,16 @@ import random
 import pytest
 import torch
 
+from kernels.act_quant import dequantize, empty_quantized, quantize
 from kernels.hopper import is_hopper
-from kernels.mla_prefill import PrefillPlan, fp8_reference, merge_attention, plan_prefill, quantized_mla_prefill
+from kernels.mla_prefill import (
+    PrefillPlan,
+    attend_and_quantize,
+    fp8_reference,
+    merge_attention,
+    plan_prefill,
+    quantized_mla_prefill,
+)
 from kernels.mla_prefill.tiles import BLOCK_KEYS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")]
@@ -27,7 +35,7 @@ class Case:
         self.shared = torch.randn(plan.keys, 512 + ROPE, device=DEVICE).bfloat16()[:, 512:]
 
     @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.query, self.own, self.shared, self.value
 
     def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,6 +75,20 @@ def test_prompts_are_attended_to_as_defined(
 ) -> None:
     queries, keys, causal = plan
     Case(plan_prefill(queries, keys, DEVICE, causal=causal, quantized=True), heads).assert_as_defined()
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_outputs_are_quantized_into_some_rows(plan: tuple[list[int], list[int], bool], poisoned: None) -> None:
+    queries, keys, causal = plan
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal, quantized=True), 16)
+    first, stop = 3, 3 + case.plan.queries
+    out = empty_quantized(stop + 2, 16 * VALUE, device=DEVICE)
+    attend_and_quantize(*case.inputs, case.plan, out.rows(first, stop), scale=SCALE)
+    expected = case.attend()[0].flatten(1)
+    # Three bits of a mantissa: some 2.7%.
+    assert (dequantize(out)[first:stop] - expected).norm() < 0.04 * expected.norm()
+    # Scales are of outputs that are not rounded to bf16 yet.
+    assert torch.allclose(out.scales[first:stop], quantize(expected).scales, rtol=0.005)
 
 
 @pytest.mark.parametrize("seed", range(20))

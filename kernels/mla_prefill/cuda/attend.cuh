@@ -35,7 +35,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
 }
 
 // A Producer copies what consumers need, in the order in which they need it, and last a unit without queries.
-template <class Producer, class Arguments>
+template <class Producer, bool QUANTIZES, class Arguments>
 __device__ __forceinline__ void attend(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   __syncthreads();
   if (threadIdx.x < CONSUMERS * WARPGROUP) {
     take_registers<240>();
-    Consumer{shared, given.inputs, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)}.run();
+    Consumer<QUANTIZES>{shared, given.inputs, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)}.run();
   } else {
     give_registers<24>();
     if (threadIdx.x == CONSUMERS * WARPGROUP) Producer{{shared, given.inputs}, given}.run();

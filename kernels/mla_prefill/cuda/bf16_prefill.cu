@@ -60,8 +60,11 @@ struct Producer : Copier {
   }
 };
 
-extern "C" __device__ int attend_prompts_shared_bytes = sizeof(Shared);
+#define ATTEND(NAME, QUANTIZES)                                                                            \
+  extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared);                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Arguments given) { \
+    attend<Producer, QUANTIZES>(given);                                                                    \
+  }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompts(const __grid_constant__ Arguments given) {
-  attend<Producer>(given);
-}
+ATTEND(attend_prompts, false)
+ATTEND(attend_prompts_and_quantize, true)

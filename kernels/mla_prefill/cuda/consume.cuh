@@ -6,6 +6,8 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
+// QUANTIZES: what it stores.
+template <bool QUANTIZES>
 struct Consumer {
   Shared& shared;
   const Inputs& given;
@@ -157,7 +159,8 @@ struct Consumer {
     } else {
       release(&shared.query_empty[half]);
     }
-    store_rows(given, out, softmax, unit, row);
+    if constexpr (QUANTIZES) store_quantized(given, out, softmax, unit, row);
+    else store_rows(given, out, softmax, unit, row);
   }
 
   __device__ __forceinline__ void run() {

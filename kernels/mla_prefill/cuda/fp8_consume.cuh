@@ -5,6 +5,8 @@
 #include "fp8_earlier.cuh"
 #include "fp8_softmax.cuh"
 
+// QUANTIZES: what it stores.
+template <bool QUANTIZES>
 struct Consumer {
   Shared& shared;
   const Arguments& given;
@@ -178,7 +180,8 @@ struct Consumer {
     release(&shared.value_empty[(count - 1) % STAGES]);
     softmax.count(sums, inverse);
     earlier.add_to(out);
-    store_rows(given, out, softmax, unit, row);
+    if constexpr (QUANTIZES) store_quantized(given, out, softmax, unit, row);
+    else store_rows(given, out, softmax, unit, row);
   }
 
   __device__ __forceinline__ void run() {

@@ -101,9 +101,8 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   fence_barrier_init();
 }
 
-extern "C" __device__ int attend_prompts_shared_bytes = sizeof(Shared);
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompts(const __grid_constant__ Arguments given) {
+template <bool QUANTIZES>
+__device__ __forceinline__ void attend(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -115,9 +114,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompts(const __
   __syncthreads();
   if (threadIdx.x < CONSUMERS * WARPGROUP) {
     take_registers<240>();
-    Consumer{shared, given, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)}.run();
+    Consumer<QUANTIZES>{shared, given, __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)}.run();
   } else {
     give_registers<24>();
     if (threadIdx.x == CONSUMERS * WARPGROUP) Producer{shared, given}.run();
   }
 }
+
+#define ATTEND(NAME, QUANTIZES)                                                                            \
+  extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared);                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Arguments given) { \
+    attend<QUANTIZES>(given);                                                                              \
+  }
+
+ATTEND(attend_prompts, false)
+ATTEND(attend_prompts_and_quantize, true)

@@ -49,11 +49,11 @@ struct Arguments {
   const Tile* tiles;
   // Units taken by CTAs beyond their first one. Zero at the launch.
   int* taken;
-  // [total_queries, heads, VALUE].
+  // [queries, heads, VALUE].
   u8* out;
-  // [heads, total_queries].
-  float* log_sums;
-  int tile_count, heads, total_queries, blocks;
+  // [heads, row_stride]: the log-sums, or the scales of outputs that are quantized.
+  float* of_rows;
+  int tile_count, heads, row_stride, blocks;
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.
   int heads_together;
   // Bytes from one head of the queries to the next.

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
+#include "../../cuda/quads.cuh"
 
 // A head's keys are its own channels, and behind them those that all heads share.
 constexpr int QUERIES = 128, OWN = 128, ROPE = 64, WIDTH = OWN + ROPE, VALUE = 128;
@@ -31,19 +31,13 @@ struct Sight {
   }
 };
 
-// Four threads exchange 8 columns' words, so that each has 16 bytes.
-__device__ __forceinline__ uint4 exchange(const u32 (&words)[4]) {
-  bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
-  u32 kept[2] = {high ? words[2] : words[0], high ? words[3] : words[1]};
-  u32 got[2] = {__shfl_xor_sync(~0u, high ? words[0] : words[2], 2), __shfl_xor_sync(~0u, high ? words[1] : words[3], 2)};
-  u32 own = odd ? kept[1] : kept[0], far = odd ? got[1] : got[0];
-  u32 near = __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 1), farthest = __shfl_xor_sync(~0u, odd ? got[0] : got[1], 1);
-  uint2 here = odd ? make_uint2(near, own) : make_uint2(own, near);
-  uint2 there = odd ? make_uint2(farthest, far) : make_uint2(far, farthest);
-  return high ? make_uint4(there.x, there.y, here.x, here.y) : make_uint4(here.x, here.y, there.x, there.y);
+// What a row's sums are multiplied by: the inverse of the softmax's denominator. A query that sees no key has zeros.
+template <class Softmax>
+__device__ __forceinline__ float inverse_total(const Softmax& softmax, int side) {
+  return softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
 }
 
-// Divides sums by the softmax's denominators, and stores them in bf16 and the denominators' logarithms.
+// Stores a tile's rows in bf16, and the logarithms of the softmax's denominators.
 template <class Inputs, class Softmax, class Unit>
 __device__ __forceinline__ void store_rows(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
   int thread = threadIdx.x % 4;
@@ -52,8 +46,7 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
     int own = row + side * 8;
     bool known = own < unit.queries;
     long long query = unit.first_query + own;
-    // A query that sees no key has zeros.
-    float inverse = softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
+    float inverse = inverse_total(softmax, side);
     u8* target = given.out + ((query * given.heads + unit.head) * VALUE + thread * 8) * 2;
 #pragma unroll
     for (int group = 0; group < 4; group++) {
@@ -66,7 +59,28 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
       uint4 values = exchange(words);
       if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
     }
-    if (known && thread == 0) given.log_sums[(long long)unit.head * given.total_queries + query] = softmax.log_sum(side);
+    if (known && thread == 0) given.of_rows[(long long)unit.head * given.row_stride + query] = softmax.log_sum(side);
+  }
+}
+
+// Stores a tile's rows in e4m3, and their scales: a head's values are a group.
+template <class Inputs, class Softmax, class Unit>
+__device__ __forceinline__ void store_quantized(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
+  int thread = threadIdx.x % 4;
+#pragma unroll
+  for (int side = 0; side < 2; side++) {
+    int own = row + side * 8;
+    bool known = own < unit.queries;
+    long long query = unit.first_query + own;
+    float inverse = inverse_total(softmax, side), values[32];
+#pragma unroll
+    for (int i = 0; i < 32; i++) values[i] = out[i / 2 * 4 + side * 2 + i % 2] * inverse;
+    float scale = scale_of_quad(values);
+    uint4 packed[2];
+    quantize_quad(packed, values, scale);
+    uint4* target = reinterpret_cast<uint4*>(given.out + (query * given.heads + unit.head) * VALUE + thread * 32);
+    if (known) target[0] = packed[0], target[1] = packed[1];
+    if (known && thread == 0) given.of_rows[(long long)unit.head * given.row_stride + query] = scale;
   }
 }
 

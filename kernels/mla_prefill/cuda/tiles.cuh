@@ -35,13 +35,14 @@ struct Inputs {
   int* taken;
   // [total_queries, heads, VALUE].
   u8* out;
-  // [heads, total_queries].
-  float* log_sums;
+  // [heads, row_stride]: the log-sums, or the scales of outputs that are quantized.
+  float* of_rows;
   int tile_count, heads, total_queries;
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.
   int heads_together;
   // Bytes from one head to the next.
   int query_head, own_head, value_head;
+  int row_stride;
   float scale_log2;
 };
 

@@ -69,5 +69,5 @@ struct Producer : Copier {
 extern "C" __device__ int attend_blocks_shared_bytes = sizeof(Shared);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_blocks(const __grid_constant__ Arguments given) {
-  attend<Producer>(given);
+  attend<Producer, false>(given);
 }

@@ -1,0 +1,63 @@
+"""Rows of every kind in one step, of a model whose products take FP8."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Row
+from engine.model import inputs
+from engine.model.inputs import build_context
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.weights.loading import load_model
+from tests.support.checkpoints import GREEDY, random_prompt
+from tests.support.oracle_model import relative_error
+from tools.make_checkpoint import make_checkpoint
+
+CPU = torch.device("cpu")
+# What FP8 products take.
+WIDE = {
+    "hidden_size": 256,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+}
+# A token that decodes; a chunk behind a prefix of two parts; two prompts; a chunk behind a prefix of one part.
+SPANS = [(40, 41), (150, 190), (0, 30), (0, 5), (10, 45)]
+
+
+@torch.inference_mode()
+def logits_of(model: Model, groups: list[list[Row]], size: int | None) -> list[torch.Tensor]:
+    """By row, the logits of its last span, all prefixes computed before; the groups are steps. size: padded to."""
+    state = make_state(model.config, CPU, blocks=32, positions=200, rows=8, kv_dtype=torch.bfloat16)
+    for row in (row for group in groups for row in group):
+        if row.start:
+            model.forward(build_context(model.config, [prefix_of(row)], state))
+    found = []
+    for group in groups:
+        context = dataclasses.replace(build_context(model.config, group, state, size), sampled=None)
+        every = model.forward(context)[: sum(row.tokens for row in group)]
+        found += every.split([row.tokens for row in group])
+    return found
+
+
+def prefix_of(row: Row) -> Row:
+    return Row(random_prompt(200)[: row.start], 0, row.block_ids, None)
+
+
+def test_a_mixed_step_computes_every_row_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(WIDE))
+    model = load_model(tmp_path, torch.bfloat16, CPU, "quantized")
+    monkeypatch.setattr(inputs, "EXPANDED_TOKENS", 128)
+    tokens = random_prompt(200)
+    rows = [
+        Row(tokens[start:stop], start, range(4 * index, 4 * index + 4), GREEDY)
+        for index, (start, stop) in enumerate(SPANS)
+    ]
+    alone = logits_of(model, [[row] for row in rows], None)
+    together = logits_of(model, [rows], 128)
+    for found, expected in zip(together, alone, strict=True):
+        assert found.isfinite().all() and relative_error(found, expected) < 0.01
