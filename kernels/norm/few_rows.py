@@ -1,4 +1,4 @@
-"""Residual addition, norm and quantization for a decode step's rows on Hopper: `cuda/few_rows.cu`."""
+"""Residual addition, norm and quantization of up to a chunk's rows on Hopper: `cuda/few_rows.cu`."""
 
 import ctypes
 from pathlib import Path
@@ -12,7 +12,8 @@ from kernels.moe_permute.expert_sum import ExpertSum
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
-MOST_ROWS = 256
+# As many tokens as a chunk of experts' outputs has; tensors of more than 256 take as long in the other kernel.
+MOST_ROWS = 8192
 # Supported numbers of weighted rows of a sum, of chosen experts and a shared one. 0 means one row, which is no sum.
 CHOICES = (0, 8, 9)
 # CTAs of a row, values of a thread, and the most threads of a CTA.
