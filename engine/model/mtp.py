@@ -10,7 +10,7 @@ from engine.model.parameters import NamedParameters, whole
 from engine.model.residual import Residual
 from engine.model.turns import alone
 from kernels.linear import linear
-from kernels.norm import rms_norm
+from kernels.norm import join_rms_norms
 
 # Checkpoints hold copies of the model's own embedding and head.
 SHARED_WITH_MODEL = ("embed_tokens.weight", "shared_head.head.weight")
@@ -47,10 +47,7 @@ class MtpModule:
         """embedded: the tokens; hidden: states before them, after a last norm. Both of the rows of which this rank has
         the residual. Returns [tokens, hidden] after the module's own last norm.
         """
-        normalized = (
-            rms_norm(embedded, self._embedding_norm, self._epsilon),
-            rms_norm(hidden, self._hidden_norm, self._epsilon),
-        )
-        merged = linear(torch.cat(normalized, dim=1), self._merge)
+        joined = join_rms_norms(embedded, hidden, self._embedding_norm, self._hidden_norm, self._epsilon)
+        merged = linear(joined, self._merge)
         delta = alone(self.layer.forward(residual.delta_of(merged), residual, context))
         return residual.finish(delta, self._norm)

@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang and Sennrich, 2019), alone and after a residual addition."""
+"""Root mean square normalization (Zhang and Sennrich, 2019), of two inputs and after a residual addition."""
 
 from types import ModuleType
 
@@ -12,19 +12,23 @@ from kernels.norm import reference
 Delta = torch.Tensor | ExpertOutputs
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, normalized in float32.
+def join_rms_norms(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, normalized in float32: two inputs side by side.
 
-    x: [rows, width], last dimension contiguous; weight: [width] of the same dtype. Returns a new [rows, width]; no rows
-    give no rows.
+    first, second: [rows, width] of one dtype, last dimension contiguous; the weights: [width] each. Returns a new
+    [rows, 2 * width]; no rows give no rows.
     """
-    assert x.dim() == 2 and weight.shape == x.shape[1:] and weight.dtype == x.dtype and x.stride(1) == 1
-    normalized: torch.Tensor = _backend(x).rms_norm(x, weight, epsilon)
-    return normalized
+    assert first.shape == second.shape and first.dim() == 2 and first.stride(1) == second.stride(1) == 1
+    for weight in (first_weight, second_weight):
+        assert weight.shape == first.shape[1:] and weight.dtype == first.dtype == second.dtype
+    joined: torch.Tensor = _backend(first).join_rms_norms(first, second, first_weight, second_weight, epsilon)
+    return joined
 
 
 def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Add `delta` to `residual` in place, and return the sum normalized.
+    """Add `delta` to `residual` in place, and return the sum normalized as `join_rms_norms` does.
 
     delta, residual: [rows, width] of one dtype, the residual contiguous, and delta's last dimension. Experts'
     outputs are added up first, and rounded. weight: [width].

@@ -12,6 +12,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return functional.rms_norm(x.float(), weight.shape, None, epsilon).to(x.dtype) * weight
 
 
+def join_rms_norms(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    return torch.cat((rms_norm(first, first_weight, epsilon), rms_norm(second, second_weight, epsilon)), dim=1)
+
+
 def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return rms_norm(residual.add_(delta), weight, epsilon)
 

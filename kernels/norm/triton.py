@@ -1,4 +1,4 @@
-"""Normalization in Triton, alone or fused with residual addition and quantization."""
+"""Normalization in Triton, of two inputs at once or fused with residual addition and quantization."""
 
 import torch
 import triton
@@ -17,12 +17,12 @@ def normalize(x, weight, width, epsilon):
     return ((x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
 
 
-# A program does one row and keeps it in registers. Reads 2 bytes a value (4 with a residual), writes 2 (4 with a
-# residual, and 1 and 1/32 more if it quantizes).
+# A program does one row and keeps it in registers. Reads 4 bytes a value and writes 4, and 1 and 1/32 more if it
+# quantizes.
 @triton.jit(do_not_specialize=["scale_stride"])
-def _rms_norm(
-    x, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
-    ADD: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+def _add_rms_norm(
+    delta, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
+    QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -31,11 +31,10 @@ def _rms_norm(
     inside = columns < width
     factors = tl.load(weight + columns, mask=inside, other=0.0)
     wait_for_earlier(DEPENDENT)
-    found = tl.load(x + row * row_stride + columns, mask=inside, other=0.0)
-    if ADD:
-        before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
-        found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-        tl.store(residual + row * width + columns, found, mask=inside)
+    found = tl.load(delta + row * row_stride + columns, mask=inside, other=0.0)
+    before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
+    found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+    tl.store(residual + row * width + columns, found, mask=inside)
     normalized = normalize(found.to(tl.float32), factors, width, epsilon)
     tl.store(out + row * width + columns, normalized, mask=inside)
     if QUANTIZE:
@@ -44,8 +43,43 @@ def _rms_norm(
         tl.store(scales + groups * scale_stride + row, group_scales, mask=groups * GROUP < width)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return _launch(x, None, weight, epsilon, None)
+# A program does one row of one of the two inputs and keeps it in registers. Reads 2 bytes a value and writes 2.
+@triton.jit
+def _join_rms_norms(
+    first, second, first_weight, second_weight, out, first_stride, second_stride, width, epsilon,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    row, side = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    target = out + row * 2 * width + side * width
+    if side == 0:
+        _normalize_row(first + row * first_stride, first_weight, target, columns, width, epsilon)
+    else:
+        _normalize_row(second + row * second_stride, second_weight, target, columns, width, epsilon)
+
+
+@triton.jit
+def _normalize_row(source, weight, target, columns, width, epsilon):
+    inside = columns < width
+    factors = tl.load(weight + columns, mask=inside, other=0.0)
+    found = tl.load(source + columns, mask=inside, other=0.0)
+    tl.store(target + columns, normalize(found.to(tl.float32), factors, width, epsilon), mask=inside)
+
+
+def join_rms_norms(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    rows, width = first.shape
+    out = torch.empty(rows, 2 * width, dtype=first.dtype, device=first.device)
+    if rows:
+        groups = _groups(width)
+        _join_rms_norms[(rows, 2)](
+            first, second, first_weight, second_weight, out, first.stride(0), second.stride(0), width, epsilon,
+            groups, GROUP, num_warps=_warps(groups, 8), **dependent_launch(first.device),
+        )  # fmt: skip
+    return out
 
 
 def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -60,20 +94,29 @@ def add_rms_norm_quantized(
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float, quantized: Quantized | None
+    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, quantized: Quantized | None
 ) -> torch.Tensor:
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    rows, width = delta.shape
+    out = torch.empty(rows, width, dtype=delta.dtype, device=delta.device)
     if not rows:
         return out
-    groups = triton.next_power_of_2(triton.cdiv(width, GROUP))
-    _rms_norm[(rows,)](
-        x, residual, weight, out,
+    groups = _groups(width)
+    _add_rms_norm[(rows,)](
+        delta, residual, weight, out,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
-        x.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
-        residual is not None, quantized is not None, groups, GROUP,
+        delta.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
+        quantized is not None, groups, GROUP,
         # Quantizing waits for reductions within groups. More warps, of one or two groups each, hide that.
-        num_warps=min(max(groups // (8 if quantized is None else 2), 1), 32),
-        **dependent_launch(x.device),
+        num_warps=_warps(groups, 8 if quantized is None else 2),
+        **dependent_launch(delta.device),
     )  # fmt: skip
     return out
+
+
+def _groups(width: int) -> int:
+    """How many groups a program's registers hold."""
+    return int(triton.next_power_of_2(triton.cdiv(width, GROUP)))
+
+
+def _warps(groups: int, groups_a_warp: int) -> int:
+    return min(max(groups // groups_a_warp, 1), 32)

@@ -45,10 +45,11 @@ def same_quantized(found: Quantized, expected: Quantized) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 40), (5, 128), (33, 700)])
-def test_rows_are_normalized(rows: int, width: int, dtype: torch.dtype) -> None:
-    wide, weight = random(rows, width + 8, dtype=dtype) * 5, random(width, dtype=dtype)
-    x = wide[:, :width]
-    assert near(norm.rms_norm(x, weight, 1e-6), norm_reference.rms_norm(x, weight, 1e-6))
+def test_two_inputs_are_normalized_side_by_side(rows: int, width: int, dtype: torch.dtype) -> None:
+    first, second = random(rows, width, dtype=dtype) * 5, random(rows, width + 8, dtype=dtype)[:, :width]
+    weights = random(width, dtype=dtype), random(width, dtype=dtype)
+    expected = norm_reference.join_rms_norms(first, second, *weights, 1e-6)
+    assert near(norm.join_rms_norms(first, second, *weights, 1e-6), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

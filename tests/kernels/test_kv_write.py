@@ -4,7 +4,7 @@ import torch
 from kernels.act_quant import dequantize
 from kernels.kv_copy import BLOCK_TOKENS, read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
-from kernels.norm import rms_norm
+from kernels.norm.reference import rms_norm
 from kernels.rope import frequencies, rotate_, rotation_table
 
 QUERY, LATENT, ROPE = 128, 32, 8

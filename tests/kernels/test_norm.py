@@ -2,14 +2,19 @@ import pytest
 import torch
 
 from kernels.act_quant import dequantize
-from kernels.norm import add_rms_norm, add_rms_norm_quantized, rms_norm
+from kernels.norm import add_rms_norm, add_rms_norm_quantized, join_rms_norms
+from kernels.norm.reference import rms_norm
 
 
 @pytest.mark.parametrize("rows", [0, 1, 33])
 def test_rows_are_scaled_to_unit_root_mean_square(rows: int) -> None:
-    x, weight = torch.randn(rows, 96) * 7, torch.randn(96)
-    expected = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    assert torch.allclose(rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-5, atol=1e-6)
+    inputs, weights = (torch.randn(rows, 96) * 7, torch.randn(rows, 96)), (torch.randn(96), torch.randn(96))
+    expected = [
+        x.double() / (x.double().square().mean(1, keepdim=True) + 1e-6).sqrt() * weight.double()
+        for x, weight in zip(inputs, weights, strict=True)
+    ]
+    joined = join_rms_norms(*inputs, *weights, 1e-6)
+    assert torch.allclose(joined.double(), torch.cat(expected, dim=1), rtol=1e-5, atol=1e-6)
 
 
 def test_epsilon_keeps_zero_rows_finite() -> None:
