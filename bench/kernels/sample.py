@@ -16,7 +16,8 @@ FILTERS = {"top_p 0.95": (0, 0.95), "top_k 50, top_p 0.95": (50, 0.95), "no filt
 def cases() -> Iterator[Case]:
     for rows in (1, 64):
         size = rows * VOCABULARY * 2
-        yield Case(f"greedy, {rows} rows", "deepmesh", partial(_greedy, rows), size)
+        yield Case(f"greedy, {rows} rows", "deepmesh", partial(_greedy, rows, greedy), size)
+        yield Case(f"greedy, {rows} rows", "torch", partial(_greedy, rows, reference.greedy), size)
         for name, (top_k, top_p) in FILTERS.items():
             shape = f"{name}, {rows} rows"
             yield Case(shape, "deepmesh", partial(_draw, rows, top_k, top_p, triton.draw), size)
@@ -28,8 +29,8 @@ def _logits(rows: int) -> torch.Tensor:
     return (torch.randn(rows, VOCABULARY, device="cuda") * 3).bfloat16()
 
 
-def _greedy(rows: int) -> Callable[[], object]:
-    return partial(greedy, _logits(rows))
+def _greedy(rows: int, take: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], object]:
+    return partial(take, _logits(rows))
 
 
 def _draw(

@@ -25,8 +25,17 @@ __all__ = [
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row, the first of equally likely ones: [rows] int64. logits: [rows, vocabulary]."""
-    assert logits.dim() == 2
+    """The most likely token of each row, the first of equally likely ones: [rows] int64.
+
+    logits: [rows, vocabulary], float32 or narrower, last dimension contiguous. What is not a number counts as
+    minus infinity on a GPU.
+    """
+    assert logits.dim() == 2 and logits.stride(1) == 1
+    if logits.is_cuda:
+        # Imported here: a machine without a GPU may lack Triton.
+        from kernels.sample import triton
+
+        return triton.greedy(logits)
     return reference.greedy(logits)
 
 

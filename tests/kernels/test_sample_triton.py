@@ -54,3 +54,22 @@ def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     logits[:, [3, 600]] = torch.tensor([0.0, 0.5], device=device)
     found, expected = both(logits, [Draw(1.0, 0, 1.0, seed, 0) for seed in range(ROWS)])
     assert found == expected and set(found) == {3, 600}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(0, 50), (3, 50), (2, triton.PART), (3, 2 * triton.PART + 1)])
+def test_the_likeliest_token_is_the_definitions(
+    device: torch.device, dtype: torch.dtype, rows: int, vocabulary: int
+) -> None:
+    logits = torch.randn(rows, vocabulary + 8, device=device).to(dtype)[:, :vocabulary]
+    assert torch.equal(triton.greedy(logits), reference.greedy(logits))
+
+
+def test_the_first_of_equally_likely_tokens_is_taken(device: torch.device) -> None:
+    vocabulary = 3 * triton.PART
+    logits = torch.full((4, vocabulary), float("-inf"), device=device)
+    logits[0, [triton.PART + 5, triton.PART + 6, 2 * triton.PART]] = -3.0
+    logits[1, vocabulary - 1] = 1.0
+    logits[3, 7] = float("nan")
+    logits[3, 9] = 2.0
+    assert triton.greedy(logits).tolist() == [triton.PART + 5, vocabulary - 1, 0, 9]
