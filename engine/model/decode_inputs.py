@@ -14,6 +14,7 @@ import torch
 
 from engine.batch import Row
 from engine.model.context import DeviceState
+from kernels.decode_rows import PlacedTokens, place_tokens
 from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row, since tensors have no None.
@@ -56,31 +57,13 @@ class DecodeRows:
         )
         return first, second
 
-    def inputs(self) -> torch.Tensor:
-        """[rows * tokens] int64: what is embedded."""
-        flat = self.token_ids.flatten()
-        return flat if self.row_tokens == 1 else flat.clamp(min=0)
-
-    def positions(self) -> torch.Tensor:
-        """[rows * tokens] int32."""
-        if self.row_tokens == 1:
-            return self.starts
-        places = torch.arange(self.row_tokens, dtype=torch.int32, device=self.starts.device)
-        return (self.starts.unsqueeze(1) + places).flatten()
-
-    def slots(self) -> torch.Tensor:
-        """[rows * tokens] int64."""
-        positions = self.positions().view(self.rows, self.row_tokens)
-        block = self.block_table.gather(1, (positions // BLOCK_TOKENS).long())
-        return (block * BLOCK_TOKENS + positions % BLOCK_TOKENS).long().flatten()
+    def placed(self, rotations: torch.Tensor) -> PlacedTokens:
+        """rotations: see DeviceState."""
+        return place_tokens(self.token_ids, self.starts, self.block_table, self.real, rotations)
 
     def blocks_of(self, positions: torch.Tensor) -> torch.Tensor:
         """[rows] int64: the block of one position in each row."""
         return self.block_table.gather(1, (positions // BLOCK_TOKENS).long().unsqueeze(1)).squeeze(1).long()
-
-    def lengths(self) -> torch.Tensor:
-        """[rows] int32: tokens of each context, the row's own included."""
-        return self.starts + self.row_tokens
 
 
 @dataclass(frozen=True, slots=True)

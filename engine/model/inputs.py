@@ -22,7 +22,7 @@ from mesh.blocks import BLOCK_TOKENS, blocks_for
 # Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB a token, and 40 KiB more in FP8.
 EXPANDED_TOKENS = 16384
 
-# By token: its number int64, its position int32, its slot int64, and whether it is of a request.
+# By token, the first four of `PlacedTokens`.
 TokenTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -61,22 +61,25 @@ def join_context(
     sampled: torch.Tensor | None = None,
 ) -> ForwardContext:
     """The context of rows that decode, and then of others. size: as in `build_context`."""
-    parts = [_decode_tensors(rows) for rows in decoding]
+    placed = [rows.placed(state.rotations) for rows in decoding]
+    parts: list[TokenTensors] = [each[:4] for each in placed]
     spans = list(pairwise(accumulate((rows.rows * rows.row_tokens for rows in decoding), initial=0)))
-    absorbed = [_absorb_decode(rows, first, stop) for rows, (first, stop) in zip(decoding, spans, strict=True)]
+    absorbed = [
+        _absorb_decode(rows, each.lengths, *span) for rows, each, span in zip(decoding, placed, spans, strict=True)
+    ]
     if prompts:
         parts.append(_prompt_tensors(prompts, state))
     stops = list(accumulate((row.tokens for row in prompts), initial=spans[-1][1] if spans else 0))
     padding = 0 if size is None else size - stops[-1]
     if padding:
         parts.append(_padding_tensors(padding, state))
-    token_ids, positions, slots, real = (
+    token_ids, rotations, slots, real = (
         tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
     )
     absorbed_prompts, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
     return ForwardContext(
         token_ids=token_ids,
-        rotations=state.rotations.index_select(0, positions),
+        rotations=rotations,
         slots=slots,
         real=real,
         absorbed=absorbed + absorbed_prompts,
@@ -92,13 +95,13 @@ def join_context(
 
 def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
-    token_ids, positions, slots, real = _decode_tensors(rows)
+    token_ids, rotations, slots, real, lengths = rows.placed(state.rotations)
     return ForwardContext(
         token_ids=token_ids,
-        rotations=state.rotations.index_select(0, positions),
+        rotations=rotations,
         slots=slots,
         real=real,
-        absorbed=[_absorb_decode(rows, 0, rows.rows * rows.row_tokens)],
+        absorbed=[_absorb_decode(rows, lengths, 0, rows.rows * rows.row_tokens)],
         expanded=[],
         sampled=None,
         kv_pool=state.kv_pool,
@@ -130,12 +133,8 @@ def _decode_group(rows: Sequence[Row], blocks: int, state: DeviceState) -> Decod
     return unpack_decode_rows(packed, len(rows), drafts).known(state)
 
 
-def _absorb_decode(rows: DecodeRows, first: int, stop: int) -> AbsorbedRows:
-    return AbsorbedRows(first, stop, plan_decode(rows.block_table, rows.lengths(), rows.row_tokens))
-
-
-def _decode_tensors(rows: DecodeRows) -> TokenTensors:
-    return rows.inputs(), rows.positions(), rows.slots(), rows.real.unsqueeze(1).repeat(1, rows.row_tokens).flatten()
+def _absorb_decode(rows: DecodeRows, lengths: torch.Tensor, first: int, stop: int) -> AbsorbedRows:
+    return AbsorbedRows(first, stop, plan_decode(rows.block_table, lengths, rows.row_tokens))
 
 
 def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:
@@ -144,13 +143,15 @@ def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:
     slots = np.concatenate([_written_slots(row, state.padding_block) for row in rows])
     real = torch.ones(len(token_ids), dtype=torch.bool, device=state.device)
     device = state.device
-    return to_device(token_ids, device), to_device(positions, device), to_device(slots, device), real
+    rotations = state.rotations.index_select(0, to_device(positions, device))
+    return to_device(token_ids, device), rotations, to_device(slots, device), real
 
 
 def _padding_tensors(tokens: int, state: DeviceState) -> TokenTensors:
     """The same for tokens that belong to no row: all of them share one slot of the padding block."""
     zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
-    return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS, zeros.bool()
+    rotations = state.rotations[:1].repeat(tokens, 1)
+    return zeros, rotations, zeros + state.padding_block * BLOCK_TOKENS, zeros.bool()
 
 
 def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
