@@ -20,8 +20,9 @@ from engine.runner.draft_layers import RowEnds, compute_draft_layers
 from engine.runner.draft_pass import Verified
 from engine.runner.draft_plan import plan_draws
 from engine.runner.graphs import capture, graph_pool
-from engine.runner.verification import count_accepted, guess, note_yields
+from engine.runner.guesses import guess, note_guesses
 from engine.two_batch import NEVER, TwoBatch
+from kernels.draft_check import count_accepted, settle
 from kernels.host_copy import copy_to_device, to_device
 
 
@@ -96,6 +97,8 @@ class _DraftGraph:
         self._rows, self.depth, self._blocks, self._padding_block = rows, depth, blocks, state.padding_block
         self._packed = torch.empty(packed_size(rows, blocks, depth), dtype=torch.int32, device=state.device)
         self.fill([])
+        # By row: the index of its first draw.
+        self._first = torch.arange(rows, device=state.device) * (1 + depth)
         # What no row draws stays what it is: some token that nobody reads.
         self.drawn = torch.zeros(rows, 1 + depth, dtype=torch.int64, device=state.device)
         self.compute_model = capture(lambda: self._run_model(model, state), pool)
@@ -114,13 +117,14 @@ class _DraftGraph:
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
-        self.accepted = count_accepted(self.drawn, self.drafts)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
         rows = DecodeRows(self.drawn, self.positions, inputs.block_table, inputs.real)
-        positions = self.positions + self.accepted.int()
-        first = torch.arange(self._rows, device=positions.device) * (1 + self.depth)
-        last = first + self.accepted
-        ends = RowEnds(first, rows.blocks_of(self.positions - 1), last, rows.blocks_of(positions))
+        self.accepted = count_accepted(self.drawn, self.drafts)
+        lines = self.accepted, self.drawn, self._first, self.positions, inputs.drafts
+        last, positions = settle(*lines, None, state.drawn, state.missing)
+        ends = None
+        if model.config.draft_layers > 1:
+            ends = RowEnds(self._first, rows.blocks_of(self.positions - 1), last, rows.blocks_of(positions))
         states = compute_draft_layers(model, state, self.hidden, decode_context(rows, state), ends)
-        self.guesses = guess(model, state, states[last], positions, inputs.block_table, inputs.real, self.depth)
-        note_yields(state, slice(0, self._rows), self.drawn, self.accepted, inputs.drafts, self.guesses)
+        self.guesses = guess(model, state, states[last], positions, rows.block_table, rows.real, self.depth)
+        note_guesses(state, slice(0, self._rows), self.guesses)

@@ -17,8 +17,9 @@ from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers, no_block
 from engine.runner.draft_plan import Draws, leading_rows, plan_draft_prompts, plan_draws
+from engine.runner.guesses import guess, note_guesses
 from engine.runner.micro_batches import MicroBatches
-from engine.runner.verification import count_accepted, guess, note_yields
+from kernels.draft_check import count_accepted, settle
 from kernels.host_copy import to_device
 
 OnLayers = Callable[[int], None] | None
@@ -91,27 +92,29 @@ class EagerPass:
         self.positions = torch.cat([*(group.starts + 1 for group in self._groups), ends])
         table = _block_table(drawing[len(decoding) :], blocks, state.padding_block)
         self._table = torch.cat([*(group.block_table for group in self._groups), to_device(table, device)])
-        self._most = to_device(np.array([row.drafts for row in drawing], np.int64), device)
+        self._most = to_device(np.array([row.drafts for row in drawing], np.int32), device)
 
     def finish(self, token_ids: torch.Tensor) -> Verified:
-        hidden, shape, device = self.hidden, self._shape, token_ids.device
+        shape, device = self._shape, token_ids.device
         drawn = torch.full((len(self.drafts), self.drafts.shape[1] + 1), NO_TOKEN, dtype=torch.int64, device=device)
         drawn.view(-1)[_indices(self.draws.places, device)] = token_ids
         accepted = count_accepted(drawn, self.drafts)
-        states = self._compute_draft_layers(hidden, drawn, accepted)
+        states = self._compute_draft_layers(drawn, accepted)
         if not shape.drawing:
             return Verified(accepted, drawn, drawn[:, :0])
         # Ranks guess together, whichever of them draw: rows are padded to as many as any rank has.
         padding = shape.drawing - len(accepted)
-        last = functional.pad(_indices(self._first_states(), device) + accepted, (0, padding))
-        positions = functional.pad(self.positions + accepted.int(), (0, padding))
+        rows = _indices(self.draws.drawing, device)
+        lines = accepted, drawn, _indices(self._first_states(), device), self.positions, self._most
+        ends = settle(*lines, rows, self._state.drawn, self._state.missing)
+        last, positions = (functional.pad(each, (0, padding)) for each in ends)
         table = functional.pad(self._table, (0, 0, 0, padding), value=self._state.padding_block)
         real = torch.arange(len(table), device=device) < len(accepted)
         guesses = guess(self._model, self._state, states[last], positions, table, real, shape.drafts)[: len(accepted)]
-        note_yields(self._state, _indices(self.draws.drawing, device), drawn, accepted, self._most, guesses)
+        note_guesses(self._state, rows, guesses)
         return Verified(accepted, drawn, guesses)
 
-    def _compute_draft_layers(self, hidden: torch.Tensor, drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    def _compute_draft_layers(self, drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """Write the draft layers' KV of all rows: of each that decodes, behind all its draws. Those behind a wrong
         draft are nobody's; the next step overwrites them. Returns what the first module makes of the tokens: [tokens or
         more, hidden].
@@ -127,14 +130,24 @@ class EagerPass:
         context = join_context(self._model.config, decoding, prompts.rows, state, size)
         if prompts.drawn:
             places = [self._offset + place for place in prompts.drawn]
-            context.token_ids[_indices(places, hidden.device)] = drawn[line:, 0]
-        # Zeros come before a prompt's first token, and before padding.
-        nothing = len(hidden)
-        sources = [*range(self._offset), *(nothing if source is None else source for source in prompts.sources)]
-        sources += [nothing] * (size - len(sources))
-        before = torch.cat((hidden, hidden.new_zeros(1, hidden.shape[1])))[_indices(sources, hidden.device)]
+            context.token_ids[_indices(places, drawn.device)] = drawn[line:, 0]
+        before = self._hidden_before(size)
         ends = self._row_ends(decoding, accepted) if self._model.config.draft_layers > 1 else None
         return compute_draft_layers(self._model, self._state, before, context, ends)
+
+    def _hidden_before(self, size: int) -> torch.Tensor:
+        """The hidden state of the token before each of the draft layers' tokens: [size, hidden]. Zeros come before a
+        prompt's first token, and before padding.
+        """
+        behind = [*self._prompts.sources, *[None] * (size - self._offset - len(self._prompts.sources))]
+        if not behind:
+            return self.hidden[:size]
+        device, sources = self.hidden.device, [*range(self._offset), *(source or 0 for source in behind)]
+        before = self.hidden.index_select(0, _indices(sources, device))
+        if None in behind:
+            nothing = [place for place, source in enumerate(behind, self._offset) if source is None]
+            before.index_fill_(0, _indices(nothing, device), 0)
+        return before
 
     def _row_ends(self, decoding: Sequence[DecodeRows], accepted: torch.Tensor) -> RowEnds:
         """decoding: the draft layers' part of rows that decode; accepted: [lines], theirs first."""

@@ -1,4 +1,4 @@
-"""What becomes of a step's draws on the device: how many drafts are right, and what is guessed next.
+"""What is guessed behind a step's draws, on the device.
 
 Made of tensors alone, so that a graph can capture it.
 """
@@ -10,14 +10,6 @@ from engine.model.decode_inputs import NO_TOKEN, DecodeRows
 from engine.model.inputs import decode_context
 from engine.model.model import Model
 from kernels.sample import greedy
-
-
-def count_accepted(drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """How many drafts of each row equal the tokens drawn in their places, up to the first that does not: [rows] int64.
-
-    drawn: [rows, 1 + n]; drafts: [rows, n], NO_TOKEN where there are fewer.
-    """
-    return (drawn[:, :-1] == drafts).long().cumprod(1).sum(1)
 
 
 def guess(
@@ -42,21 +34,14 @@ def guess(
             rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table, real)
             hidden = model.draft(min(number, last), hidden, decode_context(rows, state))
         guesses.append(greedy(model.logits(hidden)))
-    return torch.stack(guesses, dim=1) if guesses else positions.new_zeros(len(positions), 0, dtype=torch.int64)
+    if not guesses:
+        return positions.new_zeros(len(positions), 0, dtype=torch.int64)
+    return guesses[0].unsqueeze(1) if count == 1 else torch.stack(guesses, dim=1)
 
 
-def note_yields(
-    state: DeviceState,
-    rows: torch.Tensor | slice,
-    drawn: torch.Tensor,
-    accepted: torch.Tensor,
-    drafts: torch.Tensor,
-    guesses: torch.Tensor,
-) -> None:
-    """For rows that follow these: what they yield. rows: their indices in the step; drafts: [rows], how many each had;
-    the others as above.
-    """
-    state.drawn[rows] = drawn.gather(1, accepted.unsqueeze(1)).squeeze(1)
-    state.missing[rows] = (drafts - accepted).int()
-    state.guessed[rows, : guesses.shape[1]] = guesses
-    state.guessed[rows, guesses.shape[1] :] = NO_TOKEN
+def note_guesses(state: DeviceState, rows: torch.Tensor | slice, guesses: torch.Tensor) -> None:
+    """For rows that follow these: their indices in the step."""
+    count = guesses.shape[1]
+    state.guessed[rows, :count] = guesses
+    if count < state.most_drafts:
+        state.guessed[rows, count:] = NO_TOKEN

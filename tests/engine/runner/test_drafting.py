@@ -12,10 +12,8 @@ from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, Row, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
-from engine.model.decode_inputs import NO_TOKEN
 from engine.runner.backend import ModelBackend
 from engine.runner.draft_plan import leading_rows, plan_draft_prompts, plan_draws
-from engine.runner.verification import count_accepted
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (
@@ -193,13 +191,6 @@ def test_preemption_and_late_arrivals_change_no_token_of_steps_launched_ahead(
             transcript.record(engine.step())
     assert transcript.run(engine).token_ids == undisturbed.token_ids
     assert_at_rest(engine)
-
-
-def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
-    drawn = torch.tensor([[5, 6, 7, 8], [1, 9, 9, 9], [2, 9, 3, 4]])
-    drafts = torch.tensor([[5, 6, 9], [NO_TOKEN] * 3, [2, 7, 3]])
-    assert count_accepted(drawn, drafts).tolist() == [2, 0, 1]
-    assert count_accepted(drawn[:, :1], drafts[:, :0]).tolist() == [0, 0, 0]
 
 
 ROWS = [
