@@ -27,8 +27,8 @@ from rich.table import Table
 from bench.exchange.processes import on_each_gpu
 from bench.node.engines import RankEngine
 from bench.node.skew import SkewedLogits, zipf
-from bench.rank.measure import CONTEXT, WARM_STEPS
 from bench.rank.model import SHAPES, make_rank, write_shape
+from bench.rank.steps import CONTEXT, WARM_STEPS
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
 from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve

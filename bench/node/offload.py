@@ -23,8 +23,8 @@ from rich.table import Table
 
 from bench.exchange.processes import on_each_gpu
 from bench.node.measure import SHAPE
-from bench.rank.measure import CONTEXT
 from bench.rank.model import make_rank, write_shape
+from bench.rank.steps import CONTEXT
 from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.peer import PeerExchange
 from engine.model.state import make_state

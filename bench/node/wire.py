@@ -12,10 +12,22 @@ CHOICE_BYTES = 4 + 8
 
 
 def wire_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
-    """rows: of a TP group, one of each request."""
+    """rows: of a TP group, all tokens of its requests in the step."""
     layers = config.num_hidden_layers
     mixtures = sum(not config.is_dense(layer) for layer in range(layers))
     return mixtures * _experts_bytes(config, layout, rows) + _group_bytes(config, layout, rows)
+
+
+def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int) -> float:
+    """The same of what guesses so many tokens behind each row: the MTP module, once for each."""
+    total = 0.0
+    for number in range(drafts):
+        tokens = rows * (1 if number else 1 + drafts)
+        # Its embedding and attention's output are sums; attention and whoever draws see all rows.
+        rows_bytes = 4 * _others(layout, tokens) * BF16 * config.hidden_size
+        logits_bytes = _others(layout, rows) * BF16 * config.vocab_size
+        total += _experts_bytes(config, layout, tokens) + rows_bytes + logits_bytes
+    return total
 
 
 def _experts_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
@@ -32,7 +44,11 @@ def _group_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
     """
     layers = config.num_hidden_layers
     dense = sum(config.is_dense(layer) for layer in range(layers))
-    others = (layout.tp - 1) / layout.tp * rows
     # The embedding's sums, too.
     sums, gathered = layers + dense + 1, layers + dense + 1
-    return others * BF16 * (config.hidden_size * (sums + gathered) + config.vocab_size)
+    return _others(layout, rows) * BF16 * (config.hidden_size * (sums + gathered) + config.vocab_size)
+
+
+def _others(layout: Layout, rows: int) -> float:
+    """Rows, or parts of rows, that the other ranks of the TP group have."""
+    return (layout.tp - 1) / layout.tp * rows

@@ -7,8 +7,9 @@ The real engine over random FP8 weights, routed experts in INT4 if asked, each t
 random; communication is left out. DIR gets rank.json and rank.png.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
---acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. DIR gets
-drafts.json.
+--acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is
+all that a step computes behind its draws (verification, draft layers, heads, guesses); its overhead, that of a guess in
+what one of the model's layers and the head take in the same step. DIR gets drafts.json.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.rank.drafts import DraftBench, Drafted, NextN
+from bench.rank.acceptance import ACCEPTANCE, parse_next_n, parse_shares
+from bench.rank.draft_overhead import DraftOverhead
+from bench.rank.drafts import DraftBench, Drafted
 from bench.rank.measure import Decode, RankBench, Report
 from bench.rank.model import EXPERTS, SHAPES
 from bench.rank.plot import save
@@ -79,6 +82,17 @@ def drafts_table(without: Sequence[Drafted], drafted: Sequence[Drafted]) -> Tabl
     return table
 
 
+def overhead_table(overheads: Sequence[DraftOverhead]) -> Table:
+    table = Table(title="drafting, us a step")
+    for column in ("requests", "drafts", "drafting", "a layer", "head", "overhead", "floor", "ratio"):
+        table.add_column(column, justify="right")
+    for each in overheads:
+        times = (f"{value:.1f}" for value in (each.drafting_us, each.layer_us, each.head_us))
+        floor = (f"{each.floor_us:.1f}", f"{each.drafting_us / each.floor_us:.2f}")
+        table.add_row(str(each.requests), str(each.drafts), *times, f"{each.ratio:.2f}", *floor)
+    return table
+
+
 def _drafts(arguments: argparse.Namespace, console: Console) -> None:
     bench = DraftBench(
         arguments.shape, arguments.layers, arguments.kv, arguments.experts, sorted(set(arguments.requests))
@@ -87,22 +101,17 @@ def _drafts(arguments: argparse.Namespace, console: Console) -> None:
     console.print(drafts_table(without, ()))
     drafted = bench.with_drafts(arguments.next_n, arguments.acceptance, arguments.steps)
     console.print(drafts_table(without, drafted))
+    console.print(overhead_table(bench.overheads))
     if bench.step_times is not None:
         for rows, seconds in zip(bench.step_times.rows, bench.step_times.seconds, strict=True):
             console.print(f"{rows} rows, ms by depth: {' '.join(f'{1000 * each:.2f}' for each in seconds)}")
     console.print(f"ceilings: {bench.ceilings}; sustained: {bench.sustained}")
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        report = [asdict(row) for row in (*without, *drafted)]
-        (arguments.out / "drafts.json").write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _next_n(text: str) -> NextN:
-    return "auto" if text == "auto" else int(text)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+        steps, overheads = [asdict(row) for row in (*without, *drafted)], [asdict(row) for row in bench.overheads]
+        (arguments.out / "drafts.json").write_text(
+            json.dumps({"steps": steps, "overheads": overheads}, indent=2) + "\n"
+        )
 
 
 def main() -> int:
@@ -116,14 +125,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
     parser.add_argument("--growth", type=int, metavar="STEPS", help="only what so many steps leave in memory")
-    parser.add_argument("--next-n", type=_next_n, help="drafts, or auto: against steps without")
-    parser.add_argument("--acceptance", type=_shares, nargs="+", default=[(0.85, 0.72, 0.61), (0.8, 0.4, 0.2)])
+    parser.add_argument("--next-n", type=parse_next_n, help="drafts, or auto: against steps without")
+    parser.add_argument("--acceptance", type=parse_shares, nargs="+", default=ACCEPTANCE)
     parser.add_argument("--out", type=Path, help="a directory for rank.json and rank.png")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
-    if arguments.next_n is not None:
+    if arguments.next_n:
         _drafts(arguments, console)
         return 0
     bench = RankBench(

@@ -4,29 +4,24 @@ import dataclasses
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Literal
-from unittest import mock
 
 import torch
 
+from bench.rank.acceptance import InjectedAcceptance, NextN
 from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
+from bench.rank.draft_overhead import DraftOverhead, measure_overhead
 from bench.rank.floor import decode_floor, decode_operations, guess_operations
-from bench.rank.kernel_trace import trace_kernels
 from bench.rank.load import RankLoad, fill_pool
-from bench.rank.measure import CONTEXT, GROUPS, SPARE_TOKENS, STEP_TOKENS, TRACED_STEPS, WARM_STEPS
+from bench.rank.measure import GROUPS, STEP_TOKENS
 from bench.rank.model import make_rank, write_shape
+from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.model.decode_inputs import NO_TOKEN
 from engine.runner.backend import ModelBackend
 from engine.step_times import StepTimes
-
-NextN = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -52,37 +47,10 @@ class Drafted:
         return self.requests * self.tokens / self.step_ms * 1000
 
 
-class InjectedAcceptance:
-    """Decides by chance, on the device, how many drafts are right: random weights guess nothing.
-
-    Drafts count as right from the left, as `count_accepted` of the engine counts them, which this stands in for.
-    """
-
-    def __init__(self, most: int, device: torch.device) -> None:
-        self._shares = torch.zeros(most, device=device)
-
-    def set(self, shares: Sequence[float]) -> None:
-        """Captured graphs read them too. Drafts behind those with a share are wrong."""
-        self._shares.zero_()
-        self._shares[: len(shares)] = torch.tensor(shares[: len(self._shares)], device=self._shares.device)
-
-    def count_accepted(self, drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-        points = torch.rand(len(drawn), 1, device=drawn.device)
-        right = (points < self._shares[: drafts.shape[1]]).sum(1)
-        return torch.minimum(right, (drafts != NO_TOKEN).sum(1))
-
-    @contextmanager
-    def injected(self) -> Iterator[None]:
-        with (
-            mock.patch("engine.runner.draft_graphs.count_accepted", self.count_accepted),
-            mock.patch("engine.runner.draft_pass.count_accepted", self.count_accepted),
-        ):
-            yield
-
-
 class DraftBench:
     """Attributes:
     step_times: what the engine measured before it served, if it chooses the depth.
+    overheads: by number of requests, what drafting itself takes with as many drafts, or with one if it chooses.
     """
 
     def __init__(self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int]) -> None:
@@ -92,6 +60,7 @@ class DraftBench:
         torch.cuda.empty_cache()
         self._requests, self._kv = requests, kv
         self.step_times: StepTimes | None = None
+        self.overheads: list[DraftOverhead] = []
         with tempfile.TemporaryDirectory() as scratch:
             self._directory = write_shape(Path(scratch), shape, layers, experts, mtp_modules=1)
             config = self._config(1)
@@ -109,7 +78,7 @@ class DraftBench:
 
     def with_drafts(self, next_n: NextN, columns: Sequence[Sequence[float]], steps: int) -> list[Drafted]:
         most = DraftsConfig(next_n=next_n).most
-        acceptance = InjectedAcceptance(most, self._model.device)
+        acceptance = InjectedAcceptance(most, max(self._requests), self._model.device)
         with acceptance.injected():
             load, backend = self._start(next_n)
             self.step_times = backend.step_times
@@ -117,7 +86,13 @@ class DraftBench:
             for shares in columns:
                 acceptance.set(shares)
                 found += [self._measure(load, backend, next_n, shares, each, steps) for each in self._requests]
-            return found
+        self.overheads = [self._overhead(backend, each, 1 if next_n == "auto" else next_n) for each in self._requests]
+        return found
+
+    def _overhead(self, backend: ModelBackend, requests: int, drafts: int) -> DraftOverhead:
+        shape = self._plain_config, requests, CONTEXT, backend.state.kv_pool.dtype.itemsize, drafts
+        floor_us = decode_floor(list(guess_operations(*shape)), self.ceilings) * 1e6
+        return measure_overhead(self._model, backend.state, self._config(drafts), requests, CONTEXT, floor_us)
 
     def _start(self, next_n: NextN) -> tuple[RankLoad, ModelBackend]:
         # Memory that the engine before held.
@@ -146,22 +121,13 @@ class DraftBench:
     def _measure(
         self, load: RankLoad, backend: ModelBackend, next_n: NextN, shares: Sequence[float], requests: int, steps: int
     ) -> Drafted:
-        most = DraftsConfig(next_n=next_n).most
-        expected = 1 + sum(shares[:most])
-        all_steps = WARM_STEPS + steps + TRACED_STEPS + 4
-        start = CONTEXT - int((WARM_STEPS + steps // 2) * expected)
-        load.start_decoding(requests, start, min(all_steps * (1 + most), CONTEXT + SPARE_TOKENS - start - 1))
-        load.decode_seconds(WARM_STEPS)
-        before, verified = load.tokens, load.verified
-        seconds = load.decode_seconds(steps)
-        tokens = (load.tokens - before) / steps / requests
-        drafts = (load.verified - verified) / steps / requests
-        trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
-        load.drain()
+        start_steps(load, requests, steps, DraftsConfig(next_n=next_n).most, shares)
+        timed = time_steps(load, requests, steps)
+        trace = trace_steps(load)
         # Steps of unequal depths have the floor of the nearest one.
-        shape = self._plain_config, requests, CONTEXT, backend.state.kv_pool.dtype.itemsize, round(drafts)
+        shape = self._plain_config, requests, CONTEXT, backend.state.kv_pool.dtype.itemsize, round(timed.drafts)
         operations = [*decode_operations(*shape), *guess_operations(*shape)]
         floors = [decode_floor(operations, ceilings) * 1000 for ceilings in (self.ceilings, self.sustained)]
         breakdown = {name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()}
-        step_ms = mean(seconds) * 1000
-        return Drafted(requests, drafts, shares, step_ms, tokens, floors[0], floors[1], trace.idle_share, breakdown)
+        counted = timed.drafts, shares, timed.step_ms, timed.tokens
+        return Drafted(requests, *counted, floors[0], floors[1], trace.idle_share, breakdown)

@@ -51,18 +51,20 @@ def decode_operations(
 
 
 def guess_operations(
-    config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int
+    config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int, layout: Layout = ALONE
 ) -> Iterator[Operation]:
-    """What a step computes to guess `drafts` tokens behind those that it draws: the MTP module, once for each guess.
+    """What one rank computes in a step to guess `drafts` tokens behind those that it draws: the MTP module, once for
+    each guess.
 
-    At first it computes what the model computed, and then one token a row.
+    At first it computes what the model computed, and then one token a row. Its merging product is not divided.
     """
     for number in range(drafts):
         queries = 1 if number else 1 + drafts
-        yield _product("draft merge", rows * queries, 2 * config.hidden_size, config.hidden_size, fp8=False)
-        yield from _attention(config, rows, context, kv_item_bytes, queries)
-        yield from _experts(config, rows * queries)
-        yield _product("draft head", rows, config.hidden_size, config.vocab_size, fp8=False)
+        tokens, hidden = rows * queries, config.hidden_size
+        yield _product("draft merge", tokens / layout.tp, 2 * hidden, hidden, fp8=False)
+        yield from _attention(config, rows, context, kv_item_bytes, queries, layout.tp)
+        yield from _experts(config, tokens, layout)
+        yield _product("draft head", rows, hidden, config.vocab_size // layout.tp, fp8=False)
 
 
 def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:

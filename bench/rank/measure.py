@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import psutil
 import torch
@@ -15,18 +14,15 @@ from bench.rank.floor import Operation, decode_floor, decode_operations
 from bench.rank.kernel_trace import trace_kernels
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import make_rank, write_shape
+from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 
-CONTEXT = 3500
 STEP_TOKENS = 16384
-WARM_STEPS = 12
-TRACED_STEPS = 8
 PREFILL_PROMPTS = 19
 TRACED_PROMPTS = 5
 CHURNED_REQUESTS = 32
-SPARE_TOKENS = 256
 # Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
@@ -138,15 +134,13 @@ class RankBench:
     def decode(self, requests: int, steps: int) -> Decode:
         """The median of `steps` steps around contexts of 3,500 tokens."""
         load = self._load
-        load.start_decoding(requests, CONTEXT - WARM_STEPS - steps // 2, WARM_STEPS + steps + TRACED_STEPS + 4)
-        load.decode_seconds(WARM_STEPS)
-        seconds = median(load.decode_seconds(steps))
-        trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
-        load.drain()
+        start_steps(load, requests, steps)
+        timed = time_steps(load, requests, steps)
+        trace = trace_steps(load)
         operations = decode_operations(self._model, requests, CONTEXT, self._backend.state.kv_pool.dtype.itemsize)
         return Decode(
             requests=requests,
-            step_ms=seconds * 1000,
+            step_ms=timed.step_ms,
             floor_ms=decode_floor(operations, self._ceilings) * 1000,
             sustained_floor_ms=decode_floor(operations, self._sustained) * 1000,
             idle_share=trace.idle_share,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.node.wire import wire_bytes
-from bench.rank.floor import decode_operations
+from bench.node.wire import guess_wire_bytes, wire_bytes
+from bench.rank.floor import decode_operations, guess_operations
 from bench.rank.model import SHAPES
 from engine.model.config import ModelConfig, parse_model_config
 from engine.parallel.layout import Layout
@@ -32,9 +32,35 @@ def test_ranks_together_compute_what_one_would(layout: Layout, name: str) -> Non
     assert size_bytes == pytest.approx(whole_bytes * (1 if name == "experts" else layout.dp))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_together_guess_what_one_would(layout: Layout) -> None:
+    def flops(layout: Layout) -> dict[str, float]:
+        operations = list(guess_operations(config(), ROWS // layout.dp, CONTEXT, 1, 3, layout))
+        divided = ("draft merge", "attention output", "experts down", "draft head")
+        return {name: layout.world * sum(each.flops for each in operations if each.name == name) for name in divided}
+
+    assert flops(layout) == pytest.approx(flops(Layout()))
+
+
+def test_the_merge_of_a_draft_layer_is_read_by_every_rank_once_a_guess() -> None:
+    merges = [each for each in guess_operations(config(), 4, CONTEXT, 1, 3, Layout(tp=4, ep=4)) if "merge" in each.name]
+    assert [each.size_bytes for each in merges] == [2 * 2 * 7168 * 7168] * 3
+    assert [each.flops for each in merges] == [4 * 2 * 2 * 7168 * 7168, *[2 * 2 * 7168 * 7168] * 2]
+
+
 def test_a_rank_receives_the_others_rows_and_their_sums_of_its_own() -> None:
     # Values, scales, weights and numbers of the experts of a row; then its sums in bfloat16.
     row = 7168 + 56 * 4 + 8 * (4 + 8) + 7168 * 2
     assert wire_bytes(config(), Layout(dp=4, ep=4), 64) == 58 * 3 * 64 * row
     assert wire_bytes(config(), Layout(), 64) == 0
     assert wire_bytes(config(), Layout(tp=2, ep=2), 64) > 58 * 32 * row
+
+
+def test_a_rank_receives_what_it_needs_to_guess() -> None:
+    dp, row = Layout(dp=4, ep=4), 7168 + 56 * 4 + 8 * (4 + 8) + 7168 * 2
+    # A layer of experts: first of all tokens that are verified, then of one of each row.
+    assert guess_wire_bytes(config(), dp, 64, 3) == 3 * 64 * row * (4 + 1 + 1)
+    assert guess_wire_bytes(config(), dp, 64, 0) == 0
+    # Two ranks of a TP group have half of the rows each, four times a guess, and half of the logits.
+    tp = guess_wire_bytes(config(), Layout(tp=2, ep=2), 8, 1)
+    assert tp == 8 * row + 4 * 8 * 2 * 7168 + 4 * 2 * 129280

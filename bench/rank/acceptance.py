@@ -1,0 +1,67 @@
+"""Drafts that are right as often as a bench says: random weights guess nothing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+from unittest import mock
+
+import torch
+
+from engine.model.decode_inputs import NO_TOKEN
+
+# Drafts of a row.
+NextN: TypeAlias = int | Literal["auto"]
+# Shares of rows whose first draft is right, whose first two are, and so on.
+Shares: TypeAlias = tuple[float, ...]
+# By default: as published for R1, and as of a module that is run again for each guess and was not trained so.
+ACCEPTANCE: Sequence[Shares] = ((0.85, 0.72, 0.61), (0.8, 0.4, 0.2))
+# After so many steps the same follow again.
+STEPS = 512
+# Multiples of the golden ratio, and of another irrational number from row to row.
+STEP_SHIFT, ROW_SHIFT = 0.6180339887498949, 0.4142135623730951
+
+
+def parse_next_n(text: str) -> NextN:
+    return "auto" if text == "auto" else int(text)
+
+
+def parse_shares(text: str) -> Shares:
+    return tuple(map(float, text.split(",")))
+
+
+class InjectedAcceptance:
+    """Decides on the device how many drafts are right, from the left, in place of the engine's `count_accepted`.
+
+    A row's steps are given points that are spread evenly (a Kronecker sequence), and as many drafts as have a share
+    above the step's point. So the shares are met within a few steps, and all ranks of a TP group accept the same.
+    """
+
+    def __init__(self, most: int, rows: int, device: torch.device) -> None:
+        """most: drafts of a row; rows: of a step. None is right before `set`."""
+        self._most = most
+        steps, lines = torch.arange(STEPS).double().unsqueeze(1), torch.arange(rows).double()
+        self._points = ((steps * STEP_SHIFT + lines * ROW_SHIFT) % 1).to(device)
+        # [steps, rows]; captured graphs read these two.
+        self._right = torch.zeros(STEPS, rows, dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def set(self, shares: Sequence[float]) -> None:
+        """Drafts behind those with a share are wrong."""
+        right = torch.zeros_like(self._right)
+        for share in shares[: self._most]:
+            right += self._points < share
+        self._right.copy_(right)
+
+    def count_accepted(self, drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        """As `kernels.draft_check.count_accepted`; a step's number is counted by its calls."""
+        right = self._right.index_select(0, self._step)[0, : len(drawn)]
+        self._step.add_(1).remainder_(STEPS)
+        return torch.minimum(right, (drafts != NO_TOKEN).sum(1))
+
+    @contextmanager
+    def injected(self) -> Iterator[None]:
+        with (
+            mock.patch("engine.runner.draft_graphs.count_accepted", self.count_accepted),
+            mock.patch("engine.runner.draft_pass.count_accepted", self.count_accepted),
+        ):
+            yield

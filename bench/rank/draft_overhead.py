@@ -1,0 +1,91 @@
+"""How long drafting itself takes on a GPU: all that a step with drafts computes behind its draws."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from engine.batch import Row, StepShape
+from engine.config import EngineConfig
+from engine.model.context import DeviceState
+from engine.model.model import Model
+from engine.runner.captured import capture_drafting
+from engine.two_batch import NEVER
+from mesh.blocks import blocks_for
+from mesh.domain.sampling import Sampling
+
+WARM_REPEATS, REPEATS = 3, 15
+
+
+@dataclass(frozen=True)
+class DraftOverhead:
+    """Microseconds of a step of `requests` rows with `drafts` drafts each."""
+
+    requests: int
+    drafts: int
+    # Behind the draws: verification, the draft layer once a guess, the head once a guess.
+    drafting_us: float
+    # The share of one of the model's layers in all of them, and the head over one row a request.
+    layer_us: float
+    head_us: float
+    # The least time for what is computed behind the draws.
+    floor_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Of a guess, to one more layer and the head."""
+        return self.drafting_us / (self.drafts * (self.layer_us + self.head_us))
+
+
+class DeviceClock:
+    """Points in time on the device, which the host does not wait for."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def microseconds(self) -> list[float]:
+        """Between neighbouring marks. Waits for the device."""
+        torch.cuda.synchronize()
+        return [1000 * before.elapsed_time(after) for before, after in pairwise(self._events)]
+
+
+@torch.inference_mode()
+def measure_overhead(
+    model: Model, state: DeviceState, config: EngineConfig, requests: int, context: int, floor_us: float
+) -> DraftOverhead:
+    """config: with a fixed number of drafts, none of which is right. Captures graphs of its own, and overwrites some of
+    the pool.
+    """
+    drafts = config.drafts.most
+    graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, NEVER)
+    rows, shape = _rows(requests, drafts, context, state.padding_block)
+    token_ids = torch.ones(shape.tokens, dtype=torch.int64, device=state.device)
+    clock = DeviceClock()
+    # The host is ahead of the device behind the first of them: nothing that counts waits for it.
+    for _ in range(WARM_REPEATS + REPEATS):
+        clock.mark()
+        layers = graphs.run(rows, shape)
+        clock.mark()
+        layers.finish(token_ids)
+        clock.mark()
+        model.logits(layers.hidden[:requests])
+    clock.mark()
+    counted = clock.microseconds()[3 * WARM_REPEATS :]
+    layers_us, drafting_us, head_us = (median(counted[part::3]) for part in range(3))
+    layer_us = layers_us / model.config.num_hidden_layers
+    return DraftOverhead(requests, drafts, drafting_us, layer_us, head_us, floor_us)
+
+
+def _rows(requests: int, drafts: int, context: int, blocks: int) -> tuple[Sequence[Row], StepShape]:
+    """Rows that end at the context, in blocks of their own of so many, as far as there are enough."""
+    each, start = blocks_for(context + drafts + 1), context - 1 - drafts
+    own = ([block % blocks for block in range(row * each, (row + 1) * each)] for row in range(requests))
+    rows = [Row([0] * (1 + drafts), start, block_ids, Sampling(), drafts=drafts) for block_ids in own]
+    return rows, StepShape(requests * (1 + drafts), drafts=drafts, drawing=requests)

@@ -1,0 +1,76 @@
+"""Steps of several ranks with drafts, on CPUs."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.node.measure import NodeBench, Options
+from bench.node.rows import Row, read_rows
+from bench.rank import steps
+from bench.rank.acceptance import InjectedAcceptance
+from bench.rank.ceilings import Ceilings
+from bench.rank.kernel_trace import Interval, KernelTrace
+from bench.rank.model import make_rank
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.exchange.host import HostExchange
+from engine.parallel.config import ParallelConfig
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.rank_threads import on_each_rank
+
+STEPS, CONTEXT = 4, 90
+
+
+@pytest.fixture
+def acceptances(monkeypatch: pytest.MonkeyPatch) -> dict[int, InjectedAcceptance]:
+    """By thread: ranks are threads here, which share what is injected."""
+    by_thread: dict[int, InjectedAcceptance] = {}
+
+    def count_accepted(drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        return by_thread[threading.get_ident()].count_accepted(drawn, drafts)
+
+    monkeypatch.setattr("engine.runner.draft_pass.count_accepted", count_accepted)
+    return by_thread
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(work: Callable[[], object]) -> KernelTrace:
+        work()
+        return KernelTrace([Interval("gemm", 0, 10), Interval("gather_rows", 12, 20)])
+
+    for name in ("bench.rank.steps", "bench.node.measure"):
+        monkeypatch.setattr(f"{name}.CONTEXT", CONTEXT)
+    for name in ("WARM_STEPS", "TRACED_STEPS"):
+        monkeypatch.setattr(steps, name, 2)
+    monkeypatch.setattr(steps, "trace_kernels", trace)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, ep=2), Layout(dp=2, ep=2)], ids=str)
+def test_ranks_measure_steps_in_which_as_many_drafts_are_accepted_as_wanted(
+    tmp_path: Path, acceptances: dict[int, InjectedAcceptance], layout: Layout
+) -> None:
+    directory, out = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1), tmp_path / "rows"
+    options = Options(layout, 2, "", "", 2, STEPS, 128, 1e9, out)
+    cases = options.cases([1, 2], [(1.0, 1.0), (1.0,)])
+
+    def act(peers: Peers) -> list[Row]:
+        config = EngineConfig(
+            model_dir=directory, device="cpu", threads=1, max_requests=2, total_blocks=32, max_step_tokens=128,
+            random_weights=True, drafts=DraftsConfig(next_n=2),
+            parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
+        )  # fmt: skip
+        resolved, exchange = resolve(config, Hardware(0, 1 << 30)), HostExchange(peers)
+        acceptance = acceptances[threading.get_ident()] = InjectedAcceptance(2, 2, torch.device("cpu"))
+        bench = NodeBench(options, resolved, make_rank(resolved, exchange), exchange, peers, acceptance)
+        return bench.measure(cases, [Ceilings(1e11, 1e12, 2e12)] * 2, {1: 1e-6, 2: 1e-6})
+
+    rows, others = on_each_rank(layout, act)
+    assert [row.case for row in rows] == cases and read_rows(out) == rows
+    assert [row.tokens for row in rows] == [3, 3, 2, 2]
+    assert all(row.drafts == 2 and row.step_ms > 0 < row.floor_ms and row.prompt_rate > 0 for row in rows)
+    assert len(others) == (len(cases) if layout.dp > 1 else 0)
