@@ -23,8 +23,9 @@ def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int
     total = 0.0
     for number in range(drafts):
         tokens = rows * (1 if number else 1 + drafts)
-        # Its embedding and attention's output are sums; attention and whoever draws see all rows.
-        rows_bytes = 4 * _others(layout, tokens) * BF16 * config.hidden_size
+        # Embeddings are sums that all ranks get; what merges them with hidden states, and attention, leave sums too, and
+        # attention and whoever draws see all rows.
+        rows_bytes = 6 * _others(layout, tokens) * BF16 * config.hidden_size
         logits_bytes = _others(layout, rows) * BF16 * config.vocab_size
         total += _experts_bytes(config, layout, tokens) + rows_bytes + logits_bytes
     return total

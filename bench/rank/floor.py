@@ -56,12 +56,12 @@ def guess_operations(
     """What one rank computes in a step to guess `drafts` tokens behind those that it draws: the MTP module, once for
     each guess.
 
-    At first it computes what the model computed, and then one token a row. Its merging product is not divided.
+    At first it computes what the model computed, and then one token a row.
     """
     for number in range(drafts):
         queries = 1 if number else 1 + drafts
         tokens, hidden = rows * queries, config.hidden_size
-        yield _product("draft merge", tokens / layout.tp, 2 * hidden, hidden, fp8=False)
+        yield _product("draft merge", tokens, 2 * hidden, hidden // layout.tp, fp8=False)
         yield from _attention(config, rows, context, kv_item_bytes, queries, layout.tp)
         yield from _experts(config, tokens, layout)
         yield _product("draft head", rows, hidden, config.vocab_size // layout.tp, fp8=False)

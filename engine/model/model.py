@@ -97,8 +97,8 @@ class Model:
         `hidden_states`, of others from the module before; or from the module itself, which is then run once more.
         """
         residual = self._residual(context)
-        embedded = residual.sum(self._embedded(context.token_ids))
-        return self.mtp[module].forward(embedded, residual.own(hidden), residual, _counting(context, residual))
+        embedded = self.group.sum_everywhere(self._embedded(context.token_ids))
+        return self.mtp[module].forward(embedded, hidden, residual, _counting(context, residual))
 
     def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:
         for index, layer in enumerate(self.layers):

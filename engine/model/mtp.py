@@ -6,7 +6,7 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
-from engine.model.parameters import NamedParameters, whole
+from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.residual import Residual
 from engine.model.turns import alone
 from kernels.linear import linear
@@ -26,28 +26,30 @@ class MtpModule:
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
         """index: of its layer, in the KV pool and in the checkpoint."""
-        hidden = config.hidden_size
+        hidden, self._share = config.hidden_size, allocate.group.share
         self._epsilon = config.rms_norm_eps
         self._embedding_norm = allocate(hidden)
         self._hidden_norm = allocate(hidden)
-        self._merge = allocate(hidden, 2 * hidden)
+        # This rank's share of the inputs: with few rows the product takes as long as reading the weight.
+        self._merge = allocate(hidden, self._share.size(2 * hidden))
         self.layer = DecoderLayer(config, index, allocate)
         self._norm = allocate(hidden)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield whole(f"{prefix}.enorm.weight", self._embedding_norm)
         yield whole(f"{prefix}.hnorm.weight", self._hidden_norm)
-        yield whole(f"{prefix}.eh_proj.weight", self._merge)
+        yield from cut([whole(f"{prefix}.eh_proj.weight", self._merge)], 1, self._share)
         yield from self.layer.parameters(prefix)
         yield whole(f"{prefix}.shared_head.norm.weight", self._norm)
 
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, residual: Residual, context: ForwardContext
     ) -> torch.Tensor:
-        """embedded: the tokens; hidden: states before them, after a last norm. Both of the rows of which this rank has
-        the residual. Returns [tokens, hidden] after the module's own last norm.
+        """embedded: the tokens; hidden: states before them, after a last norm. Both [tokens, hidden], and the result too,
+        which is after the module's own last norm.
         """
+        columns = self._share.of(2 * embedded.shape[1])
         joined = join_rms_norms(embedded, hidden, self._embedding_norm, self._hidden_norm, self._epsilon)
-        merged = linear(joined, self._merge)
-        delta = alone(self.layer.forward(residual.delta_of(merged), residual, context))
+        parts = linear(joined[:, columns].contiguous(), self._merge)
+        delta = alone(self.layer.forward(residual.delta(parts), residual, context))
         return residual.finish(delta, self._norm)

@@ -28,16 +28,8 @@ class Residual(Protocol):
         """Those of all [tokens, width] of which this rank has the residual."""
         ...
 
-    def sum(self, parts: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the sum."""
-        ...
-
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
         """What is to be added for the sum of parts."""
-        ...
-
-    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
-        """What is to be added for values that are no parts, of this rank's rows."""
         ...
 
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
@@ -80,14 +72,8 @@ class DividedResidual:
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         return self._group.own(rows)
 
-    def sum(self, parts: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(parts)
-
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
         return self._group.sum(parts)
-
-    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
-        return own
 
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         if not self._group.divides:
@@ -149,14 +135,8 @@ class EverywhereResidual:
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
-    def sum(self, parts: torch.Tensor) -> torch.Tensor:
-        return self._group.sum_everywhere(parts)
-
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
         return parts
-
-    def delta_of(self, own: torch.Tensor) -> torch.Tensor:
-        return own if self._group.leads else torch.zeros_like(own)
 
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         return self._added(delta, self._rows, weight, forms)

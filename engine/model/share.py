@@ -41,6 +41,8 @@ def check_division(config: ModelConfig, count: int, *, blocks: bool) -> None:
     divided = {f"{heads} attention heads": heads, f"vocabulary of {config.vocab_size}": config.vocab_size}
     if has_dense:
         divided[f"dense layers' width of {dense}"] = dense
+    if config.draft_layers:
+        divided[f"hidden size of {config.hidden_size}, which its MTP module divides"] = config.hidden_size
     for name, size in divided.items():
         if size % count:
             raise ConfigError(f"engine.parallel.tp={count} does not divide the model's {name}")

@@ -77,6 +77,29 @@ def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Pa
         assert relative_error(logits, expected) < 1e-5
 
 
+@torch.inference_mode()
+def drafted(model: Model, prompt: list[int]) -> torch.Tensor:
+    """What the MTP module makes of each token: [tokens, hidden]."""
+    state = make_state(model.config, CPU, blocks=BLOCKS, positions=len(prompt), rows=1, kv_dtype=model.dtype)
+    context = build_context(model.config, [Row(prompt, 0, range(BLOCKS), GREEDY)], state)
+    return model.draft(0, model.hidden_states(context), context)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, MANY_ROWS])
+def test_every_rank_of_a_tp_group_drafts_as_one_rank(tmp_path: Path, tokens: int) -> None:
+    checkpoint, prompt = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1), random_prompt(tokens)
+    expected = drafted(load_model(checkpoint, torch.float32, CPU, drafts=1), prompt)
+
+    def compute(peers: Peers) -> tuple[torch.Tensor, int]:
+        model = load_model(checkpoint, torch.float32, CPU, drafts=1, exchange=HostExchange(peers))
+        (merge,) = (each for each in model.parameters() if "eh_proj" in each.name)
+        return drafted(model, prompt), merge.place.shape[1]
+
+    for states, inputs in on_each_rank(Layout(tp=4, ep=4), compute):
+        assert relative_error(states, expected) < 1e-5
+        assert inputs * 4 == 2 * expected.shape[1]
+
+
 def test_rows_that_a_rank_lacks_go_to_no_expert(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     forward = PlainExperts.forward
@@ -210,12 +233,14 @@ def matrix(parameter: Parameter) -> torch.Tensor:
         (3, {}, "does not divide the model's 4 attention heads"),
         (4, {"vocab_size": 322}, "does not divide the model's vocabulary of 322"),
         (4, {"intermediate_size": 98}, "does not divide the model's dense layers' width of 98"),
+        (4, {"hidden_size": 66, "num_nextn_predict_layers": 1}, "does not divide the model's hidden size of 66"),
     ],
 )
 def test_a_model_that_does_not_divide_is_refused(
     tmp_path: Path, tp: int, overrides: dict[str, Any], cause: str
 ) -> None:
-    config = load_model(tiny_checkpoint(tmp_path, **overrides), torch.float32, CPU).config
+    drafts = overrides.get("num_nextn_predict_layers", 0)
+    config = load_model(tiny_checkpoint(tmp_path, **overrides), torch.float32, CPU, drafts=drafts).config
     with pytest.raises(ConfigError, match=f"engine.parallel.tp={tp} {cause}"):
         check_division(config, tp, blocks=False)
 
