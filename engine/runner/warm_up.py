@@ -21,7 +21,9 @@ GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)
 REPORTED = Sampling(top_logprobs=5)
 PENALIZED = Sampling(temperature=1.0, min_p=0.1, frequency_penalty=1.0, logit_bias={0: 1.0})
-WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED)
+# Changed logits are float32.
+BIASED = Sampling(logit_bias={0: 1.0})
+WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED, BIASED)
 # A key that no request has.
 NOBODY = -1
 # What decides which kernels a step of the warm-up needs: see `kind_of`.

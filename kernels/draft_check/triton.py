@@ -1,4 +1,7 @@
-"""What becomes of drafts in Triton: a launch each in place of some five and ten."""
+"""What becomes of drafts in Triton: a launch each in place of some five and ten.
+
+Neither is compiled again for other numbers of rows or drafts, nor for tensors that begin elsewhere.
+"""
 
 import torch
 import triton
@@ -6,18 +9,21 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
+COUNT_SIZES = ["drawn_row", "drawn_token", "drafts_row", "drafts_token", "count"]
+SETTLE_POINTERS = ["accepted", "drawn", "first", "starts", "drafts", "rows", "last_drawn", "missing"]
+
 
 # A program does one row: some 16 bytes a draft.
-@triton.jit
+@triton.jit(do_not_specialize=COUNT_SIZES, do_not_specialize_on_alignment=["drawn", "drafts"])
 def _count_accepted(
-    drawn, drafts, out, drawn_row, drawn_token, drafts_row, drafts_token, DRAFTS: tl.constexpr, DEPENDENT: tl.constexpr
+    drawn, drafts, out, drawn_row, drawn_token, drafts_row, drafts_token, count, DEPENDENT: tl.constexpr
 ):
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     accepted = tl.zeros((), tl.int64)
     right = tl.full((), 1, tl.int64)
-    for place in tl.static_range(DRAFTS):
+    for place in range(count):
         one = tl.load(drawn + row * drawn_row + place * drawn_token)
         right = right * (one == tl.load(drafts + row * drafts_row + place * drafts_token)).to(tl.int64)
         accepted += right
@@ -25,9 +31,9 @@ def _count_accepted(
 
 
 # A program does one line: some 60 bytes.
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=SETTLE_POINTERS)
 def _settle(
-    accepted, drawn, first, starts, drafts, rows, last_drawn, missing, last, positions, WIDTH: tl.constexpr,
+    accepted, drawn, first, starts, drafts, rows, last_drawn, missing, last, positions, width,
     OWN_ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
@@ -35,7 +41,7 @@ def _settle(
     line = tl.program_id(0).to(tl.int64)
     row = line if OWN_ROWS else tl.load(rows + line)
     count = tl.load(accepted + line)
-    tl.store(last_drawn + row, tl.load(drawn + line * WIDTH + count))
+    tl.store(last_drawn + row, tl.load(drawn + line * width + count))
     tl.store(missing + row, tl.load(drafts + line) - count.to(tl.int32))
     tl.store(last + line, tl.load(first + line) + count)
     tl.store(positions + line, tl.load(starts + line) + count.to(tl.int32))

@@ -71,15 +71,16 @@ def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
         samplings = [row.sampling for row in rows]
         return {"none" if sampling is None else _way(sampling) for sampling in samplings}
 
-    assert [ways(rows) for rows in steps[-6:]] == [
-        {"greedy", "drawn", "reported", "penalized", "none"}, {"greedy", "drawn", "reported", "penalized"},
-        {"greedy"}, {"drawn"}, {"reported"}, {"penalized"},
+    assert [ways(rows) for rows in steps[-7:]] == [
+        {"greedy", "drawn", "reported", "penalized", "biased", "none"},
+        {"greedy", "drawn", "reported", "penalized", "biased"},
+        {"greedy"}, {"drawn"}, {"reported"}, {"penalized"}, {"biased"},
     ]  # fmt: skip
 
 
 def _way(sampling: Sampling) -> str:
     if sampling.changes_logits:
-        return "penalized"
+        return "penalized" if sampling.counts_tokens else "biased"
     if sampling.top_logprobs is not None:
         return "reported"
     return "drawn" if sampling.temperature else "greedy"
