@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from engine.model.decode_inputs import NO_TOKEN
+from kernels.decode_rows import NO_TOKEN
 
 # Drafts of a row.
 NextN: TypeAlias = int | Literal["auto"]

@@ -14,15 +14,11 @@ import torch
 
 from engine.batch import Row
 from engine.model.context import DeviceState
-from kernels.decode_rows import PlacedTokens, place_tokens
+from kernels.decode_rows import FILLER, NO_TOKEN, PlacedTokens, follow_rows, place_tokens
 from mesh.blocks import BLOCK_TOKENS
 
-# Stands for no row, since tensors have no None.
+# Stands for no row that a row follows, since tensors have no None.
 NO_ROW = -1
-# Stands in its place where there is no row at all: others fill a graph up.
-FILLER = -2
-# Stands for no draft: no token is equal to it.
-NO_TOKEN = -1
 # Each row has a row it follows, a position and a number of drafts, beside its tokens.
 FIELDS = 3
 
@@ -73,7 +69,7 @@ class DecodeInputs:
     # [rows, tokens]: the row's tokens if it follows none; else they are what that row of the batch before drew and
     # guessed.
     given: torch.Tensor
-    # [rows] each. Below zero if it follows no row: NO_ROW or FILLER.
+    # [rows] each. Below zero if it follows no row: NO_ROW, or FILLER if it is none itself.
     follows: torch.Tensor
     # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
@@ -82,28 +78,11 @@ class DecodeInputs:
     # [rows, blocks]
     block_table: torch.Tensor
 
-    @property
-    def real(self) -> torch.Tensor:
-        """[rows] bool."""
-        return self.follows != FILLER
-
     def known(self, state: DeviceState) -> DecodeRows:
         """With what is known of the batch before."""
-        given, leads = self.given.long(), self.follows < 0
-        source = self.follows.clamp(min=0).long()
-        followed = state.drawn.index_select(0, source).unsqueeze(1)
-        if not state.most_drafts:
-            token_ids = torch.where(leads.unsqueeze(1), given, followed)
-            return DecodeRows(token_ids, self.positions, self.block_table, self.real)
-        drafts = given.shape[1] - 1
-        if drafts:
-            places = torch.arange(drafts, device=given.device)
-            guesses = state.guessed.index_select(0, source)[:, :drafts]
-            guesses = guesses.masked_fill(places >= self.drafts.unsqueeze(1), NO_TOKEN)
-            followed = torch.cat((followed, guesses), dim=1)
-        starts = self.positions - state.missing.index_select(0, source).masked_fill(leads, 0)
-        token_ids = torch.where(leads.unsqueeze(1), given, followed)
-        return DecodeRows(token_ids, starts, self.block_table, self.real)
+        own = self.given, self.follows, self.positions, self.drafts
+        token_ids, starts, real = follow_rows(*own, state.drawn, state.missing, state.guessed)
+        return DecodeRows(token_ids, starts, self.block_table, real)
 
 
 def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:

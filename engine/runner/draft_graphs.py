@@ -112,13 +112,13 @@ class _DraftGraph:
 
     def _run_model(self, model: Model, state: DeviceState) -> None:
         known = unpack_decode_rows(self._packed, self._rows, self.depth).known(state)
-        self.positions, self.drafts = known.starts + 1, known.token_ids[:, 1:]
+        self.positions, self.drafts, self._real = known.starts + 1, known.token_ids[:, 1:], known.real
         self.hidden = model.hidden_states(*decode_contexts(known, state, halves=self._halves))
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
-        rows = DecodeRows(self.drawn, self.positions, inputs.block_table, inputs.real)
+        rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real)
         self.accepted = count_accepted(self.drawn, self.drafts)
         lines = self.accepted, self.drawn, self._first, self.positions, inputs.drafts
         last, positions = settle(*lines, None, state.drawn, state.missing)

@@ -12,13 +12,14 @@ from torch.nn import functional
 
 from engine.batch import Row, StepShape
 from engine.model.context import DeviceState
-from engine.model.decode_inputs import NO_TOKEN, DecodeRows
+from engine.model.decode_inputs import DecodeRows
 from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers, no_block
 from engine.runner.draft_plan import Draws, leading_rows, plan_draft_prompts, plan_draws
 from engine.runner.guesses import guess, note_guesses
 from engine.runner.micro_batches import MicroBatches
+from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import count_accepted, settle
 from kernels.host_copy import to_device
 

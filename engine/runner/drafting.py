@@ -13,13 +13,13 @@ import torch
 
 from engine.batch import Row, Sample
 from engine.model.context import DeviceState
-from engine.model.decode_inputs import NO_TOKEN
 from engine.model.model import Model
 from engine.runner.draft_pass import DraftPass
 from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.relaxation import Relaxation, RelaxationRule
 from engine.runner.sampler import PendingSamples, Sampler, keep
 from engine.runner.step_events import StepEvents
+from kernels.decode_rows import NO_TOKEN
 from kernels.host_copy import HostCopies, to_device
 from mesh.domain.outputs import PromptLogprobs
 

@@ -6,9 +6,10 @@ Made of tensors alone, so that a graph can capture it.
 import torch
 
 from engine.model.context import DeviceState
-from engine.model.decode_inputs import NO_TOKEN, DecodeRows
+from engine.model.decode_inputs import DecodeRows
 from engine.model.inputs import decode_context
 from engine.model.model import Model
+from kernels.decode_rows import NO_TOKEN
 from kernels.sample import greedy
 
 

@@ -12,9 +12,10 @@ import torch
 
 from engine.batch import Row
 from engine.model.context import DeviceState
-from engine.model.decode_inputs import NO_ROW, NO_TOKEN
+from engine.model.decode_inputs import NO_ROW
 from engine.runner.draft_plan import Draws
 from engine.thinking import ThinkTokens
+from kernels.decode_rows import NO_TOKEN
 from kernels.host_copy import to_device
 from kernels.sample import is_candidate
 

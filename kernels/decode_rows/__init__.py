@@ -1,10 +1,25 @@
-"""Where the tokens of decode rows stand: what a step's layers read of them, from what is known of the rows."""
+"""Decode rows on the device: what they compute, from what the rows before them came to, and where that stands."""
 
 from typing import NamedTuple
 
 import torch
 
 from kernels.decode_rows import reference
+
+# Stands for no token: no draft equals it. And for no row behind which another one goes on, of those that fill up a
+# graph; other rows that follow none have any other negative number.
+NO_TOKEN, FILLER = reference.NO_TOKEN, reference.FILLER
+
+
+class FollowedRows(NamedTuple):
+    """By row."""
+
+    # [rows, 1 + n] int64; NO_TOKEN where a row has no draft.
+    token_ids: torch.Tensor
+    # [rows] int32: the position of the first token.
+    starts: torch.Tensor
+    # [rows] bool: whether it is a row of the batch.
+    real: torch.Tensor
 
 
 class PlacedTokens(NamedTuple):
@@ -20,6 +35,35 @@ class PlacedTokens(NamedTuple):
     real: torch.Tensor
     # [rows] int32: tokens of each context, the row's own included.
     lengths: torch.Tensor
+
+
+def follow_rows(
+    given: torch.Tensor,
+    follows: torch.Tensor,
+    positions: torch.Tensor,
+    drafts: torch.Tensor,
+    drawn: torch.Tensor,
+    missing: torch.Tensor,
+    guessed: torch.Tensor,
+) -> FollowedRows:
+    """A row that follows none has its given tokens. Another one has the last token that the row before yielded, and the
+    first of the guesses behind it; it begins where that row ended.
+
+    given: [rows, 1 + n] int32; follows: [rows] int32, the row before, or negative; positions: [rows] int32, where a row
+    begins if the one before yielded all that it could; drafts: [rows] int32, how many of n each has. By row before:
+    drawn, [most rows] int64, its last token; missing, [most rows] int32, how many tokens fewer it yielded; guessed,
+    [most rows, n or more] int64. All contiguous.
+    """
+    assert given.dtype == follows.dtype == positions.dtype == drafts.dtype == missing.dtype == torch.int32
+    assert drawn.dtype == guessed.dtype == torch.int64 and guessed.shape[1] >= given.shape[1] - 1
+    tensors = given, follows, positions, drafts, drawn, missing, guessed
+    assert all(each.is_contiguous() for each in tensors)
+    if given.is_cuda:
+        # Imported here: a machine without a GPU may lack Triton.
+        from kernels.decode_rows import triton
+
+        return FollowedRows(*triton.follow_rows(*tensors))
+    return FollowedRows(*reference.follow_rows(*tensors))
 
 
 def place_tokens(
@@ -40,7 +84,6 @@ def place_tokens(
     assert starts.is_contiguous() and real.is_contiguous() and rotations.is_contiguous()
     given = token_ids, starts, block_table, real, rotations
     if token_ids.is_cuda:
-        # Imported here: a machine without a GPU may lack Triton.
         from kernels.decode_rows import triton
 
         return PlacedTokens(*triton.place_tokens(*given))

@@ -1,8 +1,29 @@
-"""Places of decode rows' tokens in plain torch: the definition."""
+"""Decode rows in plain torch: the definition."""
 
 import torch
 
 from kernels.kv_copy import BLOCK_TOKENS
+
+NO_TOKEN, FILLER = -1, -2
+
+
+def follow_rows(
+    given: torch.Tensor,
+    follows: torch.Tensor,
+    positions: torch.Tensor,
+    drafts: torch.Tensor,
+    drawn: torch.Tensor,
+    missing: torch.Tensor,
+    guessed: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    leads, source = follows < 0, follows.clamp(min=0).long()
+    followed, count = drawn.index_select(0, source).unsqueeze(1), given.shape[1] - 1
+    if count:
+        places = torch.arange(count, device=given.device)
+        guesses = guessed.index_select(0, source)[:, :count]
+        followed = torch.cat((followed, guesses.masked_fill(places >= drafts.unsqueeze(1), NO_TOKEN)), dim=1)
+    starts = positions - missing.index_select(0, source).masked_fill(leads, 0)
+    return torch.where(leads.unsqueeze(1), given.long(), followed), starts, follows != FILLER
 
 
 def place_tokens(

@@ -1,36 +1,89 @@
-"""Places of decode rows' tokens in Triton: one launch in place of some fifteen."""
+"""Decode rows in Triton: two launches in place of some thirty.
+
+Neither is compiled again for other numbers of rows or drafts, nor for tensors that begin elsewhere.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.decode_rows.reference import FILLER, NO_TOKEN
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.kv_copy import BLOCK_TOKENS
 
+# The most tokens of a row.
+MOST_TOKENS = 8
+FOLLOW_POINTERS = ["given", "follows", "positions", "drafts", "drawn", "missing", "guessed"]
+PLACE_POINTERS = ["token_ids", "starts", "block_table", "real", "rotations", "lengths"]
+PLACE_SIZES = ["row_stride", "token_stride", "table_stride", "tokens"]
+
+
+# A program does one row: some 30 bytes, and 12 a draft.
+@triton.jit(do_not_specialize=["guessed_stride", "tokens"], do_not_specialize_on_alignment=FOLLOW_POINTERS)
+def _follow_rows(
+    given, follows, positions, drafts, drawn, missing, guessed, token_ids, starts, real, guessed_stride, tokens,
+    MOST: tl.constexpr, NO_TOKEN: tl.constexpr, FILLER: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
+    inside = place < tokens
+    before = tl.load(follows + row)
+    source = tl.maximum(before, 0).to(tl.int64)
+    guess = tl.load(guessed + source * guessed_stride + place - 1, mask=inside & (place > 0), other=NO_TOKEN)
+    guess = tl.where(place <= tl.load(drafts + row), guess, NO_TOKEN)
+    followed = tl.where(place == 0, tl.load(drawn + source), guess)
+    own = tl.load(given + row * tokens + place, mask=inside, other=NO_TOKEN).to(tl.int64)
+    tl.store(token_ids + row * tokens + place, tl.where(before < 0, own, followed), mask=inside)
+    tl.store(starts + row, tl.load(positions + row) - tl.where(before < 0, 0, tl.load(missing + source)))
+    tl.store(real + row, (before != FILLER).to(tl.uint8))
+
+
+def follow_rows(
+    given: torch.Tensor,
+    follows: torch.Tensor,
+    positions: torch.Tensor,
+    drafts: torch.Tensor,
+    drawn: torch.Tensor,
+    missing: torch.Tensor,
+    guessed: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    (rows, count), device = given.shape, given.device
+    assert count <= MOST_TOKENS
+    token_ids = torch.empty(rows, count, dtype=torch.int64, device=device)
+    starts, real = torch.empty_like(positions), torch.empty(rows, dtype=torch.bool, device=device)
+    if rows:
+        _follow_rows[(rows,)](
+            given, follows, positions, drafts, drawn, missing, guessed, token_ids, starts, real.view(torch.uint8),
+            guessed.stride(0), count, MOST_TOKENS, NO_TOKEN, FILLER, num_warps=1,
+            **dependent_launch(device),
+        )  # fmt: skip
+    return token_ids, starts, real
+
 
 # A program does one token. Reads and writes a rotation, 8 bytes a pair, and some 30 bytes besides.
-@triton.jit
+@triton.jit(do_not_specialize=PLACE_SIZES, do_not_specialize_on_alignment=PLACE_POINTERS)
 def _place_tokens(
     token_ids, starts, block_table, real, rotations,
-    out_ids, out_rotations, out_slots, out_real, lengths, row_stride, token_stride, table_stride,
-    TOKENS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr,
+    out_ids, out_rotations, out_slots, out_real, lengths, row_stride, token_stride, table_stride, tokens,
+    BLOCK_TOKENS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    row, place = token // TOKENS, token % TOKENS
+    row, place = token // tokens, token % tokens
     start = tl.load(starts + row)
     position = start.to(tl.int64) + place
     token_id = tl.load(token_ids + row * row_stride + place * token_stride)
-    if TOKENS > 1:
+    if tokens > 1:
         token_id = tl.maximum(token_id, 0)
     block = tl.load(block_table + row * table_stride + position // BLOCK_TOKENS).to(tl.int64)
     tl.store(out_ids + token, token_id)
     tl.store(out_slots + token, block * BLOCK_TOKENS + position % BLOCK_TOKENS)
     tl.store(out_real + token, tl.load(real + row))
     if place == 0:
-        tl.store(lengths + row, start + TOKENS)
+        tl.store(lengths + row, start + tokens)
     value = tl.arange(0, PADDED)
     rotation = tl.load(rotations + position * VALUES + value, mask=value < VALUES)
     tl.store(out_rotations + token * VALUES + value, rotation, mask=value < VALUES)

@@ -1,9 +1,9 @@
-"""Places of decode rows' tokens, and Triton's against their definition."""
+"""What decode rows compute and where it stands, and Triton's against the definition."""
 
 import pytest
 import torch
 
-from kernels.decode_rows import place_tokens, reference
+from kernels.decode_rows import FILLER, NO_TOKEN, follow_rows, place_tokens, reference
 from kernels.rope import frequencies, rotation_table
 
 triton = pytest.importorskip("kernels.decode_rows.triton")
@@ -38,3 +38,25 @@ def test_tokens_are_placed_as_defined(device: torch.device, rows: int, count: in
         assert one.dtype == other.dtype and torch.equal(one, other)
         # Kernels read it as it lies.
         assert one.is_contiguous()
+
+
+def test_a_row_goes_on_where_the_one_before_ended_with_its_guesses() -> None:
+    drawn, missing = torch.tensor([50, 60, 70]), torch.tensor([0, 2, 1], dtype=torch.int32)
+    guessed = torch.tensor([[51, 52, 53], [61, 62, 63], [71, NO_TOKEN, NO_TOKEN]])
+    given = torch.tensor([[7, 8, NO_TOKEN], [0, 0, 0], [0, 0, 0], [0, NO_TOKEN, NO_TOKEN]], dtype=torch.int32)
+    follows, drafts = (torch.tensor(each, dtype=torch.int32) for each in ([-1, 1, 2, FILLER], [1, 2, 1, 0]))
+    positions = torch.tensor([100, 200, 300, 0], dtype=torch.int32)
+    rows = follow_rows(given, follows, positions, drafts, drawn, missing, guessed)
+    assert rows.token_ids.tolist() == [[7, 8, -1], [60, 61, 62], [70, 71, -1], [0, -1, -1]]
+    assert rows.starts.tolist() == [100, 198, 299, 0] and rows.real.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("rows", "drafts", "most"), [(0, 1, 1), (4, 0, 0), (5, 0, 3), (40, 2, 2), (9, 3, 5)])
+def test_rows_follow_as_defined(device: torch.device, rows: int, drafts: int, most: int) -> None:
+    def draw(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.randint(low, high, shape, device=device, dtype=dtype)
+
+    state = draw(0, 99, 6, dtype=torch.int64), draw(0, 1 + most, 6), draw(-1, 99, 6, most, dtype=torch.int64)
+    given = draw(-1, 99, rows, 1 + drafts), draw(-2, 6, rows), draw(9, 99, rows), draw(0, 1 + drafts, rows), *state
+    for one, other in zip(triton.follow_rows(*given), reference.follow_rows(*given), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)

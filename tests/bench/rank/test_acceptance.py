@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bench.rank.acceptance import STEPS, InjectedAcceptance
-from engine.model.decode_inputs import NO_TOKEN
 from engine.runner import draft_graphs, draft_pass
+from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import count_accepted
 
 SHARES = (0.85, 0.72, 0.61)
