@@ -71,9 +71,12 @@ class CapturedPass:
         self.hidden, self.positions, self.drafts = graph.hidden, graph.positions, graph.drafts
 
     def finish(self, token_ids: torch.Tensor) -> Verified:
-        if self.draws.places:
-            places = to_device(np.array(self.draws.places, np.int64), token_ids.device)
-            self._graph.drawn.view(-1)[places] = token_ids
+        places, drawn = self.draws.places, self._graph.drawn.view(-1)
+        if places and places[-1] == len(places) - 1:
+            # They ascend, so these are all of the first ones.
+            drawn[: len(places)] = token_ids
+        elif places:
+            drawn[to_device(np.array(places, np.int64), drawn.device)] = token_ids
         self._graph.compute_drafts()
         return Verified(self._graph.accepted, self._graph.drawn, self._graph.guesses)
 

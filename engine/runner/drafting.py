@@ -73,7 +73,7 @@ class DraftingStep:
         drafter, draws = self._drafter, self._draws
         token_ids = torch.zeros(0, dtype=torch.int64, device=layers.hidden.device)
         if draws.drawing:
-            logits = drafter.model.logits(layers.hidden[_indices(draws.tokens, token_ids.device)])
+            logits = drafter.model.logits(_some(layers.hidden, draws.tokens))
             replace = keep if self._relaxation is None else self._relaxation.apply
             behind = _behind(layers) if self._counting else None
             drawn = drafter.state.drawn
@@ -151,6 +151,13 @@ def _joined(samples: Sequence[Sample], drafts: Sequence[int], relaxed: int) -> S
     token_ids = [token_id for sample in samples for token_id in sample.token_ids]
     logprobs = [each for sample in samples for each in sample.logprobs or ()]
     return Sample(token_ids, logprobs or None, drafts, relaxed)
+
+
+def _some(rows: torch.Tensor, ascending: Sequence[int]) -> torch.Tensor:
+    """Rows by index, one or more; as they lie, if they are the first ones."""
+    if ascending[-1] == len(ascending) - 1:
+        return rows[: len(ascending)]
+    return rows[_indices(ascending, rows.device)]
 
 
 def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
