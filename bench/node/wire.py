@@ -23,7 +23,7 @@ def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int
     total = 0.0
     for number in range(drafts):
         tokens = rows * (1 if number else 1 + drafts)
-        # Embeddings are sums that all ranks get; what merges them with hidden states, and attention, leave sums too, and
+        # Embeddings are sums that all ranks get; what merges them with hidden states and attention leave sums, too;
         # attention and whoever draws see all rows.
         rows_bytes = 6 * _others(layout, tokens) * BF16 * config.hidden_size
         logits_bytes = _others(layout, rows) * BF16 * config.vocab_size

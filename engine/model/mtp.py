@@ -45,7 +45,7 @@ class MtpModule:
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, residual: Residual, context: ForwardContext
     ) -> torch.Tensor:
-        """embedded: the tokens; hidden: states before them, after a last norm. Both [tokens, hidden], and the result too,
+        """embedded: the tokens; hidden: states before them, after a last norm. Both [tokens, hidden], as the result,
         which is after the module's own last norm.
         """
         columns = self._share.of(2 * embedded.shape[1])

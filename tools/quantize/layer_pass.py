@@ -21,7 +21,7 @@ from engine.model.mla import Attention
 from engine.model.normalized import Normalized
 from engine.model.quantization import Quantization
 from engine.model.state import make_state
-from kernels.norm import rms_norm
+from kernels.norm.reference import rms_norm
 from mesh.blocks import blocks_for
 from tools.quantize.calibration import Calibration
 from tools.quantize.source import Source
