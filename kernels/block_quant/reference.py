@@ -17,7 +17,11 @@ def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize_blocks(values: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
-    # A strip of 128 rows at a time, so that no second copy of the matrix exists.
-    for index, start in enumerate(range(0, values.shape[0], BLOCK)):
-        factors = scale[index].repeat_interleave(BLOCK)[: values.shape[1]]
-        out[start : start + BLOCK] = values[start : start + BLOCK].float() * factors
+    # 128 rows at a time, which a CPU's cache holds. To a GPU the launches would take longer than the work.
+    height = BLOCK if values.device.type == "cpu" else max(len(values), 1)
+    for start in range(0, len(values), height):
+        part = values[start : start + height]
+        factors = scale[start // BLOCK : -(-(start + len(part)) // BLOCK)].repeat_interleave(BLOCK, 1)
+        if len(factors) > 1:
+            factors = factors.repeat_interleave(BLOCK, 0)[: len(part)]
+        out[start : start + height] = part.float() * factors[:, : values.shape[1]]
