@@ -37,6 +37,11 @@ class DecoderLayer:
         yield whole(f"{prefix}.post_attention_layernorm.weight", self.middle_norm)
         yield from self.feed_forward.parameters(f"{prefix}.mlp")
 
+    def finish(self) -> None:
+        """Called once, when all parameters are filled and before the first `forward`."""
+        self.attention.finish()
+        self.feed_forward.finish()
+
     def forward(self, delta: Delta, residual: Residual, context: ForwardContext) -> Turns[Delta]:
         """Adds the layer before's `delta` to the residual; returns this one's."""
         hidden = residual.add(delta, self.input_norm, self.attention.input_forms)

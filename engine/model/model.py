@@ -13,7 +13,7 @@ from engine.model.expert_slots import BalancedLayer, ExpertSlots
 from engine.model.layers import DecoderLayer
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
-from engine.model.parameters import NamedParameters, cut, whole
+from engine.model.parameters import NamedParameters, Part, cut, whole
 from engine.model.residual import Residual, begin_residual
 from engine.model.turns import Turns, take_turns
 from engine.offload.ring import Ring
@@ -25,7 +25,7 @@ OnLayers = Callable[[int], None]
 
 
 class Model:
-    """Uninitialised until `engine.weights.checkpoint.load_weights` fills its parameters."""
+    """Uninitialised until `engine.weights.checkpoint.load_weights` fills its parts."""
 
     def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
         self.config = config
@@ -48,20 +48,19 @@ class Model:
         ]
 
     def parameters(self) -> NamedParameters:
-        share = self.group.share
-        yield from cut([whole("model.embed_tokens.weight", self.embedding)], 0, share)
-        for index, layer in enumerate(self.layers):
-            yield from layer.parameters(f"model.layers.{index}")
-        yield whole("model.norm.weight", self.norm)
-        yield from cut([whole("lm_head.weight", self.head)], 0, share)
-        for index, module in enumerate(self.mtp, start=len(self.layers)):
-            yield from module.parameters(f"model.layers.{index}")
+        return (parameter for part in self.parts() for parameter in part.parameters)
 
-    def finish(self) -> None:
-        """Called once, when all parameters are filled and before the first `forward`."""
-        for layer in [*self.layers, *(module.layer for module in self.mtp)]:
-            layer.attention.finish()
-            layer.feed_forward.finish()
+    def parts(self) -> Iterator[Part]:
+        """In the order in which they are to be filled and finished, once, before the first `forward`."""
+        share = self.group.share
+        embedding = cut([whole("model.embed_tokens.weight", self.embedding)], 0, share)
+        yield Part(list(embedding))
+        for index, layer in enumerate(self.layers):
+            yield Part(list(layer.parameters(f"model.layers.{index}")), layer.finish)
+        head = cut([whole("lm_head.weight", self.head)], 0, share)
+        yield Part([whole("model.norm.weight", self.norm), *head])
+        for index, module in enumerate(self.mtp, start=len(self.layers)):
+            yield Part(list(module.parameters(f"model.layers.{index}")), module.layer.finish)
 
     def balanced_layers(self) -> dict[int, BalancedLayer]:
         """By index, the layers whose experts may move between ranks."""

@@ -1,6 +1,6 @@
 """Which part of which published tensor goes where."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +32,19 @@ class Parameter:
 
 
 NamedParameters = Iterator[Parameter]
+
+
+def _nothing() -> None:
+    """All that is left to do behind parameters that are computed with as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Parameters that are filled together."""
+
+    parameters: Sequence[Parameter]
+    # Called once they are, before those of the next part are filled: some parts' places lie in the same memory.
+    finish: Callable[[], None] = _nothing
 
 
 def whole(name: str, place: torch.Tensor) -> Parameter:

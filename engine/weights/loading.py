@@ -1,7 +1,7 @@
 """From a checkpoint's directory to a model that computes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,6 @@ from engine.model.config import ModelConfig, read_model_config
 from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.mtp import SHARED_WITH_MODEL
-from engine.model.parameters import Parameter
 from engine.model.quantization import Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
@@ -25,6 +24,7 @@ from engine.weights.checkpoint import load_weights
 from engine.weights.nvfp4 import nvfp4_layers
 from engine.weights.offloading import Offloading
 from engine.weights.random_weights import fill_randomly
+from engine.weights.reader import Reader
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
 from mesh.errors import CheckpointError
@@ -61,12 +61,11 @@ def load_model(
         config = settle(config, shards)
         allocate = make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance)
         model = _make(config, allocate, offloading)
-        parameters = list(model.parameters())
         # The ranks of a worker read shares of one size at one time: the first speaks for all.
         quiet = exchange is not None and exchange.place.rank > 0
-        elsewhere = _on_other_ranks(parameters, model)
-        load_weights(shards, parameters, unused=_prefixes(config), elsewhere=elsewhere, quiet=quiet)
-    model.finish()
+        elsewhere = _on_other_ranks(model)
+        reader = Reader(shards, device)
+        load_weights(reader, list(model.parts()), unused=_prefixes(config), elsewhere=elsewhere, quiet=quiet)
     return model
 
 
@@ -85,8 +84,9 @@ def random_model(
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
     config = _with_drafts(read_model_config(model_dir), drafts)
     model = _make(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance), offloading)
-    fill_randomly(model.parameters(), device)
-    model.finish()
+    for index, part in enumerate(model.parts()):
+        fill_randomly(part.parameters, device, seed=index)
+        part.finish()
     return model
 
 
@@ -174,9 +174,9 @@ def _prefixes(config: ModelConfig) -> tuple[str, ...]:
     return (*copies, *(f"model.layers.{layer}." for layer in config.unused_layers))
 
 
-def _on_other_ranks(parameters: Sequence[Parameter], model: Model) -> set[str]:
+def _on_other_ranks(model: Model) -> set[str]:
     """The names of routed experts' tensors that this rank does not hold: they are as those that it holds."""
-    held = {parameter.name for parameter in parameters}
+    held = {parameter.name for parameter in model.parameters()}
     found = {match for name in held if (match := _EXPERT.fullmatch(name)) is not None}
     experts = range(model.config.n_routed_experts)
     return {f"{match[1]}{expert}{match[2]}" for match in found for expert in experts} - held

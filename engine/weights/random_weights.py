@@ -20,8 +20,8 @@ LARGEST_INPUT = 8.0
 
 
 def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: int = 0) -> None:
-    """Fill what `Model.parameters` lists so that activations keep their magnitude from layer to layer. device: where
-    numbers are drawn, also those that go to host memory.
+    """Fill parameters so that activations keep their magnitude from layer to layer; scales are listed with what they
+    scale. device: of the places.
 
     Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; quantized ones are random bytes.
     """
@@ -30,19 +30,16 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
     integers = {parameter.name for parameter in listed if parameter.place.dtype == torch.int8}
     code_inputs = {each.name: 2 * each.shape[-1] for each in listed if each.place.dtype == torch.uint8}
     for parameter in listed:
-        name, inputs = parameter.name, parameter.shape[-1]
-        elsewhere = parameter.place.device.type != device.type
-        place = torch.empty_like(parameter.place, device=device) if elsewhere else parameter.place
+        name, inputs, place = parameter.name, parameter.shape[-1], parameter.place
         if place.dtype == torch.float8_e4m3fn:
-            raw = place.view(torch.uint8)
-            raw.random_(0, 256, generator=generator).bitwise_and_(BELOW_TWO)
+            place.view(torch.uint8).copy_(_bytes(place, generator).bitwise_and_(BELOW_TWO))
         elif place.dtype == torch.uint8:
-            place.random_(0, 256, generator=generator)
+            place.copy_(_bytes(place, generator))
         elif name.endswith(GLOBAL_SCALE_SUFFIX):
             # Scales of its groups are random bytes too.
             place.fill_(code_inputs[name.removesuffix(GLOBAL_SCALE_SUFFIX)] ** -0.5 / (CODE_RMS * BYTE_RMS))
         elif place.dtype == torch.int8:
-            _fill_integers(place, generator)
+            place.copy_(_integers(_bytes(place, generator)))
         elif name.endswith(SCALE_SUFFIX):
             # A scale a block or group of 128 inputs.
             quantized_rms = INTEGER_RMS if name.removesuffix(SCALE_SUFFIX) in integers else BYTE_RMS
@@ -53,14 +50,16 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
             place.fill_(1.0 if name.endswith(("norm.weight", PRE_SCALE)) else 0.0)
         else:
             place.normal_(0.0, inputs**-0.5, generator=generator)
-        if elsewhere:
-            parameter.place.copy_(place)
 
 
-def _fill_integers(place: torch.Tensor, generator: torch.Generator) -> None:
-    """Two weights of -7 to 7 a byte. A drawn -8, which no quantizer writes, becomes 0."""
-    raw = place.view(torch.uint8)
-    raw.random_(0, 256, generator=generator)
-    for half in (0x0F, 0xF0):
-        lowest = half & 0x88
-        raw.bitwise_xor_(((raw & half) == lowest).to(torch.uint8) * lowest)
+def _bytes(place: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random ones in the place's shape, in one piece: places often lie in many, where each step takes far longer."""
+    raw = torch.empty(place.shape, dtype=torch.uint8, device=place.device)
+    return raw.random_(0, 256, generator=generator)
+
+
+def _integers(raw: torch.Tensor) -> torch.Tensor:
+    """Two weights of -7 to 7 a byte, int8. A drawn -8, which no quantizer writes, becomes 0."""
+    # Bits 3 and 7 of a sum are set if the three bits below are not all zero; else the sign is cleared.
+    signs = (raw & 0x77).add_(0x77).bitwise_and_(0x88)
+    return raw.bitwise_and_(signs.bitwise_or_(0x77)).view(torch.int8)

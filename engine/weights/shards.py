@@ -6,12 +6,14 @@ loads. Plain reads into the parameters' own memory do not.
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -43,6 +45,7 @@ class Shards:
         self.entries = entries
         self._files: dict[Path, FileIO] = {}
         self._stack = ExitStack()
+        self._opening = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -57,19 +60,21 @@ class Shards:
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries.values())
 
-    def read(self, entry: Entry, start: int, target: memoryview) -> None:
-        """Fill `target` (bytes) from byte `start` of the tensor on."""
-        assert start + len(target) <= entry.size_bytes
-        if entry.path not in self._files:
-            self._files[entry.path] = self._stack.enter_context(entry.path.open("rb", buffering=0))
-        file = self._files[entry.path]
-        file.seek(entry.offset + start)
+    def read(self, path: Path, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) from byte `offset` of a file on. Several threads may read at once."""
+        file = self._open(path).fileno()
         while target:
             # One read returns at most 2 GiB.
-            count = file.readinto(target)
+            count = os.preadv(file, [target], offset)
             if not count:
-                raise CheckpointError(f"{entry.path} ended while {entry.name} was read: it changed on disk")
-            target = target[count:]
+                raise CheckpointError(f"{path} ended while it was read: it changed on disk")
+            target, offset = target[count:], offset + count
+
+    def _open(self, path: Path) -> FileIO:
+        with self._opening:
+            if path not in self._files:
+                self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
+            return self._files[path]
 
 
 def open_shards(model_dir: Path) -> Shards:

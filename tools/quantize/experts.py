@@ -1,6 +1,6 @@
 """A layer's experts in INT4, with scales that calibration found for their inputs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,9 @@ def quantize_experts(source: Source, prefix: str, routed: Routed, *, awq: bool) 
     input_scale = _scale(float(scaled.abs().amax()))
     added = torch.zeros_like(hidden)
     experts = []
-    for index in range(source.config.n_routed_experts):
+    for index, matrices in _matrices(source, prefix, range(source.config.n_routed_experts), ("gate", "up", "down")):
         tokens, weights = routed.of_expert(index)
-        expert = _quantize(source, f"{prefix}.experts.{index}", hidden[tokens], pre_scale, awq=awq)
+        expert = _quantize(matrices, f"{prefix}.experts.{index}", hidden[tokens], pre_scale, awq=awq)
         added.index_add_(0, tokens, expert.outputs * weights.unsqueeze(1))
         tensors |= expert.tensors
         experts.append(expert)
@@ -67,9 +67,11 @@ def quantize_experts(source: Source, prefix: str, routed: Routed, *, awq: bool) 
     return QuantizedExperts(tensors, weight_error, total(expert.output_error for expert in experts), added)
 
 
-def _quantize(source: Source, name: str, rows: torch.Tensor, pre_scale: torch.Tensor | None, *, awq: bool) -> _Expert:
-    """rows: [tokens that chose it, hidden] float32."""
-    gate, up, down = (source.matrix(f"{name}.{matrix}_proj.weight") for matrix in ("gate", "up", "down"))
+def _quantize(
+    matrices: Sequence[torch.Tensor], name: str, rows: torch.Tensor, pre_scale: torch.Tensor | None, *, awq: bool
+) -> _Expert:
+    """matrices: gate, up, down; rows: [tokens that chose it, hidden] float32."""
+    gate, up, down = matrices
     inner = _gated(rows, gate, up)
     outputs = inner @ down.t()
     tensors: dict[str, torch.Tensor] = {}
@@ -93,6 +95,17 @@ def _quantize(source: Source, name: str, rows: torch.Tensor, pre_scale: torch.Te
     )
 
 
+def _matrices(
+    source: Source, prefix: str, experts: Iterable[int], kinds: Sequence[str]
+) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Each expert and some of its matrices."""
+    listed = list(experts)
+    names = [f"{prefix}.experts.{index}.{kind}_proj.weight" for index in listed for kind in kinds]
+    read = source.matrices(names)
+    for index in listed:
+        yield index, [next(read) for _ in kinds]
+
+
 def _errors(pairs: tuple[tuple[torch.Tensor, Int4], ...]) -> Iterator[Error]:
     return (error_of(rounded.stands_for, weight) for weight, rounded in pairs)
 
@@ -101,12 +114,9 @@ def _gate_up_pre_scale(source: Source, prefix: str, routed: Routed, hidden: torc
     """One of all experts: a token is quantized once, before it goes to them."""
 
     def products() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for index in range(source.config.n_routed_experts):
-            tokens, _ = routed.of_expert(index)
-            if len(tokens):
-                name = f"{prefix}.experts.{index}"
-                matrices = [source.matrix(f"{name}.{matrix}_proj.weight") for matrix in ("gate", "up")]
-                yield hidden[tokens], torch.cat(matrices)
+        chosen = [index for index in range(source.config.n_routed_experts) if len(routed.of_expert(index)[0])]
+        for index, matrices in _matrices(source, prefix, chosen, ("gate", "up")):
+            yield hidden[routed.of_expert(index)[0]], torch.cat(matrices)
 
     return best_pre_scale(hidden.abs().mean(dim=0), products())
 

@@ -1,7 +1,7 @@
 """What is stored of one tensor: FP8 blocks, INT4 groups, or the tensor as it is."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -51,14 +51,28 @@ def is_expert(name: str) -> bool:
     return bool(_EXPERT.search(name))
 
 
-def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
-    """A tensor of the source in the form in which the checkpoint has it."""
-    if spec.quantizable and form is Format.W4A8 and is_expert(spec.name):
-        weight = source.matrix(spec.name)
-        rounded = round_to_int4(weight)
-        return Rounded(rounded.tensors(spec.name), error_of(rounded.stands_for, weight))
-    if spec.quantizable and source.stored.linear is Stored.PLAIN:
-        return _round_to_fp8(spec.name, source.matrix(spec.name))
+def round_tensors(source: Source, specs: Iterable[TensorSpec], form: Format) -> Iterator[tuple[TensorSpec, Rounded]]:
+    """Tensors of the source in the form in which the checkpoint has them."""
+    listed = list(specs)
+    weights = source.matrices([spec.name for spec in listed if _is_rounded(source, spec, form)])
+    for spec in listed:
+        if not _is_rounded(source, spec, form):
+            yield spec, _as_published(source, spec)
+        elif form is Format.W4A8 and is_expert(spec.name):
+            weight = next(weights)
+            rounded = round_to_int4(weight)
+            yield spec, Rounded(rounded.tensors(spec.name), error_of(rounded.stands_for, weight))
+        else:
+            yield spec, _round_to_fp8(spec.name, next(weights))
+
+
+def _is_rounded(source: Source, spec: TensorSpec, form: Format) -> bool:
+    """FP8 weights of the source stay as they are, unless they become INT4."""
+    to_int4 = form is Format.W4A8 and is_expert(spec.name)
+    return spec.quantizable and (to_int4 or source.stored.linear is Stored.PLAIN)
+
+
+def _as_published(source: Source, spec: TensorSpec) -> Rounded:
     tensors = dict(source.published(spec.name))
     if not spec.full_precision and source.stored.linear is Stored.PLAIN:
         # Published FP8 checkpoints hold everything else in bfloat16.

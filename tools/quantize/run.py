@@ -21,7 +21,7 @@ from tools.quantize.error import Error, total
 from tools.quantize.experts import QuantizedExperts, quantize_experts
 from tools.quantize.layer_pass import LayerPass, Routed
 from tools.quantize.output import Output, UnitReport
-from tools.quantize.rounding import Format, is_expert, round_tensor
+from tools.quantize.rounding import Format, is_expert, round_tensors
 from tools.quantize.source import Source, Unit
 
 CONFIGS: Mapping[Format, Mapping[str, Any]] = MappingProxyType({Format.FP8: FP8_CONFIG, Format.W4A8: W4A8_CONFIG})
@@ -143,10 +143,8 @@ class _Run:
         tensors: dict[str, torch.Tensor] = {} if experts is None else dict(experts.tensors)
         int4: list[Error] = [] if experts is None else [experts.weight_error]
         fp8: list[Error] = []
-        for spec in unit.specs:
-            if experts is not None and is_expert(spec.name):
-                continue
-            rounded = round_tensor(self._source, spec, self._options.form)
+        others = [spec for spec in unit.specs if experts is None or not is_expert(spec.name)]
+        for spec, rounded in round_tensors(self._source, others, self._options.form):
             tensors |= rounded.tensors
             if rounded.error is not None:
                 in_int4 = self._options.form is Format.W4A8 and is_expert(spec.name)

@@ -1,6 +1,6 @@
 """The checkpoint that is quantized, checked against its own configuration before anything is written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig, read_model_config
-from engine.model.parameters import NamedParameters
+from engine.model.parameters import NamedParameters, Part
 from engine.model.quantization import Quantization, Stored
 from engine.model.reader import read_json
-from engine.weights.checkpoint import load_weights, read_matrix, read_stored
+from engine.weights.checkpoint import load_weights, read_matrices, read_stored
 from engine.weights.fingerprint import weights_fingerprint
+from engine.weights.reader import Reader
 from engine.weights.shards import Shards
 from engine.weights.stored import SCALE_SUFFIX, is_unused, matrix_shape, scale_of
 from mesh.errors import CheckpointError
@@ -47,6 +48,7 @@ class Source:
         self.fingerprint = weights_fingerprint(directory)
         self.device = device
         self._shards = shards
+        self._reader = Reader(shards, device)
         self.units = tuple(_units(self.config, shards))
         self._check()
 
@@ -63,11 +65,15 @@ class Source:
 
     def matrix(self, name: str) -> torch.Tensor:
         """A weight as float32 on the device, dequantized."""
-        return read_matrix(self._shards, name, self.device)
+        return next(self.matrices([name]))
+
+    def matrices(self, names: Sequence[str]) -> Iterator[torch.Tensor]:
+        """Each of them in turn; the next ones are read meanwhile."""
+        return read_matrices(self._reader, names)
 
     def fill(self, parameters: NamedParameters) -> None:
         """Some of the model's layers, in their own dtype."""
-        load_weights(self._shards, list(parameters), unused=("model.", "lm_head."), quiet=True)
+        load_weights(self._reader, [Part(list(parameters))], unused=("model.", "lm_head."), quiet=True)
 
     def published(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         """A tensor as it is stored, with its scales if it has any."""

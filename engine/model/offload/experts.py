@@ -32,8 +32,8 @@ class OffloadedLayers:
 
 
 class OffloadedExperts:
-    """engine.model.formats.interface.Experts of any format: in host memory as they are published, until `finish` brings
-    them to the device and back in the order in which kernels take them. Then their tensors are a slot's.
+    """engine.model.formats.interface.Experts of any format, whose tensors are a slot's: they are filled there, put in
+    the order in which kernels take them, and brought to host memory by `finish`. Only then another layer's are filled.
     """
 
     def __init__(
@@ -46,25 +46,22 @@ class OffloadedExperts:
         memory: SlotMemory,
     ) -> None:
         self._layer, self._ring, self._memory = layer, ring, memory
-        self._slot = ring.slot_of(layer)
         measured = endless_room(dtype)
         form.experts(shape, measured)
-        size = measured.used_bytes
-        self._published = form.experts(shape, Room(memory.make_host(layer, size), dtype))
-        self._experts: Experts = form.experts(shape, Room(memory.slot(self._slot, size), dtype))
+        slot = memory.slot(ring.slot_of(layer), measured.used_bytes)
+        self._experts: Experts = form.experts(shape, Room(slot, dtype))
+        memory.expect(layer)
 
     @property
     def input_form(self) -> InputForm:
         return self._experts.input_form
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield from self._published.parameters(prefix)
+        yield from self._experts.parameters(prefix)
 
     def finish(self, group: ExpertGroup) -> None:
-        self._memory.start(self._layer, self._slot)
-        self._memory.wait(self._slot)
         self._experts.finish(group)
-        self._memory.keep(self._layer, self._slot)
+        self._memory.keep(self._layer, self._ring.slot_of(self._layer))
 
     def weights(self) -> Sequence[torch.Tensor]:
         raise AssertionError("experts in host memory do not move between ranks")

@@ -21,11 +21,13 @@ class HostPages:
         pages.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(pages, dtype=torch.uint8)
         if page_locked:
+            # The driver would have them zeroed by one thread; all of torch's do it in parallel.
+            self.tensor[:: mmap.PAGESIZE].zero_()
             status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size_bytes, 0)
             if int(status):
                 raise EngineFailed(
-                    f"CUDA cannot page-lock {size_bytes / 1e9:.1f} GB of host memory for engine.offload ({status}):"
-                    " lower engine.offload.layers, or give the worker more memory"
+                    f"CUDA cannot page-lock {size_bytes / 1e9:.1f} GB of host memory ({status}): lower"
+                    " engine.offload.layers if it is set, or give the worker more memory"
                 )
             self._locked = True
 

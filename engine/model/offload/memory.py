@@ -1,5 +1,8 @@
 """Where offloaded layers' experts lie: all of them in host memory, those in use in slots on the device."""
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
 
 from engine.model.offload.host_pages import HostPages
@@ -12,13 +15,17 @@ class SlotMemory:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pages: dict[int, HostPages] = {}
+        # Layers without pages in the order in which they are kept, and the next one's, which a thread makes meanwhile:
+        # page-locking takes as long as reading.
+        self._expected: deque[int] = deque()
+        self._coming: Future[HostPages] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-pages")
         self._slots: list[torch.Tensor | None] = [None] * slots
         self._copied: list[torch.cuda.Event | None] = [None] * slots
 
-    def make_host(self, layer: int, size_bytes: int) -> torch.Tensor:
-        """The layer's part of host memory: [bytes] uint8."""
-        self._pages[layer] = HostPages(size_bytes, page_locked=self._stream is not None)
-        return self._pages[layer].tensor
+    def expect(self, layer: int) -> None:
+        """The layer is kept behind those that are expected already."""
+        self._expected.append(layer)
 
     def slot(self, number: int, size_bytes: int) -> torch.Tensor:
         """[bytes] uint8, the same for all layers that share the slot: their experts are as large."""
@@ -50,7 +57,23 @@ class SlotMemory:
             torch.cuda.current_stream(self._device).wait_event(copied)
 
     def keep(self, layer: int, slot: int) -> None:
-        """Bring what the slot has to host memory, once, after loading; the host waits."""
+        """Bring what the slot has to host memory of the layer's own, once, after loading; the host waits.
+
+        Raises EngineFailed if the memory cannot be page-locked.
+        """
         memory = self._slots[slot]
-        assert memory is not None
-        self._pages[layer].tensor.copy_(memory)
+        assert memory is not None and layer == self._expected.popleft()
+        coming = self._coming or self._make_pages(memory)
+        self._pages[layer] = pages = coming.result()
+        self._coming = self._make_pages(memory) if self._expected else None
+        pages.tensor.copy_(memory)
+
+    def _make_pages(self, slot: torch.Tensor) -> Future[HostPages]:
+        return self._thread.submit(_pages_for, slot)
+
+
+def _pages_for(slot: torch.Tensor) -> HostPages:
+    """In a thread."""
+    if slot.is_cuda:
+        torch.cuda.set_device(slot.device)
+    return HostPages(len(slot), page_locked=slot.is_cuda)

@@ -20,8 +20,9 @@ from engine.model.state import make_state
 from engine.model.tensor_group import FEW_ROWS
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.weights import reader
 from engine.weights.loading import KeptWeights, load_model
-from engine.weights.shards import Entry, Shards
+from engine.weights.shards import Shards, open_shards
 from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
@@ -188,11 +189,16 @@ def test_a_group_over_fp8_weights_is_as_exact_as_one_rank(fp8_checkpoint: Path) 
 
 
 def test_a_rank_reads_the_rows_of_its_share_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_shards(checkpoint) as shards:
+        entries = list(shards.entries.values())
     read: list[tuple[str, int]] = []
 
-    def count(shards: Shards, entry: Entry, start: int, target: memoryview) -> None:
-        read.append((entry.name, len(target)))
+    def count(shards: Shards, path: Path, offset: int, target: memoryview) -> None:
+        (name,) = [each.name for each in entries if each.path == path and 0 <= offset - each.offset < each.size_bytes]
+        read.append((name, len(target)))
 
+    # Each tensor alone.
+    monkeypatch.setattr(reader, "WINDOW_BYTES", 1)
     monkeypatch.setattr(Shards, "read", count)
     load_model(checkpoint, torch.float32, CPU)
     whole = dict(read)

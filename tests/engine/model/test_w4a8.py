@@ -17,9 +17,11 @@ from engine.model.formats.plain import PlainExperts
 from engine.model.formats.w4a8 import W4A8Experts
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import Normalized
+from engine.model.parameters import Part
 from engine.model.quantization import Quantization, Stored
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import KeptWeights, load_model, make_allocator, random_model, settle
+from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, generate, model_backend, random_prompt, rewrite_as_one_file
@@ -52,8 +54,8 @@ def experts_of(directory: Path) -> Experts:
         config = settle(config, shards)
         shape = ExpertShape(config.n_routed_experts, 0, config.hidden_size, config.moe_intermediate_size)
         experts = make_allocator(config, torch.bfloat16, CPU, "quantized").experts(shape)
-        load_weights(shards, list(experts.parameters("model.layers.1.mlp")), unused=("model.", "lm_head."))
-    experts.finish(ExpertGroup(Alone()))
+        part = Part(list(experts.parameters("model.layers.1.mlp")), lambda: experts.finish(ExpertGroup(Alone())))
+        load_weights(Reader(shards, CPU), [part], unused=("model.", "lm_head."))
     return experts
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from engine.model.model import Model
-from engine.model.parameters import Parameter, merged_shape
+from engine.model.parameters import Parameter, Part, merged_shape
 from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import load_model
+from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
@@ -178,7 +179,7 @@ def loaded_into(directory: Path, name: str, place: torch.Tensor, *slices: slice)
     """A part of one tensor of a checkpoint, read alone."""
     with open_shards(directory) as shards:
         parameter = Parameter(name, place, shards.entries[name].shape, slices)
-        load_weights(shards, [parameter], unused=("model.", "lm_head."))
+        load_weights(Reader(shards, CPU), [Part([parameter])], unused=("model.", "lm_head."))
     return place
 
 
