@@ -6,10 +6,11 @@
 The layers of the engine that serves, in one process a GPU, over random weights, experts drawn uniformly at random:
 prompts of up to 3,500 tokens, and rows that decode behind so many, as captured graphs. Of three times the shortest, of
 the rank that takes longest; tokens are those of one rank that batches. Work is what steps took beside weights at their
-peak, and what engine.offload.layers=auto reckons with.
+peak, and what engine.offload.layers=auto reckons with. The log of the first rank says which phase has passed.
 """
 
 import argparse
+import logging
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +35,11 @@ from engine.parallel.layout import Layout
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
 from engine.weights.offloading import work_bytes
+from mesh.config import ObserveConfig
+from mesh.observe import configure
+from mesh.start_times import StartTimes, process_seconds
+
+_log = logging.getLogger("deepmesh.bench")
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,24 @@ class Measured:
     steps: Sequence[Step]
 
 
+class Phases:
+    """Says in the log of the first rank how long each phase took, so that a run that is cut off tells where it was."""
+
+    def __init__(self, rank: int) -> None:
+        configure(f"rank {rank}", ObserveConfig(log_level="WARNING" if rank else "INFO"))
+        self._times = StartTimes()
+
+    def passed(self, phase: str) -> None:
+        self._times.mark(phase)
+        fields = {"seconds": round(self._times.seconds[phase], 1), "since_start": round(process_seconds(), 1)}
+        _log.info(phase, extra={"fields": fields})
+
+
 def measure(options: Options, exchange: PeerExchange) -> Measured:
     """On each rank at once."""
     layout, largest = options.layout, max(*options.prompts, *options.rows)
+    phases = Phases(exchange.place.rank)
+    phases.passed("ready to begin")
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(
             model_dir=write_shape(Path(scratch), SHAPE, options.layers, options.experts),
@@ -81,6 +102,8 @@ def measure(options: Options, exchange: PeerExchange) -> Measured:
         )
         resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
         model = make_rank(resolved, exchange)
+    torch.cuda.synchronize()
+    phases.passed("weights")
     kv_dtype = getattr(torch, resolved.kv_dtype)
     state = make_state(model.config, model.device, blocks=1, positions=CONTEXT, rows=1, kv_dtype=kv_dtype)
     torch.cuda.empty_cache()
@@ -90,11 +113,12 @@ def measure(options: Options, exchange: PeerExchange) -> Measured:
     timer = StepTimer(model, state, CONTEXT, lambda tokens: padded_size(tokens, sizes), graphs=True)
     work = [("prompts", timer.prompts(tokens)) for tokens in options.prompts]
     work += [("decode", timer.decoding(count, 0)) for count in options.rows]
+    steps = []
     with torch.inference_mode():
-        steps = [
-            Step(kind, sum(row.tokens for row in rows), timer.slowest(timer.seconds(rows, halved=False)))
-            for kind, rows in work
-        ]
+        for kind, rows in work:
+            seconds = timer.slowest(timer.seconds(rows, halved=False))
+            steps.append(Step(kind, sum(row.tokens for row in rows), seconds))
+            phases.passed(f"{kind}, {steps[-1].tokens} tokens: {seconds * 1000:.1f} ms a step")
     return Measured(
         offloaded=0 if model.offloaded is None else len(model.offloaded.ring.layers),
         host_bytes=0 if model.offloaded is None else model.offloaded.memory.host_bytes,

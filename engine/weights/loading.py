@@ -28,6 +28,7 @@ from engine.weights.reader import Reader
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
 from mesh.errors import CheckpointError
+from mesh.progress import ProgressLog
 
 _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 # What to do about a model without what drafts need.
@@ -84,9 +85,12 @@ def random_model(
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
     config = _with_drafts(read_model_config(model_dir), drafts)
     model = _make(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance), offloading)
-    for index, part in enumerate(model.parts()):
+    parts = list(model.parts())
+    logged = ProgressLog("drawing weights", len(parts))
+    for index, part in enumerate(parts):
         fill_randomly(part.parameters, device, seed=index)
         part.finish()
+        logged.advance()
     return model
 
 

@@ -1,11 +1,15 @@
 """Where offloaded layers' experts lie: all of them in host memory, those in use in slots on the device."""
 
+import logging
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from engine.model.offload.host_pages import HostPages
+
+_log = logging.getLogger("deepmesh.engine")
 
 
 class SlotMemory:
@@ -19,6 +23,7 @@ class SlotMemory:
         # page-locking takes as long as reading.
         self._expected: deque[int] = deque()
         self._coming: Future[HostPages] | None = None
+        self._waited_seconds = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-pages")
         self._slots: list[torch.Tensor | None] = [None] * slots
         self._copied: list[torch.cuda.Event | None] = [None] * slots
@@ -63,10 +68,15 @@ class SlotMemory:
         """
         memory = self._slots[slot]
         assert memory is not None and layer == self._expected.popleft()
+        started = time.monotonic()
         coming = self._coming or self._make_pages(memory)
         self._pages[layer] = pages = coming.result()
+        self._waited_seconds += time.monotonic() - started
         self._coming = self._make_pages(memory) if self._expected else None
         pages.tensor.copy_(memory)
+        if self._coming is None:
+            fields = {"gb": round(self.host_bytes / 1e9, 1), "waited_for_memory_s": round(self._waited_seconds, 1)}
+            _log.info("experts are in host memory", extra={"fields": fields})
 
     def _make_pages(self, slot: torch.Tensor) -> Future[HostPages]:
         return self._thread.submit(_pages_for, slot)
