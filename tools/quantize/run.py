@@ -1,7 +1,7 @@
 """From a checkpoint to its quantized twin, one layer at a time."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,11 +43,15 @@ class Options:
     awq: bool = False
 
 
-def quantize(options: Options) -> list[UnitReport]:
+def _nothing(report: UnitReport) -> None:
+    """For callers who wait for all reports."""
+
+
+def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) -> list[UnitReport]:
     """Write the quantized checkpoint to `options.out`, or what an earlier run with the same options left to do.
 
-    Holds one layer of the result in memory. Raises CheckpointError if the model cannot be quantized, ConfigError
-    if the directory holds something else, or options do not go together.
+    done: called behind each layer. Holds one layer of the result in memory. Raises CheckpointError if the model cannot
+    be quantized, ConfigError if the directory holds something else, or options do not go together.
     """
     _check_options(options)
     with open_shards(options.model_dir) as shards:
@@ -57,7 +61,10 @@ def quantize(options: Options) -> list[UnitReport]:
         output.prepare()
         run = _Run(source, output, options)
         with _progress() as progress:
-            reports = [run.quantize(unit) for unit in progress.track(source.units, description="quantizing")]
+            reports = []
+            for unit in progress.track(source.units, description="quantizing"):
+                reports.append(run.quantize(unit))
+                done(reports[-1])
         config = dict(source.settings) | {"quantization_config": dict(CONFIGS[options.form])}
         output.complete(source.directory, config, reports)
         (options.out / STATE).unlink(missing_ok=True)
