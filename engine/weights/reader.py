@@ -106,11 +106,11 @@ class _Buffer:
     """Memory on the host, [bytes] uint8."""
 
     def __init__(self, size_bytes: int, *, page_locked: bool) -> None:
+        # The last copy to a GPU.
+        self._copied = torch.cuda.Event() if page_locked else None
         # Referred to as long as the tensor that lies in it is used.
         self._pages = HostPages(size_bytes, page_locked=page_locked)
         self.memory = self._pages.tensor
-        # The last copy to a GPU.
-        self._copied = torch.cuda.Event() if page_locked else None
 
     def copied_to(self, device: torch.device, size_bytes: int) -> torch.Tensor:
         """The first bytes on a GPU; the copy is behind what its stream has been given so far."""

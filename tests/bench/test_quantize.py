@@ -1,5 +1,6 @@
 """The bench of the quantizer and the loader, on a CPU with small layers."""
 
+import mmap
 from collections.abc import Iterator
 
 import pytest
@@ -41,8 +42,8 @@ def test_layers_of_a_result_are_reported_as_they_come(options: Options, capfd: p
     assert [layer.report.name for layer in layers] == ["rest", "0", "1"]
     assert [layer.source_bytes for layer in layers] == [unit_bytes(options.source)[name] for name in ("rest", "0", "1")]
     assert layers[2].report.int4_error == pytest.approx(0.118, abs=0.01)
-    # A layer of the result is about half of the source's; matrices are small beside it.
-    assert 0.4 * layers[2].source_bytes < layers[2].host_peak_bytes < 2 * layers[2].source_bytes
+    # A layer of the result, some matrices, and what torch takes for itself.
+    assert layers[2].host_peak_bytes < 2 * layers[2].source_bytes
     printed = capfd.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == ["fingerprint of the source", "w4a8 rest", "w4a8 0", "w4a8 1"]
 
@@ -63,8 +64,10 @@ def test_a_load_takes_little_beside_the_parameters(options: Options) -> None:
 
 
 def test_the_highest_memory_is_found_though_it_was_given_back() -> None:
+    # Memory that no allocator has kept.
+    pages = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with host_peak() as peak:
-        memory = torch.ones(50_000_000, dtype=torch.uint8)
+        pages.write(bytes(50_000_000))
         peak.look()
-        del memory
-    assert 45e6 < peak.peak_bytes < 100e6
+        pages.close()
+    assert 50e6 <= peak.peak_bytes < 150e6

@@ -45,7 +45,7 @@ def quantize_experts(source: Source, prefix: str, routed: Routed, *, awq: bool) 
     """prefix: of the mixture. One expert of the source is in memory at a time; two passes over them with AWQ."""
     hidden = routed.hidden.float()
     pre_scale = _gate_up_pre_scale(source, prefix, routed, hidden) if awq else None
-    tensors: dict[str, torch.Tensor] = {} if pre_scale is None else {f"{prefix}.experts.{PRE_SCALE}": pre_scale.cpu()}
+    tensors: dict[str, torch.Tensor] = {} if pre_scale is None else {f"{prefix}.experts.{PRE_SCALE}": pre_scale}
     scaled = hidden if pre_scale is None else hidden * pre_scale
     input_scale = _scale(float(scaled.abs().amax()))
     added = torch.zeros_like(hidden)
@@ -78,7 +78,7 @@ def _quantize(
     down_pre_scale = None
     if awq:
         down_pre_scale = _down_pre_scale(inner, down)
-        tensors[f"{name}.down_proj.{PRE_SCALE}"] = down_pre_scale.cpu()
+        tensors[f"{name}.down_proj.{PRE_SCALE}"] = down_pre_scale
     rounded_gate = round_to_int4(gate, pre_scale, _importance(rows, pre_scale))
     rounded_up = round_to_int4(up, pre_scale, _importance(rows, pre_scale))
     rounded_down = round_to_int4(down, down_pre_scale, _importance(inner, down_pre_scale))

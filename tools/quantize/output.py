@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from engine.weights.shards import INDEX, read_header
 from mesh.errors import ConfigError
+from tools.tensor_file import write_tensors
 
 # A key in the header of each file.
 METADATA_KEY = "deepmesh.quantize"
@@ -70,9 +70,7 @@ class Output:
         path = self.directory / self._file(report.name)
         partial = path.with_suffix(".partial")
         metadata = msgspec.json.encode(_Metadata(self.settings, report)).decode()
-        save_file(dict(tensors), partial, metadata={"format": "pt", METADATA_KEY: metadata})
-        # safetensors writes for the owner only; a service may run as another user.
-        partial.chmod(0o644)
+        write_tensors(partial, tensors, {"format": "pt", METADATA_KEY: metadata})
         partial.rename(path)
 
     def complete(self, source: Path, config: Mapping[str, Any], reports: Sequence[UnitReport]) -> None:

@@ -43,7 +43,7 @@ class Int4:
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """name: of the published matrix."""
-        return {name: self.packed.cpu(), name + SCALE_SUFFIX: self.scales.cpu()}
+        return {name: self.packed, name + SCALE_SUFFIX: self.scales}
 
 
 def is_expert(name: str) -> bool:
@@ -95,4 +95,4 @@ def _round_to_fp8(name: str, weight: torch.Tensor) -> Rounded:
     values, scale = quantize_blocks(weight)
     found = torch.empty_like(weight)
     dequantize_blocks(values, scale, found)
-    return Rounded({name: values.cpu(), name + SCALE_SUFFIX: scale.cpu()}, error_of(found, weight))
+    return Rounded({name: values, name + SCALE_SUFFIX: scale}, error_of(found, weight))

@@ -50,8 +50,8 @@ def _nothing(report: UnitReport) -> None:
 def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) -> list[UnitReport]:
     """Write the quantized checkpoint to `options.out`, or what an earlier run with the same options left to do.
 
-    done: called behind each layer. Holds one layer of the result in memory. Raises CheckpointError if the model cannot
-    be quantized, ConfigError if the directory holds something else, or options do not go together.
+    done: called behind each layer. Holds one layer of the result on the device. Raises CheckpointError if the model
+    cannot be quantized, ConfigError if the directory holds something else, or options do not go together.
     """
     _check_options(options)
     with open_shards(options.model_dir) as shards:
