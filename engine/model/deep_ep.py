@@ -5,7 +5,6 @@ against a stand-in that computes what that documents. No build of it has run her
 high-throughput form: the host learns how many rows come, and so no captured step can use it.
 """
 
-import importlib
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from engine.model.activations import Sent
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
 from kernels.act_quant.quantized import aligned_rows
+from kernels.vendor import find_package
 
 # What its kernels between hosts are written for: so many GPUs on each, and these numbers of ranks.
 RANKS_A_HOST = 8
@@ -34,11 +34,8 @@ def find_deep_ep(exchange: Exchange, hidden: int, experts: int, device: torch.de
     """None if not all ranks can use it. Called by all of them at once. experts: how many all have, with copies."""
     if not usable(exchange.place, device):
         return None
-    try:
-        module = importlib.import_module("deep_ep")
-    except ImportError:
-        module = None
-    there = torch.tensor([module is not None and hasattr(module, "Buffer")])
+    module = find_package("deep_ep", ["Buffer", "topk_idx_t"])
+    there = torch.tensor([module is not None])
     if not bool(exchange.all_gather(there, Group.WORLD).all()):
         return None
     return DeepEp(module, exchange, hidden, experts)

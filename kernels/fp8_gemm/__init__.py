@@ -19,7 +19,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
 
     x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: that of the current
     stream. Returns [rows, outputs] bfloat16; no rows give no rows. On Hopper few rows and many go to our CUDA kernels,
-    or to deep_gemm if it can be imported and is faster; the rest goes to our Triton kernel.
+    or to deep_gemm if it works and is faster; the rest goes to our Triton kernel.
     """
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
@@ -32,6 +32,6 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
     if few_rows.takes(rows, outputs, inputs):
         return few_rows.fp8_gemm(x, weight, few_rows.choose_tiling(outputs, inputs, beside=workspace.beside))
     fills_chip = many_rows.takes(rows, outputs)
-    if deep_gemm.available() and deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip):
+    if deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip) and deep_gemm.available():
         return deep_gemm.fp8_gemm(x, weight)
     return many_rows.fp8_gemm(x, weight) if fills_chip else triton.fp8_gemm(x, weight, workspace)

@@ -28,14 +28,14 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch
 
     x: [rows, inputs] or [experts, capacity, inputs], in the layout; weight: [experts, outputs, inputs], outputs
     a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; unused rows are undefined. Only the
-    device reads the counts. On a GPU this runs deep_gemm if it can be imported and is faster for the layout, otherwise
+    device reads the counts. On a GPU this runs deep_gemm if it works and is faster for the layout, otherwise
     our kernels: for a contiguous layout on Hopper the one in CUDA, else the one in Triton.
     """
     assert x.values.shape == (*layout.shape, weight.values.shape[2])
     assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0
     if not x.values.is_cuda:
         return reference.grouped_fp8_gemm(x, weight, layout)
-    if deep_gemm.available() and deep_gemm.is_faster(layout, weight):
+    if deep_gemm.is_faster(layout, weight) and deep_gemm.available():
         return deep_gemm.grouped_fp8_gemm(x, weight, layout)
     if isinstance(layout, ContiguousLayout) and is_hopper():
         from kernels.fp8_gemm import many_rows

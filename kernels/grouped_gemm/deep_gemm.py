@@ -1,11 +1,9 @@
 """deep_gemm's grouped block-scaled linear layers."""
 
-from importlib import import_module
-
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm.deep_gemm import PACKAGE, available, is_worth_compiling
+from kernels.fp8_gemm.deep_gemm import available, is_worth_compiling, package
 from kernels.fp8_gemm.weight import BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 
@@ -22,15 +20,16 @@ def is_faster(layout: Layout, weight: BlockScaled) -> bool:
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:
-    package = import_module(PACKAGE)
+    found = package()
+    assert found is not None
     out = torch.empty(*layout.shape, weight.values.shape[1], dtype=torch.bfloat16, device=x.values.device)
     left, right = (x.values, x.scales), (weight.values, weight.scales)
     if not layout.positions.numel():
         return out
     if isinstance(layout, ContiguousLayout):
-        package.m_grouped_fp8_gemm_nt_contiguous(left, right, out, layout.row_experts)
+        found.m_grouped_fp8_gemm_nt_contiguous(left, right, out, layout.row_experts)
     else:
         # It stores whole tiles of up to 128 rows, which must not reach into the next expert's rows.
         assert layout.capacity % 128 == 0 or layout.capacity == 64
-        package.fp8_m_grouped_gemm_nt_masked(left, right, out, layout.counts, layout.expected_rows)
+        found.fp8_m_grouped_gemm_nt_masked(left, right, out, layout.counts, layout.expected_rows)
     return out

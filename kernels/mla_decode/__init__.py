@@ -20,7 +20,7 @@ def mla_decode(
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. On a GPU this runs our kernels, or flash_mla for a bf16 pool with few heads if it can be imported. For
+    give no rows. On a GPU this runs our kernels, or flash_mla for a bf16 pool with few heads if that works. For
     an e4m3 pool of DeepSeek's widths on Hopper the products are in FP8, with each head's query quantized.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
