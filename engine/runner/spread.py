@@ -1,7 +1,8 @@
 """How a chunk of one rank's prompt is divided over all ranks (context parallelism): plain data.
 
 It is cut into two pieces for each rank, of which a rank computes one from the front and one from the back: all then
-have about as many keys to attend to.
+have about as many keys to attend to. A piece of a sparse prompt is to its rank what a chunk is to a rank alone: its own
+last queries choose what it attends to.
 """
 
 from collections.abc import Sequence
@@ -54,14 +55,11 @@ class Division(NamedTuple):
 
 
 def offered(rows: Sequence[Row], fewest: int) -> int | None:
-    """The row with the longest chunk that could be divided; None if none has so many tokens.
-
-    A sparse row's lines are chosen by the last queries of its whole chunk, which one rank alone has.
-    """
+    """The row with the longest chunk that could be divided; None if none has so many tokens."""
     chunks = [
         (row.tokens, -index)
         for index, row in enumerate(rows)
-        if not (row.decodes or row.shared or row.sparse) and row.tokens >= fewest
+        if not (row.decodes or row.shared) and row.tokens >= fewest
     ]
     return -max(chunks)[1] if chunks else None
 

@@ -20,6 +20,7 @@ from engine.parallel.layout import Group
 from engine.runner.spread import Division, Offer, chosen, offered, tokens_beside
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS, blocks_for
+from mesh.domain.sparse_prefill import SparsePrefill
 
 # Blocks of a prefix that are copied to the other ranks at once.
 COPIED_BLOCKS = 64
@@ -111,20 +112,20 @@ class Spreading:
 
     def _told(self, source: int, row: Row | None, tokens: int) -> Row:
         """The row that is divided, in this rank's blocks; the others get what they lack of the keys before it."""
-        told = torch.zeros(2 + tokens, dtype=torch.int64)
+        told = torch.zeros(4 + tokens, dtype=torch.int64)
         if row is not None:
             prompt, end = self._known
             known = min(end, row.start) if prompt is row.block_ids else 0
-            told = torch.tensor([row.start, known, *row.token_ids])
+            told = torch.tensor([row.start, known, *_numbers_of(row.sparse), *row.token_ids])
             self._known = row.block_ids, row.end
         else:
             self._known = None, 0
-        start, known, *token_ids = self.exchange.broadcast(told, Group.WORLD, source).tolist()
+        start, known, threshold, recall, *token_ids = self.exchange.broadcast(told, Group.WORLD, source).tolist()
         blocks = self._blocks if row is None else row.block_ids
         stop = blocks_for(start)
         for first in range(known // BLOCK_TOKENS if known < start else stop, stop, COPIED_BLOCKS):
             self._copy(blocks[first : min(first + COPIED_BLOCKS, stop)], source)
-        return Row(token_ids, start, blocks, None)
+        return Row(token_ids, start, blocks, None, sparse=_sparse_of(threshold, recall))
 
     def _copy(self, blocks: Sequence[int], source: int) -> None:
         ids = self._on_device(np.array(blocks, np.int64))
@@ -137,4 +138,13 @@ class Spreading:
 
 
 def _piece(row: Row, begin: int, end: int) -> Row:
-    return Row(row.token_ids[begin:end], row.start + begin, row.block_ids, None)
+    return Row(row.token_ids[begin:end], row.start + begin, row.block_ids, None, sparse=row.sparse)
+
+
+def _numbers_of(sparse: SparsePrefill | None) -> tuple[int, int]:
+    """As ranks tell each other: the threshold, and the bits of the recall, which is 0 for an exact prompt alone."""
+    return (0, 0) if sparse is None else (sparse.from_tokens, int(np.float64(sparse.recall).view(np.int64)))
+
+
+def _sparse_of(threshold: int, recall: int) -> SparsePrefill | None:
+    return SparsePrefill(threshold, float(np.int64(recall).view(np.float64))) if recall else None

@@ -1,20 +1,29 @@
 """Chunks of prompts that all ranks of a worker compute together, against transformers, in float32."""
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.batch import Row, StepShape
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
 from engine.parallel.config import ParallelConfig
 from engine.runner.spread import Division, Offer, chosen, offered
 from engine.runner.spreading import Spread, Spreading
+from kernels.sparse_prefill import Selection, select_lines
+from mesh.domain.sampling import Sampling
+from mesh.domain.sparse_prefill import SparsePrefill
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, submit_of
 from tests.support.layouts import run_layout
 from tests.support.oracle_model import assert_greedy, load_oracle
+
+# Of the small checkpoint.
+LAYERS = 3
 
 
 @pytest.mark.parametrize("next_n", [0, 2])
@@ -55,6 +64,39 @@ def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
     # With drafts the first tokens behind the cached blocks are computed again, and their chunk is not divided.
     assert len(divided) >= (2 if next_n else 3)
     assert {rank for rank, _ in divided} == {0} and min(tokens for _, tokens in divided) >= 20
+
+
+def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of 512 tokens is four pieces, two a rank; half of the attention is left out behind the first two."""
+    by_thread: Counter[int] = Counter()
+
+    def counted(*arguments: Any, **settings: Any) -> Selection:
+        by_thread[threading.get_ident()] += 1
+        return select_lines(*arguments, **settings)
+
+    monkeypatch.setattr("engine.model.mla.select_lines", counted)
+    sparse = SparsePrefillConfig(recall=0.5, from_tokens=200)
+    checkpoint = tiny_checkpoint(tmp_path)
+    prompt, scored = random_prompt(1024, seed=1), Sampling(top_logprobs=3)
+
+    def logprobs(parallel: ParallelConfig, step_tokens: int, mode: SparsePrefill | None) -> list[float]:
+        config = EngineConfig(
+            model_dir=checkpoint, device="cpu", parallel=parallel, max_step_tokens=step_tokens, max_requests=8,
+            total_blocks=64, threads=1, sparse_prefill=sparse,
+        )  # fmt: skip
+        by_thread.clear()
+        submit = submit_of(0, prompt, 4, ignore_eos=True, sparse=mode, sampling=scored)
+        return [each.logprob for each in run_layout(config, [submit]).logprobs[0]]
+
+    divided = logprobs(ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=128), 512, sparse.offered)
+    # Of eight pieces the first is exact.
+    assert sorted(by_thread.values()) == [3 * LAYERS, 4 * LAYERS]
+    alone = logprobs(ParallelConfig(tp=1, dp=1), 128, sparse.offered)
+    assert divided == pytest.approx(alone, abs=1e-4)
+    # That says something only if attention was left out.
+    assert logprobs(ParallelConfig(tp=1, dp=1), 128, None) != pytest.approx(alone, abs=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
