@@ -41,6 +41,15 @@ def bench(
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal arrivals and prompts.")] = 0,
     ttft_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
     tpot_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
+    find_rate: Annotated[
+        bool,
+        typer.Option(
+            "--find-rate",
+            help="From --rate on, find the highest at which --good-share of the requests keeps the objectives; each"
+            " is tried for --duration, and for 30 requests at least.",
+        ),
+    ] = False,
+    good_share: Annotated[float, typer.Option(help="For --find-rate, in (0, 1].")] = 0.9,
     output: Annotated[
         Path | None, typer.Option(help="JSON report; the plot lies beside it. By default out/load-<time>.json.")
     ] = None,
@@ -71,6 +80,8 @@ def bench(
         "temperature": temperature,
         "ttft_slo_ms": ttft_slo_ms,
         "tpot_slo_ms": tpot_slo_ms,
+        "find_rate": find_rate,
+        "good_share": good_share,
         "output": output,
     }
     report = main(validate(LoadOptions, values, "deepmesh bench"))

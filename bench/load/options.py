@@ -61,6 +61,9 @@ class LoadOptions(Config):
 
     ttft_slo_ms: float | None = Field(default=None, gt=0)
     tpot_slo_ms: float | None = Field(default=None, gt=0)
+    # Find the highest rate, from `rate` on, at which this share of the requests keeps them.
+    find_rate: bool = False
+    good_share: float = Field(default=0.9, gt=0, le=1)
     # The report's JSON; the plot lies beside it. By default out/load-<time>.json.
     output: Path | None = None
 
@@ -74,6 +77,10 @@ class LoadOptions(Config):
             raise ValueError("duration_s needs a finite rate")
         if self.duration_s is not None and self.rate * self.duration_s > MOST_REQUESTS:
             raise ValueError(f"rate and duration_s make more than {MOST_REQUESTS:,} requests")
+        if self.find_rate and self.ttft_slo_ms is None and self.tpot_slo_ms is None:
+            raise ValueError("find_rate needs an objective: ttft_slo_ms, tpot_slo_ms or both")
+        if self.find_rate and self.duration_s is None:
+            raise ValueError("find_rate needs duration_s: for how long each rate is tried")
         if bool(self.prefixes) != bool(self.prefix_length):
             raise ValueError("shared prefixes need both prefixes and prefix_length")
         if self.prefix_length >= self.isl * (1 - self.range_ratio) and self.prefixes:

@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.load import arrivals, plot, report, workload
+from bench.load import arrivals, plot, report, search, workload
 from bench.load.client import Clock, LoadClient, Target
 from bench.load.grpc_client import GrpcClient
 from bench.load.openai_client import OpenAILoadClient
@@ -49,6 +49,7 @@ class Plan:
 def main(options: LoadOptions, console: Console | None = None) -> Report:
     """Run, save the JSON and the plot, and print the table last: what `deepmesh bench` does.
 
+    Where the highest rate is to be found, that is the run at this rate, behind a table of all rates.
     Ctrl-C ends the run, and what was measured until then is saved and printed.
 
     Raises ConfigError for a bad dataset or a file that cannot be written, EndpointUnavailable, UnknownModel.
@@ -58,7 +59,7 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     if path.suffix == PLOT:
         raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
     make_writable(path, path.with_suffix(PLOT))
-    result = run_load(options, console)
+    result = _found(options, console) if options.find_rate else run_load(options, console)
     try:
         report.save(result, path)
         plot.save(result, path.with_suffix(PLOT))
@@ -67,6 +68,12 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
         console.print(report.table(result))
     console.print(f"saved {path} and {path.with_suffix(PLOT)}")
     return result
+
+
+def _found(options: LoadOptions, console: Console) -> Report:
+    found = search.find_rate(options, lambda trial: run_load(trial, console))
+    console.print(search.table(found))
+    return found.best
 
 
 def run_load(options: LoadOptions, console: Console | None = None) -> Report:
