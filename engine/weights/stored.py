@@ -20,6 +20,9 @@ _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 _EXPERT_INPUT = re.compile(r"\.experts\.\d+\.w[123]\.input_scale$")
 # Of NVFP4's activations, which stay in bfloat16 here.
 _LINEAR_INPUT = re.compile(r"_proj\.input_scale$")
+# ModelOpt's, of keys and values in e4m3, as of `model.layers.0` and, for MTP, of `model.decoder`. All latents have one
+# scale here, `engine.kv_scale`: normalized as they are they fit e4m3 without.
+_KV_SCALE = re.compile(r"\.self_attn\.(k_proj|v_proj|attn_mqa)\.[kv]_scale$")
 
 
 def is_fp8(entry: Entry) -> bool:
@@ -53,7 +56,7 @@ def is_input_scale(name: str) -> bool:
 
 def is_unused(name: str) -> bool:
     """Whether nothing here reads it: the configuration determines its values, or no activations are quantized by it."""
-    return bool(_DERIVED.search(name) or _EXPERT_INPUT.search(name) or _LINEAR_INPUT.search(name))
+    return any(pattern.search(name) for pattern in (_DERIVED, _EXPERT_INPUT, _LINEAR_INPUT, _KV_SCALE))
 
 
 def companions(shards: Shards, entry: Entry) -> Iterator[str]:

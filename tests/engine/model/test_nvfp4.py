@@ -56,6 +56,19 @@ def test_its_layers_keep_their_codes(tmp_path: Path) -> None:
     assert all(torch.equal(place, stored[name]) for name, place in kept.items())
 
 
+def test_modelopts_scales_of_kv_are_not_read(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        layers = [f"model.layers.{layer}.self_attn" for layer in range(3)]
+        names = [f"{layer}.{of}" for layer in layers for of in ("k_proj.k_scale", "v_proj.v_scale")]
+        names += [f"model.decoder.self_attn.attn_mqa.{of}" for of in ("k_scale", "v_scale")]
+        tensors |= {name: torch.tensor(1.5) for name in names}
+
+    directory, tokens = nvfp4_checkpoint(tmp_path, num_nextn_predict_layers=0), random_prompt(70)
+    expected = our_logits(directory, tokens, BLOCKS, [69, 1])
+    rewrite_as_one_file(directory, add)
+    assert torch.equal(our_logits(directory, tokens, BLOCKS, [69, 1]), expected)
+
+
 def test_it_generates(tmp_path: Path) -> None:
     directory = nvfp4_checkpoint(tmp_path, num_nextn_predict_layers=0)
     backend = model_backend(directory, dtype="bfloat16", weights="quantized")
