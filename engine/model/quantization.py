@@ -76,7 +76,8 @@ def parse_quantization(section: Reader | None) -> Quantization:
     if section is None:
         return Quantization()
     method, block = section.text("quant_method"), section.text("weight_block_size")
-    if method == "modelopt" and section.text("quant_algo") == NVFP4_ALGORITHM:
+    # Exporters of ModelOpt's checkpoints spell it either way.
+    if method in ("modelopt", "modelopt_fp4") and section.text("quant_algo") == NVFP4_ALGORITHM:
         return NVFP4_EXPERTS
     whole_blocks = str([WEIGHT_BLOCK, WEIGHT_BLOCK])
     if method not in ("fp8", "w4afp8"):

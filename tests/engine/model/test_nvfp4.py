@@ -14,6 +14,7 @@ from engine.weights.loading import load_model, random_model, settle
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (
+    edit_config,
     generate,
     model_backend,
     random_prompt,
@@ -87,8 +88,10 @@ def test_an_mtp_module_may_be_plain(tmp_path: Path) -> None:
     assert all(each.place.dtype != torch.uint8 for each in module.parameters("3"))
 
 
-def test_tensors_say_what_is_in_nvfp4(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["modelopt", "modelopt_fp4"])
+def test_tensors_say_what_is_in_nvfp4(method: str, tmp_path: Path) -> None:
     directory = nvfp4_checkpoint(tmp_path, quantized=WITH_OUTPUT)
+    edit_config(directory, quantization_config={"quant_method": method, "quant_algo": "NVFP4"})
     with open_shards(directory) as shards:
         found = settle(read_model_config(directory), shards).quantization
     assert found == Quantization(experts=Stored.NVFP4, nvfp4=frozenset({LinearKind.OUTPUT, LinearKind.FEED_FORWARD}))
