@@ -239,7 +239,7 @@ def place_quantized(
     rows = _empty_rows(layout.shape, x.values.shape[1], x.scales if x.static else None, choices.device)
     scales, placed = (None, None) if x.static else (_as_groups(x.scales), _as_groups(rows.scales))
     if isinstance(layout, ContiguousLayout):
-        copy_rows(x.values, scales, layout, rows.values, placed)
+        copy_rows(x.values, scales, layout.positions, rows.values, placed)
     else:
         place_copies(x.values, scales, choices, layout, first, rows.values, placed)
     return rows, layout

@@ -51,12 +51,15 @@ MASKED_ROWS = 65536
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int = 0) -> RowsByExpert:
     """Copy each token once per chosen expert, ordered by expert.
 
-    x: [tokens, width]; experts: [tokens, k] int64. The result holds `rows` [tokens * k, width], `ends` [expert_count]
-    int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token and chosen expert). If
-    choices have no row, on a CPU there are fewer, and on a GPU the last ones belong to nobody. No tokens give no rows.
+    x: [tokens, width]; experts: [tokens, k] int64, both contiguous. The result holds `rows` [tokens * k, width], `ends`
+    [expert_count] int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token and
+    chosen expert). If choices have no row, on a CPU there are fewer rows, and on a GPU the last ones are nobody's, and
+    not written. No tokens give no rows.
     """
     assert experts.shape[0] == x.shape[0] and experts.dtype == torch.int64
-    return reference.expand(x, experts, expert_count, first)
+    assert x.is_contiguous() and experts.is_contiguous()
+    expanded: RowsByExpert = _backend(experts).expand(x, experts, expert_count, first)
+    return expanded
 
 
 def expand_quantized(

@@ -8,6 +8,7 @@ from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized
+from kernels.moe_permute.reference import RowsByExpert
 from kernels.moe_permute.triton_masked import empty_masked, place_copies, scale_stride
 
 # The most elements of a program's table [choices, experts].
@@ -95,6 +96,41 @@ def contiguous_layout(
     return ContiguousLayout(positions=positions, row_experts=row_experts)
 
 
+# A program places CHUNK choices after those of the programs before it, with no room between experts; the first one
+# stores where each expert's rows end. Reads and writes 8 bytes a choice.
+@triton.jit(do_not_specialize=["choices", "first", "expert_count"])
+def _place_in_order(
+    experts, chunk_counts, positions, ends, choices, first, expert_count, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr, NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    index, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
+    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
+    stops = tl.cumsum(total, axis=0)
+    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + stops - total)[None, :]
+    # Each choice names one expert or none.
+    position = tl.sum(tl.where(table, places - NOWHERE, 0), axis=1) + NOWHERE
+    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
+    expert = tl.arange(0, EXPERTS)
+    tl.store(ends + expert, stops, mask=expert < tl.where(tl.program_id(0) == 0, expert_count, 0))
+
+
+def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int = 0) -> RowsByExpert:
+    """Rows that belong to nobody are not written."""
+    positions = torch.empty_like(experts)
+    ends = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
+    tile, chunk, chunks = _chunks(experts, expert_count)
+    counts = _chunk_counts(experts, first, expert_count, tile, chunk, chunks)
+    _place_in_order[(chunks,)](
+        experts, counts, positions, ends, experts.numel(), first, expert_count, chunks == 1, tile, chunk, NOWHERE,
+        num_warps=8, **dependent_launch(experts.device),
+    )  # fmt: skip
+    rows = x.new_empty(experts.numel(), x.shape[1])
+    copy_rows(x, None, positions, rows, None)
+    return RowsByExpert(rows, ends, positions)
+
+
 def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
     """The experts rounded up to a power of two, the choices of a program, and the number of programs."""
     tile = triton.next_power_of_2(expert_count)
@@ -144,16 +180,16 @@ def _copy_rows(
 def copy_rows(
     values: torch.Tensor,
     scales: torch.Tensor | None,
-    layout: ContiguousLayout,
+    positions: torch.Tensor,
     out_values: torch.Tensor,
     out_scales: torch.Tensor | None,
 ) -> None:
     """Copy tokens to their rows. Tensors as in `place_copies`."""
-    (tokens, choices), width = layout.positions.shape, values.shape[-1]
+    (tokens, choices), width = positions.shape, values.shape[-1]
     groups = 0 if scales is None else scales.shape[-1]
     if tokens:
         _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
-            values, scales, layout.positions, out_values, out_scales, scale_stride(scales), scale_stride(out_scales),
+            values, scales, positions, out_values, out_scales, scale_stride(scales), scale_stride(out_scales),
             choices, width, groups, COPIED_WIDTH, triton.next_power_of_2(max(groups, 1)), num_warps=4,
             **dependent_launch(values.device),
         )  # fmt: skip
@@ -164,7 +200,7 @@ def expand_contiguous(
 ) -> ExpandedQuantized:
     layout = contiguous_layout(experts, expert_count, alignment, rows, first)
     out = empty_quantized(rows, x.values.shape[-1], device=experts.device)
-    copy_rows(x.values, x.scales, layout, out.values, out.scales)
+    copy_rows(x.values, x.scales, layout.positions, out.values, out.scales)
     return ExpandedQuantized(out, layout)
 
 

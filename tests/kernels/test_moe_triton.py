@@ -74,6 +74,9 @@ EXPANSIONS = [
 ]
 EXPANSIONS.append((700, 300, 4, 2304) if ON_GPU else (70, 300, 4, 128))
 
+# Tokens, experts, how many of them are placed, the first of these, choices and width.
+RANGES = [(1, 8, 2, 6, 3, 128), (37, 12, 3, 4, 3, 384), (70, 300, 100, 150, 4, 128)]
+
 
 def assert_same_rows(found: ExpandedQuantized, expected: ExpandedQuantized) -> None:
     """Compare the rows that tokens have. Other rows stay poisoned."""
@@ -116,8 +119,21 @@ def test_tokens_are_copied_to_contiguous_layouts(
     assert_same_rows(found, expected)
 
 
-# Tokens, experts, how many of them are placed, the first of these, choices and width.
-RANGES = [(1, 8, 2, 6, 3, 128), (37, 12, 3, 4, 3, 384), (70, 300, 100, 150, 4, 128)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "held", "first", "choices", "width"),
+    [*((tokens, experts, experts, 0, choices, width) for tokens, experts, choices, width in EXPANSIONS), *RANGES],
+)
+def test_tokens_are_copied_in_order_of_their_experts(
+    tokens: int, experts: int, held: int, first: int, choices: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    chosen = random_choice(tokens, experts, choices, device)
+    x = torch.randn(tokens, width, device=device).to(dtype)
+    found, expected = (each.expand(x, chosen, held, first) for each in (triton_moe_permute, moe_permute))
+    assert torch.equal(found.ends, expected.ends) and found.ends.dtype == expected.ends.dtype
+    assert torch.equal(found.positions, expected.positions)
+    placed = int(expected.ends[-1])
+    assert len(found.rows) == tokens * choices and torch.equal(found.rows[:placed], expected.rows[:placed])
 
 
 @pytest.mark.parametrize(("tokens", "experts", "held", "first", "choices", "width"), RANGES)
