@@ -12,7 +12,8 @@ from bench.kernels.timing import Case
 from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.moe_gate.reference import moe_gate as plain_gate
-from kernels.moe_permute import ExpertOutputs, combine, expand_quantized
+from kernels.moe_permute import ExpertOutputs, RowsByExpert, combine, expand, expand_quantized
+from kernels.moe_permute.reference import expand as plain_expand
 from kernels.norm import add_rms_norm_quantized
 
 Call = Callable[[], object]
@@ -27,6 +28,8 @@ def cases() -> Iterator[Case]:
             ("gate", "deepmesh"): (_gate, weight_bytes + 2 * values),
             ("gate", "torch"): (_plain_gate, weight_bytes + 2 * values),
             ("copies for experts", "triton"): (_expand, 1.03 * (values + copies)),
+            ("copies in bfloat16", "triton"): (partial(_expand_plain, expand), 2.0 * (values + copies)),
+            ("copies in bfloat16", "torch"): (partial(_expand_plain, plain_expand), 2.0 * (values + copies)),
             ("experts' sum", "triton"): (_combine, 2.0 * (copies + values)),
             ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 7.0 * values),
         }
@@ -58,6 +61,11 @@ def _plain_gate(tokens: int) -> Call:
 def _expand(tokens: int) -> Call:
     x, experts = random_rows(tokens, HIDDEN), random_choice(tokens)
     return lambda: expand_quantized(x, experts, LOCAL_EXPERTS, SHARED)
+
+
+def _expand_plain(by: Callable[[torch.Tensor, torch.Tensor, int], RowsByExpert], tokens: int) -> Call:
+    x, experts = random_bfloat16(tokens, HIDDEN), random_choice(tokens)
+    return lambda: by(x, experts, LOCAL_EXPERTS)
 
 
 def _outputs(tokens: int) -> ExpertOutputs:
