@@ -11,3 +11,5 @@ FP8_CONFIG: Mapping[str, Any] = MappingProxyType(
 W4A8_CONFIG: Mapping[str, Any] = MappingProxyType(
     {"group_size": 128, "quant_method": "w4afp8", "weight_block_size": [128, 128]}
 )
+# NVFP4 in experts, shared ones and dense layers, as ModelOpt writes it; the rest in bfloat16.
+NVFP4_CONFIG: Mapping[str, Any] = MappingProxyType({"quant_algo": "NVFP4", "quant_method": "modelopt"})

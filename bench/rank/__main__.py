@@ -1,10 +1,12 @@
 """One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8] [--experts fp8|w4a8]
-[--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
+`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
+[--experts fp8|w4a8|nvfp4] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS]
+[--next-n N|auto [--acceptance A,B,C ...]]`
 
-The real engine over random FP8 weights, routed experts in INT4 if asked, each token's experts drawn uniformly at
-random; communication is left out. DIR gets rank.json and rank.png.
+The real engine over random FP8 weights, each token's experts drawn uniformly at random; communication is left out.
+Routed experts are in INT4 if asked, or in NVFP4, as dense layers and shared experts are then, beside attention in
+bfloat16. DIR gets rank.json and rank.png.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
 --acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is

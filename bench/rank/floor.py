@@ -1,17 +1,23 @@
 """The floor of a step: what its operations take where each moves its bytes, or computes its FLOPs, at the ceilings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from bench.rank.ceilings import Ceilings
 from engine.model.config import ModelConfig
-from engine.model.quantization import Stored
+from engine.model.quantization import LinearKind, Stored
 from engine.parallel.layout import Layout
 
 ALONE = Layout()
 BF16, FP8 = 2, 1
 # Two weights a byte, and a bfloat16 scale for 128.
 INT4 = 1 / 2 + 2 / 128
+# Two weights a byte, and an e4m3 scale for 16; they are multiplied by bfloat16.
+NVFP4 = 1 / 2 + 1 / 16
+ITEM_BYTES: Mapping[Stored, float] = MappingProxyType(
+    {Stored.PLAIN: BF16, Stored.FP8: FP8, Stored.INT4: INT4, Stored.NVFP4: NVFP4}
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def decode_operations(
         *(_times(each, layers) for each in attention),
         *(_times(each, dense) for each in _feed_forward("dense", config, tokens, width)),
         *(_times(each, layers - dense) for each in _experts(config, tokens, layout)),
-        _product("head", tokens, config.hidden_size, config.vocab_size // layout.tp, fp8=False),
+        _product("head", tokens, config.hidden_size, config.vocab_size // layout.tp),
     ]
 
 
@@ -61,10 +67,10 @@ def guess_operations(
     for number in range(drafts):
         queries = 1 if number else 1 + drafts
         tokens, hidden = rows * queries, config.hidden_size
-        yield _product("draft merge", tokens, 2 * hidden, hidden // layout.tp, fp8=False)
+        yield _product("draft merge", tokens, 2 * hidden, hidden // layout.tp)
         yield from _attention(config, rows, context, kv_item_bytes, queries, layout.tp)
         yield from _experts(config, tokens, layout)
-        yield _product("draft head", rows, hidden, config.vocab_size // layout.tp, fp8=False)
+        yield _product("draft head", rows, hidden, config.vocab_size // layout.tp)
 
 
 def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:
@@ -79,40 +85,46 @@ def _attention(
     rows = requests * queries
     heads, hidden, latent = config.num_attention_heads // tp, config.hidden_size, config.kv_lora_rank
     inner = config.q_lora_rank or 0
-    yield _product("attention input", rows, hidden, inner + config.latent_dim, fp8=True)
-    yield _product("attention queries", rows, inner, heads * config.qk_head_dim, fp8=True)
+    forms = config.quantization
+    yield _product("attention input", rows, hidden, inner + config.latent_dim, forms.linear_of(LinearKind.INPUT))
+    yield _product("attention queries", rows, inner, heads * config.qk_head_dim, forms.linear_of(LinearKind.QUERY))
     for name, width in (("absorb", config.qk_nope_head_dim), ("expand", config.v_head_dim)):
-        one = _product(f"attention {name}", rows, width, latent, fp8=False)
+        one = _product(f"attention {name}", rows, width, latent)
         yield _times(one, heads)
     kv_bytes = requests * context * config.latent_dim * kv_item_bytes
     flops = 2 * rows * heads * context * (config.latent_dim + latent)
     yield Operation("attention", kv_bytes, flops, fp8=kv_item_bytes == FP8)
-    yield _product("attention output", rows, heads * config.v_head_dim, hidden, fp8=True)
+    yield _product("attention output", rows, heads * config.v_head_dim, hidden, forms.linear_of(LinearKind.OUTPUT))
 
 
 def _feed_forward(name: str, config: ModelConfig, rows: float, width: int) -> Iterator[Operation]:
-    yield _product(f"{name} gate and up", rows, config.hidden_size, 2 * width, fp8=True)
-    yield _product(f"{name} down", rows, width, config.hidden_size, fp8=True)
+    form = config.quantization.linear_of(LinearKind.FEED_FORWARD)
+    yield _product(f"{name} gate and up", rows, config.hidden_size, 2 * width, form)
+    yield _product(f"{name} down", rows, width, config.hidden_size, form)
 
 
 def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator[Operation]:
     own_rows, all_rows = rows / layout.tp, rows * layout.dp
-    yield _product("gate", own_rows, config.hidden_size, config.n_routed_experts, fp8=False)
+    yield _product("gate", own_rows, config.hidden_size, config.n_routed_experts)
     yield from _feed_forward("shared", config, own_rows, config.moe_intermediate_size * config.n_shared_experts)
     chosen, held = config.num_experts_per_tok, config.n_routed_experts / layout.ep
     # The number of experts that an even choice touches.
     touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)
-    item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
+    form = config.quantization.experts
     pairs, hidden = all_rows * chosen / layout.ep, config.hidden_size
     width = config.moe_intermediate_size // layout.width_parts
     for name, inputs, outputs in (("gate and up", hidden, 2 * width), ("down", width, hidden)):
-        yield Operation(
-            f"experts {name}", touched * inputs * outputs * item_bytes, 2 * pairs * inputs * outputs, fp8=True
-        )
+        size_bytes = touched * inputs * outputs * ITEM_BYTES[form]
+        yield Operation(f"experts {name}", size_bytes, 2 * pairs * inputs * outputs, _is_fp8(form))
 
 
-def _product(name: str, rows: float, inputs: int, outputs: int, *, fp8: bool) -> Operation:
-    return Operation(name, inputs * outputs * (FP8 if fp8 else BF16), 2 * rows * inputs * outputs, fp8)
+def _product(name: str, rows: float, inputs: int, outputs: int, form: Stored = Stored.PLAIN) -> Operation:
+    return Operation(name, inputs * outputs * ITEM_BYTES[form], 2 * rows * inputs * outputs, _is_fp8(form))
+
+
+def _is_fp8(form: Stored) -> bool:
+    """Whether weights of this form are multiplied in FP8."""
+    return form in (Stored.FP8, Stored.INT4)
 
 
 def _times(operation: Operation, count: int) -> Operation:

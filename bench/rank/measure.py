@@ -26,7 +26,7 @@ CHURNED_REQUESTS = 32
 # Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
-    "experts": r"w4a8|sorted_rows|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
+    "experts": r"w4a8|nvfp4|sorted_rows|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|few_rows|many_rows|_dense",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb_queries|_expand_values",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",

@@ -17,7 +17,7 @@ from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
 from engine.weights.loading import make_allocator
 from engine.weights.making import make_model
-from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
+from tools.quantization_configs import FP8_CONFIG, NVFP4_CONFIG, W4A8_CONFIG
 
 DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
     {
@@ -69,8 +69,11 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-# How config.json says in which form the routed experts are; all else is FP8 in either case.
-EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG})
+# How config.json says in which form the routed experts are. All else is FP8, but beside NVFP4: dense layers and shared
+# experts are NVFP4 too there, and attention is bfloat16.
+EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG, "nvfp4": NVFP4_CONFIG}
+)
 
 
 def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", mtp_modules: int = 0) -> Path:

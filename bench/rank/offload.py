@@ -1,7 +1,7 @@
 """Prompts and decode steps of one rank of DeepSeek-R1 with experts in host memory, against none there, in one run.
 
-`python -m bench.rank.offload [--layers 21] [--offloaded 0 6 9 18] [--slots 2] [--experts fp8|w4a8] [--requests 32]
-[--no-decode] [--out FILE]`
+`python -m bench.rank.offload [--layers 21] [--offloaded 0 6 9 18] [--slots 2] [--experts fp8|w4a8|nvfp4]
+[--requests 32] [--no-decode] [--out FILE]`
 
 The first of --offloaded is what the others are compared with. Steps of prompts have 16,384 tokens, four prompts of
 4,096 each. The link's rate in a step is the bytes of all offloaded layers over the step's time; the ceiling is one copy

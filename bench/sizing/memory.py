@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 
-from bench.rank.floor import BF16, FP8, INT4
+from bench.rank.floor import BF16, ITEM_BYTES
 from engine.model.config import ModelConfig
-from engine.model.quantization import LinearKind, Stored
-
-# Two weights a byte, and an e4m3 scale for 16.
-NVFP4 = 1 / 2 + 1 / 16
-ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: INT4, Stored.NVFP4: NVFP4}
+from engine.model.quantization import LinearKind
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,20 @@ def test_int4_experts_take_about_half_of_the_bytes() -> None:
         assert after.size_bytes == pytest.approx(before.size_bytes * share)
 
 
+def test_nvfp4_layers_are_multiplied_in_bfloat16_beside_attention_of_bfloat16() -> None:
+    wide, narrow = (
+        {each.name: each for each in decode_operations(rank(experts), 64, context=3500, kv_item_bytes=1)}
+        for experts in ("fp8", "nvfp4")
+    )
+    shares = {name: narrow[name].size_bytes / wide[name].size_bytes for name in wide}
+    for name, share in shares.items():
+        layer = name.split()[0]
+        published = name in ("attention input", "attention queries", "attention output")
+        expected = 0.5625 if layer in ("experts", "shared", "dense") else 2 if published else 1
+        assert share == pytest.approx(expected)
+        assert not narrow[name].fp8 or name == "attention"
+
+
 def test_drafts_read_the_weights_once_and_each_guess_those_of_its_layer() -> None:
     plain, drafted = (decode_operations(rank(), 8, 3500, kv_item_bytes=1, drafts=drafts) for drafts in (0, 3))
     for before, after in zip(plain, drafted, strict=True):
