@@ -1,12 +1,17 @@
 """What a decode step takes with more or fewer drafts, measured before a worker serves."""
 
+import logging
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 
 from engine.batch import Backend, Batch, Launched, Row, StepShape
 from engine.step_times import StepTimes
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
+from mesh.progress import ProgressLog
+
+_log = logging.getLogger("deepmesh.engine")
 
 # Tokens of each row's context, if the model's context is as long. On a GPU, which serves longer ones, attention over
 # them decides what drafts cost: 64 rows with two drafts took R1's rank 39 ms with 1,024 tokens and 53 with 3,500.
@@ -20,7 +25,15 @@ def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -
     """For 1, 2, 4, ... max_requests rows and 0 to `most` drafts. `block` is one that nobody reads."""
     rows = [1 << exponent for exponent in range(max_requests.bit_length()) if 1 << exponent < max_requests]
     rows.append(max_requests)
-    seconds = [[_measure(backend, count, depth, block) for depth in range(1 + most)] for count in rows]
+    # Most of the time goes to the last numbers of rows.
+    progress = ProgressLog("measuring steps with drafts", sum(rows) * (1 + most))
+    seconds: list[list[float]] = []
+    for count in rows:
+        seconds.append([])
+        for depth in range(1 + most):
+            seconds[-1].append(_measure(backend, count, depth, block))
+            progress.advance(count)
+        _log.info("steps by drafts", extra={"fields": {"rows": count, "ms": _milliseconds(seconds[-1])}})
     return StepTimes(rows, seconds)
 
 
@@ -43,3 +56,8 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     if before is not None:
         before.collect()
     return min(later - earlier for earlier, later in pairwise(collected))
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    """By depth, as the log has them."""
+    return ",".join(f"{1000 * each:.2f}" for each in seconds)

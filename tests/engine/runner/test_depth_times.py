@@ -1,5 +1,9 @@
 """What is measured before the depth of drafts is chosen."""
 
+import logging
+
+import pytest
+
 from engine.batch import Batch, StepShape
 from engine.oracle import OracleBackend, OracleStep
 from engine.runner.depth_times import measure_depths
@@ -16,9 +20,14 @@ class Watched(OracleBackend):
         return super().launch(batch, shape)
 
 
-def test_steps_guess_behind_each_of_their_rows() -> None:
+def test_steps_guess_behind_each_of_their_rows(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     backend = Watched()
     times = measure_depths(backend, 3, 2, block=0)
+    # What the depth of drafts is chosen by can be read.
+    logged = [vars(record)["fields"] for record in caplog.records]
+    assert [each["rows"] for each in logged] == [1, 2, 3]
+    assert [len(each["ms"].split(",")) for each in logged] == [3, 3, 3]
     assert times.rows == [1, 2, 3]
     assert {(len(batch.rows), shape.drawing, shape.drafts) for batch, shape in backend.launched} == {
         (rows, rows, depth) for rows in (1, 2, 3) for depth in (0, 1, 2)
