@@ -5,8 +5,14 @@ from dataclasses import dataclass
 
 from cli.launcher.plan import MODULES, ServiceSpec
 from cli.settings.services import MODELS
+from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from mesh.config import ServiceConfig, load
+from mesh.errors import ConfigError
+from prefill_svc.config import PrefillConfig
+
+# Of `engine`: what a worker's KV means to others, beside its checkpoint.
+KV_KEYS = ("kv_dtype", "kv_scale", "kv_namespace")
 
 
 def gateway_config(configs: Mapping[str, ServiceConfig]) -> GatewayConfig:
@@ -17,9 +23,26 @@ def gateway_config(configs: Mapping[str, ServiceConfig]) -> GatewayConfig:
 
 
 def check_settings(specs: Sequence[ServiceSpec]) -> dict[str, ServiceConfig]:
-    """Each service's configuration, by its name. Raises ConfigError for the first that would not start with it."""
+    """Each service's configuration, by its name. Raises ConfigError for the first that would not start with it, and for
+    prefill workers that no decode worker could take KV from.
+    """
     services = {module: service for service, module in MODULES.items()}
-    return {spec.name: load(MODELS[services[spec.module]], None, spec.settings, origin=spec.name) for spec in specs}
+    configs = {spec.name: load(MODELS[services[spec.module]], None, spec.settings, origin=spec.name) for spec in specs}
+    for prefill in (config for config in configs.values() if isinstance(config, PrefillConfig)):
+        for decode in (config for config in configs.values() if isinstance(config, DecodeConfig)):
+            _check_shared_kv(prefill, decode)
+    return configs
+
+
+def _check_shared_kv(prefill: PrefillConfig, decode: DecodeConfig) -> None:
+    """KV of another meaning is never taken: decode workers would compute all prompts, and nothing would say so."""
+    for key in KV_KEYS:
+        computed, taken = getattr(prefill.engine, key), getattr(decode.engine, key)
+        if computed != taken:
+            raise ConfigError(
+                f"prefill.engine.{key}={computed} and decode.engine.{key}={taken}: decode workers could not read the KV"
+                " of the prefill workers, which would have nothing to do; set both alike"
+            )
 
 
 @dataclass(frozen=True, slots=True)

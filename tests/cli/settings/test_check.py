@@ -33,6 +33,17 @@ def test_a_wrong_setting_is_named_with_the_service(setting: str, reason: str) ->
     assert raised.value.message.startswith(reason)
 
 
+@pytest.mark.parametrize(("key", "value"), [("kv_dtype", "float8_e4m3fn"), ("kv_scale", "0.5"), ("kv_namespace", "r1")])
+def test_workers_that_could_not_share_kv_are_refused(key: str, value: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^prefill.engine.{key}=\S+ and decode.engine.{key}={value}: .* set both alike"
+    ):
+        check_settings(compose(plan(f"decode.engine.{key}={value}")))
+    check_settings(compose(plan(*(f"{role}.engine.{key}={value}" for role in ("prefill", "decode")))))
+    # Where there is no prefill worker, its settings do not count.
+    check_settings(compose(MeshPlan(None, settings=(ORACLE[0], f"decode.engine.{key}={value}"))))
+
+
 def test_right_settings_give_every_service_its_configuration() -> None:
     configs = check_settings(compose(plan("gateway.api_keys=[{name: alice, key: secret-of-alice}]")))
     assert list(configs) == ["scheduler", "prefill-0", "decode-0", "gateway"]
