@@ -228,8 +228,9 @@ def _routed_seconds(model: Model, rows: int) -> float:
 
 
 def _prompt_rate(options: Options, load: RankLoad) -> float:
-    load.prefill_seconds(1, CONTEXT)
     prompts = PREFILL_STEPS * options.step_tokens // CONTEXT
+    # Kernels of full steps are compiled first.
+    load.prefill_seconds(prompts, CONTEXT)
     return prompts * CONTEXT / load.prefill_seconds(prompts, CONTEXT)
 
 
