@@ -10,6 +10,7 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
+from scheduler.joint_prompts import JointPrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     ends: Sequence[float] = ()
     # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
     measures: Measures | None = None
+    # Of all of the worker's ranks, if it decodes with several and says how they step.
+    joint_prompts: JointPrompts | None = None
 
     @property
     def requests(self) -> int:

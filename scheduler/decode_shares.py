@@ -39,7 +39,9 @@ def decode_share(
     drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
     # A step that runs is over in half of its time on average, and its worker's report is as old.
     boundary_ms = tpot_ms / 2 if requests else 0.0
-    wait_ms, before = step_left_ms(candidate, pace, now, knobs) if requests else 0.0, 0.0
+    # What other ranks decode takes a step too.
+    busy = requests or (candidate.requests_beside and candidate.joint_prompts is not None)
+    wait_ms, before = step_left_ms(candidate, pace, now, knobs) if busy else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
         wait_ms = max(wait_ms, place_wait_ms(candidate, before, drain_ms, request.stopping, boundary_ms, now))

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from mesh.costs import CostModel
-from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
+from scheduler.ends import PlacementKey
+from scheduler.joint_prompts import JointPrompts
+from scheduler.placed_work import PlacedWork
 from scheduler.prefix_index import NOTHING_HELD, Holders
 from scheduler.ranks import Rank
 
@@ -37,6 +40,9 @@ class Worker:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
     connected: bool = True
+    # When the prompts of its ranks began, or will begin, and when they will be computed, if they begin together.
+    prompts_begin_at: float = 0.0
+    prompts_end_at: float = 0.0
     # By block: the ranks that hold it, as bits.
     cached: dict[bytes, int] = field(default_factory=dict)
     # Names it among the standings: its first rank's number.
@@ -74,6 +80,52 @@ class Worker:
     def held_by(self, holders: int) -> Iterator[Rank]:
         """The ranks that these bits name; bits beyond them name none."""
         return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
+
+    def observe(self, statuses: Sequence[RankStatus], now: float) -> None:
+        """A step has ended; statuses: of its ranks."""
+        if not self._begins_prompts_together:
+            for rank, status in zip(self.ranks, statuses, strict=True):
+                rank.observe(status, now)
+            return
+        unseen = any(rank.unseen_prompt_seconds for rank in self.ranks)
+        if not unseen and not any(status.load.waiting_requests for status in statuses):
+            # They have begun, or were never there.
+            self.prompts_begin_at = min(self.prompts_begin_at, now)
+        for rank, status in zip(self.ranks, statuses, strict=True):
+            rank.observe(status, now, self.prompts_begin_at)
+        if unseen or any(status.load.queued_prefill_tokens for status in statuses):
+            self.prompts_end_at = self._last_prompt_ends_at
+        else:
+            self.prompts_end_at = min(self.prompts_end_at, now)
+
+    def add_placement(self, rank: int, key: PlacementKey, now: float, work: PlacedWork) -> None:
+        """Count it as load of that rank."""
+        if not self._begins_prompts_together or not work.prompt_seconds:
+            self.ranks[rank].add_placement(key, now, work)
+            return
+        begins_at, before = work.begins_at, self.prompts_begin_at
+        self.prompts_begin_at = begins_at if begins_at >= self.prompts_end_at else min(before, begins_at)
+        self.ranks[rank].add_placement(key, now, work, begins_at)
+        self.prompts_end_at = self._last_prompt_ends_at
+
+    @property
+    def _begins_prompts_together(self) -> bool:
+        """Whether prompts of its ranks do, and it says how."""
+        return len(self.ranks) > 1 and self.identity.max_step_tokens is not None
+
+    @property
+    def _last_prompt_ends_at(self) -> float:
+        return max([rank.prompts_until or 0.0 for rank in self.ranks])
+
+    def _joint_prompts(self, rank: Rank) -> JointPrompts | None:
+        """What placement knows of them, on this rank."""
+        step_tokens, begin_at = self.identity.max_step_tokens, self.prompts_begin_at
+        if not self._begins_prompts_together or step_tokens is None:
+            return None
+        others_wait = all((other.prompts_until or 0.0) > begin_at for other in self.ranks if other is not rank)
+        # Where nobody decodes no prompt waits.
+        wait_steps = self.identity.prompt_wait_steps if self.decodes else 0
+        return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps)
 
     def changed(self) -> None:
         self._candidates = None
@@ -130,6 +182,7 @@ class Worker:
             None,
             (),
             None,
+            None,
         )
 
     def _candidate(self, index: int, rank: Rank, costs: CostModel) -> CandidateWorker:
@@ -148,6 +201,7 @@ class Worker:
             rank.quiet_step_ms,
             rank.known_ends(self.identity.max_requests // ranks),
             rank.measures(costs),
+            self._joint_prompts(rank),
         )
 
     def _made(
@@ -165,6 +219,7 @@ class Worker:
         quiet_step_ms: float | None,
         ends: Sequence[float],
         measures: Measures | None,
+        joint_prompts: JointPrompts | None,
     ) -> CandidateWorker:
         identity = self.identity
         return CandidateWorker(
@@ -196,4 +251,5 @@ class Worker:
             quiet_step_ms,
             ends,
             measures,
+            joint_prompts,
         )

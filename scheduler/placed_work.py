@@ -13,6 +13,8 @@ class PlacedWork(msgspec.Struct, frozen=True, gc=False):
     # How long the rank computes for the prompt, and when the prompt comes; 0 is at once.
     prompt_seconds: float = 0.0
     comes_at: float = 0.0
+    # When the prompt begins on a rank whose prompts begin with those of others.
+    begins_at: float = 0.0
     # If the rank decodes: when the request ends if it has as many tokens as it may have.
     ends_at: float | None = None
 
@@ -26,13 +28,15 @@ def placed_work(
     ends_ms = chosen.ttft_ms - knobs.costs.request_ms + (request.max_tokens - 1) * chosen.tpot_ms
     if chosen.prefill_worker_id is None:
         load = Unreported(1, chosen.uncached_tokens, lacking)
-        return {decode: PlacedWork(load, prompt_seconds, ends_at=now + ends_ms / 1000)}
+        begins_at = now + chosen.wait_ms / 1000
+        return {decode: PlacedWork(load, prompt_seconds, begins_at=begins_at, ends_at=now + ends_ms / 1000)}
     # The second token of a pair waits for the end of a step.
     ends_ms += chosen.tpot_ms / 2
     load = Unreported(1, chosen.uncached_tokens, taken)
+    begins_ms = chosen.ttft_ms - chosen.prompt_ms - knobs.costs.request_ms - knobs.costs.handover_ms / 2
     return {
         decode: PlacedWork(Unreported(1, 0, lacking), ends_at=now + ends_ms / 1000),
         (chosen.prefill_worker_id, chosen.prefill_rank or 0): PlacedWork(
-            load, prompt_seconds, now + chosen.wait_ms / 1000
+            load, prompt_seconds, now + chosen.wait_ms / 1000, now + begins_ms / 1000
         ),
     }

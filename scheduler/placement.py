@@ -25,6 +25,7 @@ from scheduler.estimates import paces
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection, Terms
+from scheduler.waits import prompt_begins_ms
 
 Verdict: TypeAlias = tuple[Rejection | None, str]
 
@@ -144,7 +145,14 @@ def _alone(
     store = candidates.stores.get(worker.namespace) if candidates.stores else None
     found = source(request, worker, pace, store, knobs)
     queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
-    ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms
+    wait_ms, joint = share.wait_ms, worker.joint_prompts
+    if joint is None:
+        ttft_ms = knobs.costs.request_ms + wait_ms + queue_ms + found.ms
+    else:
+        token_ms = found.computing_ms / found.uncached_tokens
+        wait_ms = prompt_begins_ms(worker, joint, token_ms, wait_ms, pace, candidates.now, knobs)
+        # The rank's own prompts may wait likewise: their end is known, and not how long they take.
+        ttft_ms = knobs.costs.request_ms + max(wait_ms, queue_ms) + found.ms
     delay_ms = 0.0
     # A prefill worker could compute the prompt instead.
     if candidates.prefill:
@@ -155,7 +163,7 @@ def _alone(
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
         delay_ms = others * (1 - riding) * found.computing_ms
-    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, verdict)
+    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, wait_ms, verdict)
 
 
 def _pair(
@@ -173,7 +181,7 @@ def _pair(
     joining_ms = push_ms + calls_ms + share.boundary_ms
     if verdict[0] is None:
         verdict = offer.rejection, offer.rejected
-    return _assemble(share, offer, offer.source, ttft_ms, joining_ms, verdict)
+    return _assemble(share, offer, offer.source, ttft_ms, joining_ms, share.wait_ms, verdict)
 
 
 def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
@@ -184,7 +192,7 @@ def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Ver
     elif verdict[0] is None:
         verdict = (Rejection.UNUSABLE, "it cannot compute prompts, and there is no prefill worker")
     nothing = Source(None, 0, request.prompt_tokens, 0.0)
-    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, verdict)
+    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, share.wait_ms, verdict)
 
 
 def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
@@ -201,9 +209,10 @@ def _assemble(
     found: Source,
     ttft_ms: float,
     more_ms: float,
+    wait_ms: float,
     verdict: Verdict,
 ) -> Terms:
-    """more_ms: what counts beside the first token and a step for each token."""
+    """more_ms: what counts beside the first token and a step for each token; wait_ms: see `Terms`."""
     worker, (rejection, rejected) = share.candidate, verdict
     prefill_worker_id = prefill_rank = None
     drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1
@@ -233,7 +242,7 @@ def _assemble(
         prefill_rank,
         found.ms,
         found.sparse_tokens,
-        share.wait_ms,
+        wait_ms,
     )
 
 

@@ -9,6 +9,7 @@ from mesh.domain.workers import KvNamespace
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection
+from scheduler.waits import prompt_begins_ms
 
 
 class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
@@ -18,7 +19,7 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
     source: Source
     # Predicted time from the call until the prompt is computed.
     ready_ms: float
-    # Predicted time of the prompts queued before it.
+    # Predicted time from the call until the worker begins the prompt.
     queue_ms: float
     push_bytes_per_second: float
     # The worker's; see CandidateWorker.
@@ -51,10 +52,15 @@ def best_offers(
     paces: the prefill workers'.
     """
     offers: dict[KvNamespace, PrefillOffer] = {}
+    calls_ms = knobs.costs.handover_ms / 2
     for worker, pace in zip(candidates.prefill, paces, strict=True):
         store = candidates.stores.get(worker.namespace) if candidates.stores else None
         found = source(request, worker, pace, store, knobs)
         queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
+        if worker.joint_prompts is not None:
+            token_ms, called_at = found.computing_ms / found.uncached_tokens, candidates.now + calls_ms / 1000
+            begins_ms = prompt_begins_ms(worker, worker.joint_prompts, token_ms, 0.0, pace, called_at, knobs)
+            queue_ms = max(queue_ms, begins_ms)
         best = offers.get(worker.namespace)
         if best is None or queue_ms + found.ms <= best.ready_ms or best.rejection is not None or not best.connected:
             offer = _offer(request, worker, pace, found, queue_ms, knobs)

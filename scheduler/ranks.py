@@ -79,9 +79,10 @@ class Rank:
     def load(self) -> WorkerLoad:
         return self.status.load
 
-    def observe(self, status: RankStatus, now: float) -> None:
+    def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:
+        """begin_at: when the prompts that wait here begin; by default at once."""
         if status.load != self.status.load:
-            self._correct_prompts(status.load, now)
+            self._correct_prompts(status.load, now, begin_at)
             self._measure_quiet_step(status.load, now)
             # The step that has ended began with what had come by the end of the one before it.
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
@@ -126,16 +127,23 @@ class Rank:
         reported = self.load.running_requests + self.load.waiting_requests
         return () if self.requests < most or len(self.ends) < reported else self.ends.first(most)
 
-    def add_placement(self, key: PlacementKey, now: float, work: PlacedWork) -> None:
+    def add_placement(self, key: PlacementKey, now: float, work: PlacedWork, begins_at: float = 0.0) -> None:
+        """begins_at: when the prompt begins; by default when the rank has computed those before it."""
         self.settle_placement(key)
         self.placed[key] = (now, work)
         self.unreported += work.load
         if work.ends_at is not None:
             self.ends.add(key, work.ends_at)
         if work.prompt_seconds:
-            self.prompts_until = max(now, work.comes_at, self.prompts_until or now) + work.prompt_seconds
+            self.prompts_until = max(now, work.comes_at, begins_at, self.prompts_until or now) + work.prompt_seconds
 
-    def _correct_prompts(self, load: WorkerLoad, now: float) -> None:
+    @property
+    def unseen_prompt_seconds(self) -> float:
+        """Time of the prompts that its next report may not count yet."""
+        since = self._load_at - ON_ITS_WAY_SECONDS
+        return sum(work.prompt_seconds for at, work in self.placed.values() if max(at, work.comes_at) >= since)
+
+    def _correct_prompts(self, load: WorkerLoad, now: float, begin_at: float) -> None:
         """The rank has ended a step, and has begun another with what it knows of.
 
         Prompts that came while the step ran are not in its load: so many are left at least, and so many more at most.
@@ -143,9 +151,9 @@ class Rank:
         queued = queued_seconds(load)
         if queued is None:
             return
-        since = self._load_at - ON_ITS_WAY_SECONDS
-        unseen = sum(work.prompt_seconds for at, work in self.placed.values() if max(at, work.comes_at) >= since)
-        self.prompts_until = min(max(self.prompts_until or now, now + queued), now + queued + unseen)
+        unseen = self.unseen_prompt_seconds
+        latest = max(now, begin_at) if unseen or load.waiting_requests else now
+        self.prompts_until = min(max(self.prompts_until or now, now + queued), latest + queued + unseen)
 
     def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:
         """The rank has ended a step. It began with what the report before says, and with what had been placed then."""

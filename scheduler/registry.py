@@ -111,8 +111,8 @@ class Registry:
         worker.load, worker.transfers = load, transfers or worker.transfers
         statuses = ranks or [RankStatus(load, worker.transfers, len(worker.cached))]
         now = self._clock()
-        for rank, status in zip(worker.ranks, statuses, strict=True):
-            rank.observe(status, now)
+        worker.observe(statuses, now)
+        for rank in worker.ranks:
             rank.settle_placements_before(now - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
@@ -210,7 +210,7 @@ class Registry:
     def add_placement(self, worker_id: str, rank: int, key: PlacementKey, work: PlacedWork) -> None:
         """Count a placement as load of a rank until the worker's own status contains it for certain."""
         worker = self._workers[worker_id]
-        worker.ranks[rank].add_placement(key, self._clock(), work)
+        worker.add_placement(rank, key, self._clock(), work)
         worker.placements_changed()
         self._stand(worker)
 

@@ -54,7 +54,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     prompt_ms: float = 0.0
     # How many of the uncached tokens are attended to sparsely.
     sparse_tokens: int = 0
-    # Time until the decode worker begins a step in which the request has a place.
+    # Time until the decode worker begins a step in which the request has a place, and in which prompts begin if it
+    # computes that one.
     wait_ms: float = 0.0
 
     @property

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from math import ceil, inf
 
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
+from scheduler.joint_prompts import JointPrompts
 
 # Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
 SHORTEST_KNOWN_STEP_MS = 50.0
@@ -40,14 +41,33 @@ def place_wait_ms(
 
 def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
     """How much is left of the step that runs when the request comes to the worker."""
-    whole_ms = step_ms(candidate, candidate.requests, pace, knobs)
-    if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < whole_ms:
-        whole_ms = candidate.quiet_step_ms
+    whole_ms = quiet_step_ms(candidate, pace, knobs)
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
     # The report was on its way, and the request is before it is there. It may be the next step then, or one behind.
     on_their_way_ms = knobs.costs.request_ms / 2
     return whole_ms - ((now - candidate.step_began) * 1000 + on_their_way_ms) % whole_ms
+
+
+def prompt_begins_ms(
+    candidate: CandidateWorker,
+    joint: JointPrompts,
+    token_ms: float,
+    wait_ms: float,
+    pace: Pace,
+    now: float,
+    knobs: PlacementKnobs,
+) -> float:
+    """How long a prompt, each of whose tokens takes `token_ms`, waits to begin beside those of other ranks.
+
+    wait_ms: until a step begins in which it has a place.
+    """
+    comes_at = now + knobs.costs.request_ms / 4000
+    longest_ms = 0.0
+    if candidate.requests or candidate.requests_beside:
+        longest_ms = joint.wait_steps * quiet_step_ms(candidate, pace, knobs)
+    begins_at = joint.begins_at(comes_at, comes_at + wait_ms / 1000, token_ms / 1000, longest_ms / 1000)
+    return (begins_at - comes_at) * 1000
 
 
 def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
@@ -63,3 +83,14 @@ def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: Placem
     """Step time at the candidate's pace with `requests` in the batch."""
     most = candidate.max_requests
     return pace.slowness * knobs.costs.decode_ms(requests if requests < most else most)
+
+
+def quiet_step_ms(candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs) -> float:
+    """Time of its steps without prompts."""
+    found_ms = step_ms(candidate, candidate.requests, pace, knobs)
+    if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < found_ms:
+        found_ms = candidate.quiet_step_ms
+    if candidate.joint_prompts is not None:
+        # What such a rank measures includes prompts of the others.
+        return min(found_ms, knobs.costs.decode_ms(min(candidate.requests, candidate.max_requests)))
+    return found_ms

@@ -131,6 +131,8 @@ class SimulatedMesh:
             layerwise_tokens=group.layerwise_tokens,
             slot_bytes=1 << 23,
             sparse_prefill=self._fleet.sparse_prefill.offered,
+            max_step_tokens=group.max_step_tokens,
+            prompt_wait_steps=group.prompt_wait_steps,
         )
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue

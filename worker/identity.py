@@ -1,10 +1,9 @@
 """Who a worker is, once its rank has loaded."""
 
+from engine.config import EngineConfig
 from engine.parallel.layout import Layout
 from engine.protocol.messages import Ready
-from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import WorkerIdentity, WorkerRole
-from transfer.config import TransferConfig
 
 
 def worker_identity(
@@ -13,17 +12,13 @@ def worker_identity(
     worker_id: str,
     incarnation: str,
     endpoint: str,
-    transfer: TransferConfig | None,
+    engine: EngineConfig,
     can_prefill: bool = True,
-    layout: Layout | None = None,
-    sparse: SparsePrefill | None = None,
 ) -> WorkerIdentity:
-    """`transfer` is the rank's, None where no KV comes or goes.
-
-    `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services; `layout` is
-    that of its ranks, by default of one; `sparse` is how they compute long prompts, None if exactly.
+    """`incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services; `engine` is how its
+    ranks are set.
     """
-    layout = layout or Layout()
+    layout, transfer = Layout.of(engine.parallel), engine.transfer
     return WorkerIdentity(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -43,5 +38,7 @@ def worker_identity(
         ranks=layout.dp,
         worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
         + (f", hosts {layout.hosts}" if layout.hosts > 1 else ""),
-        sparse_prefill=sparse,
+        sparse_prefill=engine.sparse_prefill.offered,
+        max_step_tokens=engine.max_step_tokens,
+        prompt_wait_steps=engine.parallel.prompt_wait_steps,
     )

@@ -14,7 +14,6 @@ from prometheus_client import Counter
 
 from engine.balance.report import BalanceReport
 from engine.layout_choice import choose_parallel
-from engine.parallel.layout import Layout
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
@@ -131,10 +130,8 @@ class RankHost:
             config.worker_id or endpoint,
             uuid.uuid4().hex,
             endpoint,
-            config.engine.transfer,
+            config.engine,
             can_prefill,
-            Layout.of(config.engine.parallel),
-            config.engine.sparse_prefill.offered,
         )
         return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
 

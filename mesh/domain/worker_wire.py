@@ -78,6 +78,8 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         ranks=message.ranks or 1,
         worker_class=message.worker_class,
         sparse_prefill=sparse,
+        max_step_tokens=message.max_step_tokens or None,
+        prompt_wait_steps=message.prompt_wait_steps,
     )
 
 
@@ -108,6 +110,8 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
         ranks=worker.ranks,
         worker_class=worker.worker_class,
         sparse_prefill=None if worker.sparse_prefill is None else wire.sparse_prefill_message(worker.sparse_prefill),
+        max_step_tokens=worker.max_step_tokens,
+        prompt_wait_steps=worker.prompt_wait_steps,
     )
 
 

@@ -89,6 +89,11 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # How it computes the attention of long prompts, of requests that leave the choice to it or ask for it; None if
     # exactly.
     sparse_prefill: SparsePrefill | None = None
+    # The most tokens that each of its ranks computes in a step; None if it does not say.
+    max_step_tokens: int | None = None
+    # If it has several ranks: for how many steps a prompt waits at most for prompts of the others, while some rank
+    # decodes.
+    prompt_wait_steps: int = 0
 
 
 class PromptPace(msgspec.Struct, frozen=True):

@@ -65,6 +65,16 @@ def test_prompts_that_wait_for_each_other_hold_up_fewer_steps(costs: str) -> Non
     assert after.ttft_ms.p50 > before.ttft_ms.p50
 
 
+def test_the_wait_for_each_other_is_foretold(costs: str) -> None:
+    near = {}
+    for steps in (0, 16):
+        _, result = served(costs, {"replicas": 1, "ranks": 4, "prompt_wait_steps": steps})
+        assert result.predictions is not None
+        near[steps] = result.predictions.ttft_within_20_percent
+    # Without knowledge of the steps of other ranks: 0.89, and 0.45 of those that wait.
+    assert min(near.values()) > 0.8
+
+
 def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     fleet = make_fleet(costs=costs, decode={"replicas": 1, "ranks": 4})
     mesh, running = SimulatedMesh(fleet, 0), list[list[int]]()

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
+from engine.config import EngineConfig
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
 from mesh.config import ServerConfig
@@ -25,6 +26,7 @@ from worker.identity import worker_identity
 from worker.status_link import HEARTBEATS_A_LEASE, StatusLink
 from worker.status_report import StatusReport
 
+ENGINE = EngineConfig(backend="oracle")
 LEASE = 1.5
 SERVICE = "deepmesh.internal.v1.SchedulerService"
 
@@ -34,7 +36,7 @@ class LinkedWorker:
 
     def __init__(self, endpoint: str, worker_id: str, incarnation: str = "first") -> None:
         self.report = StatusReport(READY.total_blocks)
-        identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1", None)
+        identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1", ENGINE)
         self.link = StatusLink(endpoint, identity, self.report, 0.01, Channels())
 
     @asynccontextmanager
@@ -76,7 +78,7 @@ async def test_two_workers_stand_in_the_registry_with_load_and_blocks() -> None:
         load = WorkerLoad(3, 1, 500, 42, 1000.0, 20.0, 64.0)
         first.observe(load, chain_hashes(list(range(128))))
         workers = await until_seen(endpoint, lambda workers: workers[0].cached_blocks == 2)
-        expected = worker_identity(READY, WorkerRole.DECODE, "a", "first", "a:1", None)
+        expected = worker_identity(READY, WorkerRole.DECODE, "a", "first", "a:1", ENGINE)
         assert workers[0].identity == identity_message(expected)
         assert (workers[0].load.running_requests, workers[0].load.free_blocks) == (3, 42)
         assert (workers[1].load.free_blocks, workers[1].cached_blocks) == (READY.total_blocks, 0)

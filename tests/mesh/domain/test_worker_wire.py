@@ -46,6 +46,8 @@ identities = st.builds(
     vocabulary_size=st.none() | positive,
     block_bytes=st.none() | positive,
     sparse_prefill=st.none() | st.builds(SparsePrefill, st.integers(0, 2**31 - 1), st.sampled_from([0.5, 0.95])),
+    max_step_tokens=st.none() | positive,
+    prompt_wait_steps=counts,
 )
 paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32))
 loads = st.builds(
