@@ -94,7 +94,8 @@ async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: P
     ranks = ranks_of(mesh, "decode-1")
     ranks[1].suspend()
     await answers
-    assert not any(rank.is_running() for rank in ranks)
+    # Answers may end elsewhere before the last of them is reaped.
+    await eventually(lambda: not any(rank.is_running() for rank in ranks))
     assert any("has made no progress for 4.5 s: its process does not run" in line for line in mesh.lines)
     await mesh.drained()
 
