@@ -9,15 +9,20 @@ from kernels.nvfp4_quant import reference
 GROUP = reference.GROUP
 
 
-def quantize_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round so that each group's largest magnitude becomes 6, e2m1's largest, and the largest scale 448, e4m3's.
+def quantize_nvfp4(
+    weight: torch.Tensor, largest: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round so that each group's largest magnitude becomes 6, e2m1's largest, and `largest` 6 times a scale of 448,
+    e4m3's largest; to the nearest code, to the even one of two.
 
-    weight: [outputs, inputs], any float dtype, inputs a multiple of 16. Returns (codes [outputs, inputs / 2] uint8, the
-    first of two in the low half, scales [outputs, inputs / 16] float8_e4m3fn, global scale [] float32), with weight ~
-    values of codes * scales * global scale. Backend: the reference.
+    weight: [outputs, inputs], any float dtype, inputs a multiple of 16; largest: [] float32, at least the weight's
+    largest magnitude, which is the default: matrices that shall have one global scale are given the largest of all.
+    Returns (codes [outputs, inputs / 2] uint8, the first of two in the low half, scales [outputs, inputs / 16]
+    float8_e4m3fn, global scale [] float32), with weight ~ values of codes * scales * global scale. Backend: the
+    reference.
     """
     assert weight.dim() == 2 and weight.is_floating_point() and weight.shape[1] % GROUP == 0
-    return reference.quantize_nvfp4(weight)
+    return reference.quantize_nvfp4(weight, largest)
 
 
 def dequantize_nvfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,25 @@ def test_weights_are_within_half_a_step(spread: float) -> None:
     assert ((dequantize_nvfp4(codes, scales) * global_scale - weight).abs() <= 1.4 * steps).all()
 
 
+def test_values_halfway_between_two_codes_get_the_even_one() -> None:
+    halfway = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    # One of 6 keeps the group's scale at 1, and the matrix's at 1 / 448.
+    weight = torch.tensor([[6.0, *halfway, *(-value for value in halfway), 0.0]])
+    codes, scales, global_scale = quantize_nvfp4(weight)
+    values = dequantize_nvfp4(codes, scales) * global_scale
+    rounded = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    torch.testing.assert_close(values, torch.tensor([[6.0, *rounded, *(-value for value in rounded), 0.0]]))
+
+
+def test_matrices_may_share_a_global_scale() -> None:
+    small, large = torch.randn(32, 64) * 0.1, torch.randn(32, 64)
+    codes, scales, global_scale = quantize_nvfp4(torch.cat([small, large]))
+    for rows, weight in ((slice(0, 32), small), (slice(32, 64), large)):
+        own = quantize_nvfp4(weight, large.abs().amax())
+        assert torch.equal(own[0], codes[rows]) and torch.equal(own[2], global_scale)
+        assert torch.equal(own[1].view(torch.uint8), scales[rows].view(torch.uint8))
+
+
 def test_zeros_stay_zeros() -> None:
     codes, scales, global_scale = quantize_nvfp4(torch.zeros(2, 32))
     assert not (dequantize_nvfp4(codes, scales) * global_scale).any()
