@@ -27,6 +27,7 @@ from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.errors import relative_error
+from tests.support.nvfp4 import WITH_OUTPUT, nvfp4_checkpoint
 from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
@@ -50,6 +51,25 @@ def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         qk_rope_head_dim=32,
         v_head_dim=64,
         intermediate_size=256,
+    )
+
+
+@pytest.fixture(scope="module")
+def fp4_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that can be in NVFP4 is, and one head's queries and values are whole blocks of 128. Every expert is chosen: a
+    choice that falls otherwise changes more than rounding does.
+    """
+    return nvfp4_checkpoint(
+        tmp_path_factory.mktemp("nvfp4"),
+        quantized=WITH_OUTPUT,
+        num_nextn_predict_layers=0,
+        qk_nope_head_dim=96,
+        qk_rope_head_dim=32,
+        v_head_dim=128,
+        intermediate_size=512,
+        num_experts_per_tok=8,
+        n_group=1,
+        topk_group=1,
     )
 
 
@@ -186,6 +206,29 @@ def test_a_group_over_fp8_weights_is_as_exact_as_one_rank(fp8_checkpoint: Path) 
 
     for logits in on_each_rank(Layout(tp=2, ep=2), compute):
         assert relative_error(logits, exact) < 1.2 * relative_error(alone, exact)
+
+
+@pytest.mark.parametrize("weights", ["dequantized", "quantized"])
+def test_shares_of_nvfp4_weights_consist_of_their_groups(fp4_checkpoint: Path, weights: KeptWeights) -> None:
+    assert_shares(fp4_checkpoint, torch.bfloat16, weights, 4)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_group_over_nvfp4_weights_computes_what_one_rank_does(fp4_checkpoint: Path, tp: int) -> None:
+    prompt, chunks = random_prompt(70), [69, 1]
+    exact, _ = computed(load_model(fp4_checkpoint, torch.float32, CPU), prompt, chunks)
+    alone, _ = computed(load_model(fp4_checkpoint, torch.bfloat16, CPU, "quantized"), prompt, chunks)
+
+    def compute(peers: Peers, dtype: torch.dtype, weights: KeptWeights) -> torch.Tensor:
+        model = load_model(fp4_checkpoint, dtype, CPU, weights, exchange=HostExchange(peers))
+        return computed(model, prompt, chunks)[0]
+
+    layout = Layout(tp=tp, ep=tp)
+    for logits in on_each_rank(layout, lambda peers: compute(peers, torch.float32, "dequantized")):
+        assert relative_error(logits, exact) < 1e-5
+    # Both round to bfloat16, in other sums.
+    for logits in on_each_rank(layout, lambda peers: compute(peers, torch.bfloat16, "quantized")):
+        assert relative_error(logits, exact) < 1.5 * relative_error(alone, exact)
 
 
 def test_a_rank_reads_the_rows_of_its_share_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
