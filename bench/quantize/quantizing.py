@@ -11,8 +11,8 @@ from bench.quantize.host_memory import host_peak
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.shards import open_shards
 from tools.quantize.calibration import Calibration
+from tools.quantize.forms import Format
 from tools.quantize.output import UnitReport
-from tools.quantize.rounding import Format
 from tools.quantize.run import Options, quantize
 
 

@@ -29,7 +29,7 @@ def nvfp4_layers(shards: Shards, layers: range) -> Quantization:
         match = _WEIGHT.fullmatch(name)
         if match is None or int(match[1]) not in layers:
             continue
-        kind = _kind_of(match[2])
+        kind = linear_kind(name)
         if match[2].startswith(_EXPERTS):
             experts.setdefault(is_nvfp4(entry), name)
         elif kind is not None:
@@ -45,6 +45,11 @@ def nvfp4_layers(shards: Shards, layers: range) -> Quantization:
     )
 
 
-def _kind_of(matrix: str) -> LinearKind | None:
-    """matrix: its name within a layer. None for what is always plain, and for routed experts."""
-    return LinearKind.FEED_FORWARD if _PROJECTION.fullmatch(matrix) else _KINDS.get(matrix)
+def linear_kind(name: str) -> LinearKind | None:
+    """The kind of a decoder layer's matrix; None for what is always plain, and for routed experts. name: of its tensor
+    in the checkpoint.
+    """
+    match = _WEIGHT.fullmatch(name)
+    if match is None:
+        return None
+    return LinearKind.FEED_FORWARD if _PROJECTION.fullmatch(match[2]) else _KINDS.get(match[2])

@@ -16,7 +16,7 @@ from tests.support.int4 import WIDE, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
 from tools.make_checkpoint import make_checkpoint
 from tools.quantize import output
-from tools.quantize.rounding import Format
+from tools.quantize.forms import Format
 from tools.quantize.run import Options, quantize
 
 CPU = torch.device("cpu")

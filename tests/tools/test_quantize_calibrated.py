@@ -19,8 +19,8 @@ from tools.quantize import output
 from tools.quantize.awq import best_pre_scale, output_errors
 from tools.quantize.calibration import Calibration, read_calibration
 from tools.quantize.experts import quantize_experts
+from tools.quantize.forms import Format
 from tools.quantize.layer_pass import LayerPass, Routed
-from tools.quantize.rounding import Format
 from tools.quantize.run import Options, quantize
 from tools.quantize.source import Source
 

@@ -28,6 +28,7 @@ class UnitReport(msgspec.Struct, frozen=True):
     size_bytes: int
     int4_error: float | None = None
     fp8_error: float | None = None
+    nvfp4_error: float | None = None
     # Error of the experts' outputs for the calibration texts; None without calibration.
     output_error: float | None = None
 

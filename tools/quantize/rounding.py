@@ -1,28 +1,20 @@
-"""What is stored of one tensor: FP8 blocks, INT4 groups, or the tensor as it is."""
+"""What is stored of each tensor: FP8 blocks, INT4 or NVFP4 groups, bfloat16, or the tensor as it is."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from itertools import groupby
 
 import torch
 
 from engine.model.quantization import Stored
-from engine.weights.stored import SCALE_SUFFIX
+from engine.weights.stored import GLOBAL_SCALE_SUFFIX, GROUP_SCALE_SUFFIX, SCALE_SUFFIX
 from kernels.block_quant import dequantize_blocks, quantize_blocks
 from kernels.group_quant import dequantize_groups, quantize_groups
+from kernels.nvfp4_quant import dequantize_nvfp4, quantize_nvfp4
 from tools.checkpoint_tensors import TensorSpec
 from tools.quantize.error import Error, error_of
+from tools.quantize.forms import Target
 from tools.quantize.source import Source
-
-_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
-
-
-class Format(Enum):
-    # Every linear weight in FP8 blocks of 128x128.
-    FP8 = "fp8"
-    # Routed experts in INT4, every other linear weight in FP8.
-    W4A8 = "w4a8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +22,8 @@ class Rounded:
     """Tensors to write by name, and how far they are from the source, if they are not the source's own."""
 
     tensors: Mapping[str, torch.Tensor]
+    # Of the weight among them.
+    form: Stored
     error: Error | None = None
 
 
@@ -46,38 +40,55 @@ class Int4:
         return {name: self.packed, name + SCALE_SUFFIX: self.scales}
 
 
-def is_expert(name: str) -> bool:
-    """Whether it belongs to a routed expert."""
-    return bool(_EXPERT.search(name))
-
-
-def round_tensors(source: Source, specs: Iterable[TensorSpec], form: Format) -> Iterator[tuple[TensorSpec, Rounded]]:
-    """Tensors of the source in the form in which the checkpoint has them."""
+def round_tensors(source: Source, specs: Iterable[TensorSpec], target: Target) -> Iterator[Rounded]:
+    """Tensors of the source in the form in which the target has them; in memory at a time is one, or gate and up."""
     listed = list(specs)
-    weights = source.matrices([spec.name for spec in listed if _is_rounded(source, spec, form)])
-    for spec in listed:
-        if not _is_rounded(source, spec, form):
-            yield spec, _as_published(source, spec)
-        elif form is Format.W4A8 and is_expert(spec.name):
+    weights = source.matrices([spec.name for spec in listed if _is_rounded(source, spec, target)])
+    for _, members in groupby(listed, key=lambda spec: _joined(spec.name)):
+        yield from _round(source, list(members), target, weights)
+
+
+def _round(
+    source: Source, specs: list[TensorSpec], target: Target, weights: Iterator[torch.Tensor]
+) -> Iterator[Rounded]:
+    """specs: of matrices that are one in memory; weights: of those that are rounded."""
+    if all(target.stored(spec) is Stored.NVFP4 for spec in specs):
+        yield from _round_to_nvfp4({spec.name: next(weights) for spec in specs})
+        return
+    for spec in specs:
+        form = target.stored(spec)
+        if not _is_rounded(source, spec, target):
+            yield _as_published(source, spec)
+        elif form is Stored.INT4:
             weight = next(weights)
             rounded = round_to_int4(weight)
-            yield spec, Rounded(rounded.tensors(spec.name), error_of(rounded.stands_for, weight))
+            yield Rounded(rounded.tensors(spec.name), form, error_of(rounded.stands_for, weight))
+        elif form is Stored.FP8:
+            yield _round_to_fp8(spec.name, next(weights))
         else:
-            yield spec, _round_to_fp8(spec.name, next(weights))
+            yield Rounded({spec.name: next(weights).bfloat16()}, form)
 
 
-def _is_rounded(source: Source, spec: TensorSpec, form: Format) -> bool:
-    """FP8 weights of the source stay as they are, unless they become INT4."""
-    to_int4 = form is Format.W4A8 and is_expert(spec.name)
-    return spec.quantizable and (to_int4 or source.stored.linear is Stored.PLAIN)
+def _is_rounded(source: Source, spec: TensorSpec, target: Target) -> bool:
+    """Weights that have the target's form stay as they are."""
+    return target.stored(spec) is not _form_in(source, spec)
+
+
+def _form_in(source: Source, spec: TensorSpec) -> Stored:
+    return source.stored.linear if spec.quantizable else Stored.PLAIN
+
+
+def _joined(name: str) -> str:
+    """Equal for the gate and the up projection of one feed-forward, which many engines multiply as one matrix."""
+    return name.replace(".gate_proj.", ".gate_up_proj.").replace(".up_proj.", ".gate_up_proj.")
 
 
 def _as_published(source: Source, spec: TensorSpec) -> Rounded:
     tensors = dict(source.published(spec.name))
     if not spec.full_precision and source.stored.linear is Stored.PLAIN:
-        # Published FP8 checkpoints hold everything else in bfloat16.
+        # Published quantized checkpoints hold everything else in bfloat16.
         tensors[spec.name] = tensors[spec.name].bfloat16()
-    return Rounded(tensors)
+    return Rounded(tensors, _form_in(source, spec))
 
 
 def round_to_int4(
@@ -95,4 +106,14 @@ def _round_to_fp8(name: str, weight: torch.Tensor) -> Rounded:
     values, scale = quantize_blocks(weight)
     found = torch.empty_like(weight)
     dequantize_blocks(values, scale, found)
-    return Rounded({name: values, name + SCALE_SUFFIX: scale}, error_of(found, weight))
+    return Rounded({name: values, name + SCALE_SUFFIX: scale}, Stored.FP8, error_of(found, weight))
+
+
+def _round_to_nvfp4(weights: Mapping[str, torch.Tensor]) -> Iterator[Rounded]:
+    """Under one global scale, which engines want of matrices that they multiply as one."""
+    largest = torch.stack([torch.linalg.vector_norm(weight, ord=torch.inf) for weight in weights.values()]).amax()
+    for name, weight in weights.items():
+        codes, scales, global_scale = quantize_nvfp4(weight, largest)
+        error = error_of(dequantize_nvfp4(codes, scales).mul_(global_scale), weight)
+        tensors = {name: codes, name + GROUP_SCALE_SUFFIX: scales, name + GLOBAL_SCALE_SUFFIX: global_scale}
+        yield Rounded(tensors, Stored.NVFP4, error)

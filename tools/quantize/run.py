@@ -1,11 +1,10 @@
 """From a checkpoint to its quantized twin, one layer at a time."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,17 +13,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.model.quantization import Stored
 from engine.weights.shards import open_shards
 from kernels.group_quant import GROUP
+from kernels.nvfp4_quant import GROUP as NVFP4_GROUP
 from mesh.errors import CheckpointError, ConfigError
-from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 from tools.quantize.calibration import Calibration
 from tools.quantize.error import Error, total
 from tools.quantize.experts import QuantizedExperts, quantize_experts
+from tools.quantize.forms import Format, LayerSet, Target, is_expert
 from tools.quantize.layer_pass import LayerPass, Routed
 from tools.quantize.output import Output, UnitReport
-from tools.quantize.rounding import Format, is_expert, round_tensors
+from tools.quantize.rounding import round_tensors
 from tools.quantize.source import Source, Unit
-
-CONFIGS: Mapping[Format, Mapping[str, Any]] = MappingProxyType({Format.FP8: FP8_CONFIG, Format.W4A8: W4A8_CONFIG})
 
 # The calibration texts' state between two layers, for a run that goes on.
 STATE = "calibration_state.bin"
@@ -41,6 +39,12 @@ class Options:
     calibration: Calibration | None = None
     # Search for scales of the experts' input channels; needs calibration.
     awq: bool = False
+    # Those that become NVFP4; all that can, unless given. Other formats know no choice.
+    layers: frozenset[LayerSet] | None = None
+
+    @property
+    def target(self) -> Target:
+        return Target(self.form) if self.layers is None else Target(self.form, self.layers)
 
 
 def _nothing(report: UnitReport) -> None:
@@ -56,7 +60,7 @@ def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) ->
     _check_options(options)
     with open_shards(options.model_dir) as shards:
         source = Source(options.model_dir, shards, options.device)
-        _check_source(source, options.form)
+        _check_source(source, options.target)
         output = Output(options.out, _settings(source, options), [unit.name for unit in source.units])
         output.prepare()
         run = _Run(source, output, options)
@@ -65,7 +69,8 @@ def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) ->
             for unit in progress.track(source.units, description="quantizing"):
                 reports.append(run.quantize(unit))
                 done(reports[-1])
-        config = dict(source.settings) | {"quantization_config": dict(CONFIGS[options.form])}
+        specs = [spec for unit in source.units for spec in unit.specs]
+        config = dict(source.settings) | {"quantization_config": options.target.config(specs)}
         output.complete(source.directory, config, reports)
         (options.out / STATE).unlink(missing_ok=True)
     return reports
@@ -87,22 +92,23 @@ def _check_options(options: Options) -> None:
         raise ConfigError("AWQ needs calibration: name a file, or tasks")
     if options.calibration is not None and options.form is not Format.W4A8:
         raise ConfigError(f"calibration is of INT4 experts: {options.form.value} has none")
+    if options.layers is not None and options.form is not Format.NVFP4:
+        raise ConfigError(f"a choice of layers is for nvfp4: {options.form.value} is for all of them")
 
 
-def _check_source(source: Source, form: Format) -> None:
-    stored, config = source.stored, source.config
-    if stored.experts is Stored.INT4:
-        raise CheckpointError(f"{source.directory} has INT4 experts already: quantize the model that it was made of")
-    if stored.experts is Stored.NVFP4:
-        raise CheckpointError(f"{source.directory} is in NVFP4 already: quantize the model that it was made of")
-    if form is Format.FP8 and stored.linear is Stored.FP8:
+def _check_source(source: Source, target: Target) -> None:
+    if target.form is Format.FP8 and source.stored.linear is Stored.FP8:
         raise CheckpointError(f"{source.directory} is in FP8 already")
-    if form is Format.W4A8:
+    if target.form is Format.W4A8:
         for name in ("hidden_size", "moe_intermediate_size"):
-            if getattr(config, name) % GROUP:
-                raise CheckpointError(
-                    f"{name} {getattr(config, name)} is not a multiple of {GROUP}, the width of INT4 groups"
-                )
+            width = getattr(source.config, name)
+            if width % GROUP:
+                raise CheckpointError(f"{name} {width} is not a multiple of {GROUP}, the width of INT4 groups")
+    for spec in (spec for unit in source.units for spec in unit.specs):
+        if target.stored(spec) is Stored.NVFP4 and spec.shape[1] % NVFP4_GROUP:
+            raise CheckpointError(
+                f"{spec.name} has {spec.shape[1]} inputs, not a multiple of {NVFP4_GROUP}, the width of NVFP4 groups"
+            )
 
 
 def _settings(source: Source, options: Options) -> dict[str, str]:
@@ -110,6 +116,8 @@ def _settings(source: Source, options: Options) -> dict[str, str]:
     settings = {"format": options.form.value, "source": source.fingerprint}
     if options.calibration is not None:
         settings |= {"calibration": options.calibration.digest, "awq": str(options.awq)}
+    if options.form is Format.NVFP4:
+        settings["layers"] = ",".join(sorted(each.value for each in options.target.layers))
     return settings
 
 
@@ -147,20 +155,26 @@ class _Run:
         return quantized
 
     def _write(self, unit: Unit, experts: QuantizedExperts | None) -> UnitReport:
-        tensors: dict[str, torch.Tensor] = {} if experts is None else dict(experts.tensors)
-        int4: list[Error] = [] if experts is None else [experts.weight_error]
-        fp8: list[Error] = []
+        tensors: dict[str, torch.Tensor] = {}
+        errors: dict[Stored, list[Error]] = defaultdict(list)
+        if experts is not None:
+            tensors |= experts.tensors
+            errors[Stored.INT4].append(experts.weight_error)
         others = [spec for spec in unit.specs if experts is None or not is_expert(spec.name)]
-        for spec, rounded in round_tensors(self._source, others, self._options.form):
+        for rounded in round_tensors(self._source, others, self._options.target):
             tensors |= rounded.tensors
             if rounded.error is not None:
-                in_int4 = self._options.form is Format.W4A8 and is_expert(spec.name)
-                (int4 if in_int4 else fp8).append(rounded.error)
+                errors[rounded.form].append(rounded.error)
+
+        def relative(form: Stored) -> float | None:
+            return total(errors[form]).relative if errors[form] else None
+
         report = UnitReport(
             name=unit.name,
             size_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-            int4_error=total(int4).relative if int4 else None,
-            fp8_error=total(fp8).relative if fp8 else None,
+            int4_error=relative(Stored.INT4),
+            fp8_error=relative(Stored.FP8),
+            nvfp4_error=relative(Stored.NVFP4),
             output_error=experts.output_error.relative if experts is not None else None,
         )
         self._output.write(report, tensors)

@@ -38,7 +38,9 @@ class Unit:
 
 
 class Source:
-    """Raises CheckpointError if tensors are missing, of another shape than config.json makes them, or unknown."""
+    """Raises CheckpointError if its weights have four bits already, or if tensors are missing, of another shape than
+    config.json makes them, or unknown.
+    """
 
     def __init__(self, directory: Path, shards: Shards, device: torch.device) -> None:
         """device: on which weights are computed with."""
@@ -82,6 +84,9 @@ class Source:
             yield name + SCALE_SUFFIX, read_stored(self._shards, name + SCALE_SUFFIX)
 
     def _check(self) -> None:
+        already = {Stored.INT4: "has INT4 experts", Stored.NVFP4: "is in NVFP4"}.get(self.stored.experts)
+        if already is not None:
+            raise CheckpointError(f"{self.directory} {already} already: quantize the model that it was made of")
         specs = {spec.name: spec for unit in self.units for spec in unit.specs}
         entries = self._shards.entries
         missing = [name for name in specs if name not in entries]
