@@ -52,7 +52,7 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORM=DIR", help="For --matrix: where fp8, w4a8 or w4a8-awq lies; repeatable."),
+        typer.Option(metavar="FORM=DIR", help="For --matrix: where fp8, w4a8, w4a8-awq or nvfp4 lies; repeatable."),
     ] = None,
 ) -> None:
     """Ask problems whose answers can be checked, and report exact match by task with confidence intervals.

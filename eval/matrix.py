@@ -26,7 +26,8 @@ class Configuration:
 
 
 _BF16 = "decode.engine.dtype=bfloat16"
-# Products of activations that are quantized too: by kernels on a GPU, by their references on a CPU.
+# Products with the weights as they are stored: by kernels on a GPU, by their references on a CPU. Activations are
+# quantized too, but for NVFP4 weights.
 _QUANTIZED = (_BF16, "decode.engine.weights=quantized")
 _FP8_KV = "decode.engine.kv_dtype=float8_e4m3fn"
 # A new technique is one more line. The others are compared with the first: the published weights in bfloat16 products.
@@ -37,6 +38,7 @@ CONFIGURATIONS = (
     Configuration("W4A8 rounded", "w4a8", _QUANTIZED),
     Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
     Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
+    Configuration("NVFP4", "nvfp4", _QUANTIZED),
 )
 # Where each form lies unless told otherwise, and how those are made that are not shipped.
 CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
@@ -44,10 +46,15 @@ CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
         "fp8": Path("models/tiny-r1"),
         "w4a8": Path("checkpoints/tiny-r1/w4a8"),
         "w4a8-awq": Path("checkpoints/tiny-r1/w4a8-awq"),
+        "nvfp4": Path("checkpoints/tiny-r1/nvfp4"),
     }
 )
 _QUANTIZER_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {"w4a8": "--format w4a8", "w4a8-awq": "--format w4a8 --awq --calibration tasks"}
+    {
+        "w4a8": "--format w4a8",
+        "w4a8-awq": "--format w4a8 --awq --calibration tasks",
+        "nvfp4": "--format nvfp4",
+    }
 )
 
 

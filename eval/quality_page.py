@@ -24,7 +24,7 @@ A cell is the share of exact matches with its 95% interval (Wilson). Those marke
 more than chance: p below {significant} in McNemar's exact test on the same problems, corrected for the number of tasks
 (Holm). Long tasks are named with the length of their prompt in tokens. Perplexity is that of docstrings which training
 held out. The first column multiplies the published FP8 weights in bfloat16; in the others activations are quantized
-too, by Hopper's kernels or, on a CPU, by the references that define them.
+too, by Hopper's kernels or, on a CPU, by the references that define them. NVFP4 leaves activations in bfloat16.
 
 {table}
 {configurations}
