@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
-from engine.constraints.constraints import load_constraints
+from engine.constraints.constraints import Constraints, load_constraints
 from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout, Place
@@ -55,6 +55,7 @@ class Rank:
         self._peers: Peers | None = None
         self._config: EngineConfig | None = None
         self._backends: Backends | None = None
+        self._constraints: Constraints | None = None
         self._ucx_log: UcxLog | None = None
 
     def run(self, start: Start) -> int | None:
@@ -79,7 +80,7 @@ class Rank:
                 agent = None
                 if leads:
                     agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
-                constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
+                constraints = self._make_constraints(config, backend)
                 times.mark("grammars")
         except RankLost:
             raise
@@ -128,6 +129,15 @@ class Rank:
             times.mark("freeing")
         self._config = config
         return self._backends.make(config, times)
+
+    def _make_constraints(self, config: EngineConfig, backend: Backend) -> Constraints:
+        before = self._constraints
+        if before is None:
+            made = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
+        else:
+            made = before.anew()
+        self._constraints = made
+        return made
 
     def _report(self, failed: Failed) -> None:
         self._link.send(failed)

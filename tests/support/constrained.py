@@ -29,7 +29,13 @@ class ConstrainedEngine:
         backend = backend or model_backend(checkpoint, **settings)
         self._compiled = threading.Semaphore(0)
         constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
+        self._made = config, backend, constraints
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)
+
+    def begin_anew(self) -> None:
+        """As a process does that serves in another role."""
+        config, backend, constraints = self._made
+        self.engine = Engine(config, backend, time.monotonic, constraints=constraints.anew())
 
     def submit(self, *submits: Submit) -> None:
         """Return once their grammars are compiled."""

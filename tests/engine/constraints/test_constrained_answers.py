@@ -313,3 +313,11 @@ def test_banned_sequences_never_stand_in_an_answer(checkpoint: Path, mode: str) 
 def test_the_end_of_a_grammar_goes_before_the_least_tokens(checkpoint: Path, texts: Texts) -> None:
     transcript = run(checkpoint, constrained(0, Constraint('start: "yes"', min_tokens=50)))
     assert texts.of(transcript.token_ids[0]) == "yes"
+
+
+def test_the_next_engine_of_a_process_reads_no_tokenizer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ConstrainedEngine(checkpoint)
+    first = engine.run(constrained(1)).token_ids[1]
+    monkeypatch.delattr("engine.constraints.constraints.load_grammar_tokenizer")
+    engine.begin_anew()
+    assert engine.run(constrained(1)).token_ids[1] == first
