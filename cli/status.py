@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cli.endpoints import SCHEDULER, CertificatesOption, SchedulerOption, operator_channels
 from mesh.channel import Channels
+from mesh.domain.worker_wire import unreadable_kv
 from mesh.errors import EndpointUnavailable
 from mesh.identity import Role
 
@@ -85,6 +86,9 @@ def _watch_json(endpoint: str, channels: Channels) -> None:
 
 def _echo_json(snapshot: Snapshot, indent: int | None) -> None:
     fields = MessageToDict(snapshot, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    unreadable = _unreadable(snapshot)
+    for worker in fields["workers"]:
+        worker["kv_unreadable"] = unreadable.get(worker["identity"]["worker_id"], "")
     typer.echo(json.dumps({"workers": fields["workers"], "stores": fields["stores"]}, indent=indent))
 
 
@@ -122,7 +126,10 @@ def tables(snapshot: Snapshot) -> Group:
 
 
 def workers_table(snapshot: Snapshot) -> Table:
-    """One row for each worker, its model below its name, and one for each rank of several; fits eighty columns."""
+    """One row for each worker, its model below its name, and one for each rank of several; fits eighty columns.
+
+    Below them, prefill workers that get no prompt, and why.
+    """
     numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
     table = _table(("worker", "state"), numbers)
     table.title = None if snapshot.workers else "no workers"
@@ -130,6 +137,12 @@ def workers_table(snapshot: Snapshot) -> Table:
         table.add_row(*_row(worker))
         for number, rank in enumerate(worker.ranks):
             table.add_row(*_rank_row(number, rank, worker.identity))
+    unreadable = _unreadable(snapshot)
+    if unreadable:
+        table.caption_justify = "left"
+        table.caption = "\n".join(
+            f"{name} gets no prompt: no decode worker can read its KV ({why})" for name, why in unreadable.items()
+        )
     return table
 
 
@@ -187,6 +200,10 @@ def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
 def bytes_by_transport(sizes: Mapping[str, int]) -> str:
     """One line for each UCX transport."""
     return "\n".join(f"{transport} {filesize.decimal(size)}" for transport, size in sorted(sizes.items())) or "0"
+
+
+def _unreadable(snapshot: Snapshot) -> dict[str, str]:
+    return unreadable_kv(worker.identity for worker in snapshot.workers)
 
 
 def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:

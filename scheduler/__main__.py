@@ -34,6 +34,7 @@ from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
+from scheduler.unreadable_kv import UnreadableKv
 
 SERVICE = "deepmesh.internal.v1.SchedulerService"
 SERVES = {
@@ -108,6 +109,7 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
             pods = await stack.enter_async_context(Pods(Cluster.around_this_pod()))
         server = await stack.enter_async_context(MeshServer(config.server, "scheduler", registrations, tls))
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
+        tasks += [asyncio.create_task(UnreadableKv(registry).run(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(link.run()) for link in links]
         tasks += [asyncio.create_task(scaler.run(config.scaling.period_seconds))]
         if pods is not None:

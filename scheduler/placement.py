@@ -196,11 +196,8 @@ def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Ver
 
 
 def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
-    ours, theirs = msgspec.structs.asdict(worker.namespace), msgspec.structs.asdict(other.namespace)
-    differences = [
-        f"{field} {value} against {theirs[field]}" for field, value in ours.items() if value != theirs[field]
-    ]
-    return f"no prefill worker has its KV namespace ({other.worker_id} differs: {', '.join(differences)})"
+    differences = worker.namespace.differences(other.namespace)
+    return f"no prefill worker has its KV namespace ({other.worker_id} differs: {differences})"
 
 
 def _assemble(

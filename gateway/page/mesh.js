@@ -82,6 +82,7 @@ export class Mesh {
       bar("requests", status.load.running, status.load.max_requests),
       bar("blocks", status.load.total_blocks - status.load.free_blocks, status.load.total_blocks),
       element("p", `${status.load.waiting} waiting; ${pace}; ${status.load.cached_blocks} blocks cached`),
+      ...(status.kv_unreadable ? [element("p", `gets no prompt: no decode worker can read its KV (${status.kv_unreadable})`)] : []),
       ...(status.ranks.length ? [this.#ranks(status.ranks)] : []),
     ];
   }

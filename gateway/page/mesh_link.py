@@ -73,7 +73,7 @@ class MeshLink:
             live=self._live_generations(),
             received_tokens=self._received_tokens(),
             keys=self._keys,
-            workers=[wire.worker(each) for each in snapshot.workers],
+            workers=wire.workers(snapshot.workers),
             stores=[wire.store(each) for each in snapshot.stores],
             decisions=[wire.decision(each) for each in decisions.decisions],
         )

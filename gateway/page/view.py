@@ -36,6 +36,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     state: str
     # Nothing is heard of it any more, and its lease has not run out yet.
     silent: bool
+    # Why no decode worker can read its KV, if it is a prefill worker; empty otherwise.
+    kv_unreadable: str
     lease_ms: int
     # Of all ranks.
     load: LoadView

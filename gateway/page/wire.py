@@ -1,14 +1,22 @@
 """The scheduler's messages, as the page shows them."""
 
+from collections.abc import Sequence
+
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from gateway.page.view import DecisionView, LoadView, Moves, StoreView, TierView, WorkerView
+from mesh.domain.worker_wire import unreadable_kv
 
 # Candidates that are listed beside the one that was taken.
 MOST_REJECTED = 8
 
 
-def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
+def workers(statuses: Sequence[scheduler_pb2.WorkerStatus]) -> list[WorkerView]:
+    unreadable = unreadable_kv(status.identity for status in statuses)
+    return [_worker(status, unreadable.get(status.identity.worker_id, "")) for status in statuses]
+
+
+def _worker(status: scheduler_pb2.WorkerStatus, kv_unreadable: str) -> WorkerView:
     identity, load = status.identity, status.load
     return WorkerView(
         worker_id=identity.worker_id,
@@ -17,6 +25,7 @@ def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
         model=identity.model,
         state=_word(workers_pb2.WorkerState.Name(status.state)),
         silent=status.silent,
+        kv_unreadable=kv_unreadable,
         lease_ms=status.lease_remaining.ToMilliseconds(),
         load=_load(load, status.cached_blocks, identity, 1),
         prefill_tokens_per_second=round(load.prefill_tokens_per_second),

@@ -1,10 +1,12 @@
 """Workers in the protos: one translation for those who report and those who listen."""
 
+from collections.abc import Iterable
+
 import msgspec
 from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain import wire
+from mesh.domain import wire, workers
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import (
     KvNamespace,
@@ -56,16 +58,23 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
     if message.worker_class:
         check_name("identity.worker_class", message.worker_class)
-    sparse = wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None
-    if sparse is not None:
-        check_sparse_prefill(sparse)
+    role(message.role, "identity.role")
+    namespace(message.kv_namespace, "identity.kv_namespace")
+    known = reported_identity(message)
+    if known.sparse_prefill is not None:
+        check_sparse_prefill(known.sparse_prefill)
+    return known
+
+
+def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
+    """Who a worker is, from a message that a service of ours has checked."""
     return WorkerIdentity(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
-        role=role(message.role, "identity.role"),
+        role=_ROLES[message.role],
         endpoint=message.endpoint,
         model=message.model,
-        kv_namespace=namespace(message.kv_namespace, "identity.kv_namespace"),
+        kv_namespace=reported_namespace(message.kv_namespace),
         context_tokens=message.context_tokens,
         total_blocks=message.total_blocks,
         max_requests=message.max_requests,
@@ -77,10 +86,15 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         slot_bytes=message.slot_bytes or None,
         ranks=message.ranks or 1,
         worker_class=message.worker_class,
-        sparse_prefill=sparse,
+        sparse_prefill=wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None,
         max_step_tokens=message.max_step_tokens or None,
         prompt_wait_steps=message.prompt_wait_steps,
     )
+
+
+def unreadable_kv(registered: Iterable[workers_pb2.WorkerIdentity]) -> dict[str, str]:
+    """`workers.unreadable_kv` of the workers in a scheduler's registry, of which a newer one may know other roles."""
+    return workers.unreadable_kv(reported_identity(message) for message in registered if message.role in _ROLES)
 
 
 def role(number: int, field: str) -> WorkerRole:

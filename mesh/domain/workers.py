@@ -3,6 +3,7 @@
 Structs of msgspec because they travel in the frames between a service and its rank too.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
@@ -54,6 +55,13 @@ class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
         """Whether the base layers of both mean the same, so that KV may move between their workers."""
         return self == other or self.base == other.base
 
+    def differences(self, other: "KvNamespace") -> str:
+        """In what their base layers differ, in words; empty if KV may move between their workers."""
+        ours, theirs = msgspec.structs.asdict(self.base), msgspec.structs.asdict(other.base)
+        return ", ".join(
+            f"{field} {value} against {theirs[field]}" for field, value in ours.items() if value != theirs[field]
+        )
+
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
     """Who a worker is. Fixed while its process lives."""
@@ -94,6 +102,30 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # If it has several ranks: for how many steps a prompt waits at most for prompts of the others, while some rank
     # decodes.
     prompt_wait_steps: int = 0
+
+
+def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:
+    """Prefill workers whose KV none of the decode workers can take, by id, and why: prompts are placed on none of them.
+
+    Where a model has no decode worker at all its prefill workers are not among them: others may come.
+    """
+    workers = list(workers)
+    prefills = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
+    # By model: the namespaces of the KV that its decode workers take.
+    read: dict[str, set[KvNamespace]] = {}
+    for worker in workers:
+        if worker.role is WorkerRole.DECODE:
+            read.setdefault(worker.model, set()).update([worker.kv_namespace] if worker.receives_kv else [])
+    return {
+        worker.worker_id: _why_unreadable(worker.kv_namespace, read[worker.model])
+        for worker in prefills
+        if worker.model in read and not any(worker.kv_namespace.shares_base(other) for other in read[worker.model])
+    }
+
+
+def _why_unreadable(namespace: KvNamespace, read: Iterable[KvNamespace]) -> str:
+    other = next(iter(read), None)
+    return "they receive no KV" if other is None else namespace.differences(other)
 
 
 class PromptPace(msgspec.Struct, frozen=True):

@@ -130,6 +130,7 @@ async def test_status_finds_the_scheduler_that_the_environment_names() -> None:
     assert status == 0
     [worker] = json.loads(out)["workers"]
     assert (worker["identity"]["worker_id"], worker["load"]["running_requests"]) == ("decode-7", 3)
+    assert worker["kv_unreadable"] == ""
 
 
 async def test_status_says_so_where_it_is_told_the_gateway() -> None:

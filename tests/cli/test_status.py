@@ -31,6 +31,26 @@ def test_a_worker_of_which_nothing_is_heard_is_not_said_to_serve() -> None:
     assert [row[1] for row in rows if row[:1] == ["d"]] == ["silent"]
 
 
+def test_a_prefill_worker_whose_kv_nobody_can_read_is_named_below_the_workers() -> None:
+    def status(worker_id: str, role: workers_pb2.WorkerRole, dtype: str) -> scheduler_pb2.WorkerStatus:
+        namespace = workers_pb2.KvNamespace(weights_fingerprint="f", dtype=dtype, layers=1, layout="mla:512+64")
+        identity = workers_pb2.WorkerIdentity(
+            worker_id=worker_id, role=role, model="r1", kv_namespace=namespace, receives_kv=True
+        )
+        return scheduler_pb2.WorkerStatus(identity=identity)
+
+    def shown(*workers: scheduler_pb2.WorkerStatus) -> str:
+        text = StringIO()
+        Console(width=80, file=text).print(workers_table(scheduler_pb2.WatchWorkersResponse(workers=workers)))
+        return " ".join(text.getvalue().split())
+
+    prefill = status("prefill-0", workers_pb2.WORKER_ROLE_PREFILL, "bfloat16")
+    other, reader = (status(dtype, workers_pb2.WORKER_ROLE_DECODE, dtype) for dtype in ("float8_e4m3fn", "bfloat16"))
+    said = "prefill-0 gets no prompt: no decode worker can read its KV (dtype bfloat16 against float8_e4m3fn)"
+    assert said in shown(prefill, other)
+    assert "gets no prompt" not in shown(prefill, other, reader)
+
+
 def test_the_balance_of_experts_is_shown_where_they_move() -> None:
     def shown(load: workers_pb2.WorkerLoad) -> str:
         worker = scheduler_pb2.WorkerStatus(identity=workers_pb2.WorkerIdentity(worker_id="decode-0"), load=load)
