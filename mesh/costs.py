@@ -85,9 +85,6 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000
 
-    def fetch_ms(self, size_bytes: float) -> float:
-        return self.fetch_latency_ms + size_bytes / self.fetch_bytes_per_second * 1000
-
 
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A calibrated cost model, what it was calibrated on, and how far it is off."""
