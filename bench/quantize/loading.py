@@ -74,10 +74,11 @@ def load(directory: Path, device: torch.device) -> Loaded:
 
 def evict(files: Iterable[Path]) -> None:
     """Out of the page cache, as far as the file system does so."""
-    os.sync()
     for path in files:
         file = os.open(path, os.O_RDONLY)
         try:
+            # Pages that are not written yet stay.
+            os.fsync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)

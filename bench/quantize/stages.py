@@ -19,7 +19,7 @@ from tools.make_checkpoint import checkpoint_config
 from tools.quantize.calibration import TASKS, Calibration, read_calibration
 
 GB = 1e9
-# For a machine without a GPU: layers of 40 MB.
+# For a machine without a GPU: layers of 20 MB.
 SMALL = checkpoint_config(
     "tiny",
     dtype="float8",
@@ -28,7 +28,7 @@ SMALL = checkpoint_config(
         "q_lora_rank": 128,
         "kv_lora_rank": 128,
         "moe_intermediate_size": 256,
-        "n_routed_experts": 96,
+        "n_routed_experts": 48,
         "num_nextn_predict_layers": 0,
     },
 )

@@ -22,14 +22,14 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Options]:
     made = Options("small", 2, 1, tmp_path_factory.mktemp("bench"), "cpu", sequences=4, tokens=64)
     with pytest.MonkeyPatch.context() as patched:
         # Several, as a large checkpoint has.
-        patched.setattr(source, "LARGEST_SHARD_BYTES", 16_000_000)
+        patched.setattr(source, "LARGEST_SHARD_BYTES", 8_000_000)
         stages.make_source(made)
     yield made
 
 
 def test_the_source_is_what_the_engine_serves(options: Options) -> None:
     files = shard_files(options.source)
-    assert len(files) >= 3 and max(path.stat().st_size for path in files) < 17e6
+    assert len(files) >= 3 and max(path.stat().st_size for path in files) < 9e6
     model = load_model(options.source, torch.float32, CPU)
     for parameter in model.parameters():
         assert parameter.place.isfinite().all() and parameter.place.any(), parameter.name

@@ -22,7 +22,7 @@ from engine.parallel.peers import Peers
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.rank_threads import on_each_rank
 
-STEPS, CONTEXT = 4, 90
+STEPS, CONTEXT = 2, 90
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bench.rank.steps", "bench.node.measure"):
         monkeypatch.setattr(f"{name}.CONTEXT", CONTEXT)
     for name in ("WARM_STEPS", "TRACED_STEPS"):
-        monkeypatch.setattr(steps, name, 2)
+        monkeypatch.setattr(steps, name, 1)
     monkeypatch.setattr(steps, "trace_kernels", trace)
 
 
