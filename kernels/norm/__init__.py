@@ -35,8 +35,8 @@ def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, eps
     """
     _check(delta, residual, weight)
     normalized: torch.Tensor
-    if (few_rows := _few_rows(delta, residual)) is not None:
-        normalized = few_rows.add_rms_norm(delta, residual, weight, epsilon, None)
+    if (clusters := _clusters(delta, residual)) is not None:
+        normalized = clusters.add_rms_norm(delta, residual, weight, epsilon, None)
         return normalized
     normalized = _backend(residual).add_rms_norm(_added_up(delta), residual, weight, epsilon)
     return normalized
@@ -50,9 +50,9 @@ def add_rms_norm_quantized(
     The width is a multiple of 128.
     """
     _check(delta, residual, weight)
-    if (few_rows := _few_rows(delta, residual)) is not None:
+    if (clusters := _clusters(delta, residual)) is not None:
         quantized = empty_quantized(*residual.shape, device=residual.device)
-        return few_rows.add_rms_norm(delta, residual, weight, epsilon, quantized), quantized
+        return clusters.add_rms_norm(delta, residual, weight, epsilon, quantized), quantized
     normalized, quantized = _backend(residual).add_rms_norm_quantized(_added_up(delta), residual, weight, epsilon)
     return normalized, quantized
 
@@ -66,13 +66,13 @@ def _added_up(delta: Delta) -> torch.Tensor:
     return combine(delta) if isinstance(delta, ExpertOutputs) else delta
 
 
-def _few_rows(delta: Delta, residual: torch.Tensor) -> ModuleType | None:
-    """The module with the kernel for a decode step's rows, or None if it does not take these."""
+def _clusters(delta: Delta, residual: torch.Tensor) -> ModuleType | None:
+    """The module whose kernel has a cluster of CTAs for each row; None if it does not take these."""
     if not residual.is_cuda:
         return None
-    from kernels.norm import few_rows
+    from kernels.norm import clusters
 
-    return few_rows if few_rows.takes(delta, residual) else None
+    return clusters if clusters.takes(delta, residual) else None
 
 
 def _backend(x: torch.Tensor) -> ModuleType:

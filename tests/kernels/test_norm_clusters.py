@@ -7,14 +7,14 @@ from bench.kernels.deepseek_r1 import HIDDEN
 from kernels.act_quant import dequantize, empty_quantized
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.reference import combine
-from kernels.norm import add_rms_norm, add_rms_norm_quantized, few_rows, reference
+from kernels.norm import add_rms_norm, add_rms_norm_quantized, clusters, reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
 EPSILON = 1e-6
 # Relative norms: float32 sums in another order, and some values on the border of two bfloat16 or e4m3 numbers.
 ERROR, QUANTIZED_ERROR = 1e-3, 1e-2
-ROWS = [0, 1, 33, 96, few_rows.MOST_ROWS]
+ROWS = [0, 1, 33, 96, clusters.MOST_ROWS]
 
 
 def random(*shape: int, device: str = "cuda") -> torch.Tensor:
@@ -31,14 +31,14 @@ def random_outputs(
 
 
 def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, weight: torch.Tensor) -> None:
-    assert few_rows.takes(delta, residual)
+    assert clusters.takes(delta, residual)
     total = residual.clone()
     added = combine(delta) if isinstance(delta, ExpertOutputs) else delta
     expected, expected_quantized = reference.add_rms_norm_quantized(added, total, weight, EPSILON)
     plain = residual.clone()
-    assert relative_error(few_rows.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
+    assert relative_error(clusters.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
     quantized = empty_quantized(*residual.shape, device=residual.device)
-    assert relative_error(few_rows.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
+    assert relative_error(clusters.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
     assert relative_error(residual, total) < ERROR and torch.equal(plain, residual)
     assert relative_error(quantized.scales, expected_quantized.scales) < ERROR
     assert relative_error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
@@ -67,11 +67,11 @@ def test_experts_outputs_are_added_up_and_normalized(rows: int, width: int, choi
 @on_hopper
 def test_other_types_and_widths_are_not_taken() -> None:
     residual = random(4, 1024)
-    assert few_rows.takes(random(4, 1024), residual)
-    assert not few_rows.takes(random(4, 1025)[:, 1:], residual)
-    assert not few_rows.takes(random(4, 1024).float(), residual.float())
-    assert not few_rows.takes(random(4, 640), random(4, 640))
-    assert not few_rows.takes(random_outputs(4, 1024, choices=6), residual)
+    assert clusters.takes(random(4, 1024), residual)
+    assert not clusters.takes(random(4, 1025)[:, 1:], residual)
+    assert not clusters.takes(random(4, 1024).float(), residual.float())
+    assert not clusters.takes(random(4, 640), random(4, 640))
+    assert not clusters.takes(random_outputs(4, 1024, choices=6), residual)
 
 
 @pytest.mark.parametrize("shared", [False, True])

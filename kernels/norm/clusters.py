@@ -1,4 +1,4 @@
-"""Residual addition, norm and quantization of up to a chunk's rows on Hopper: `cuda/few_rows.cu`."""
+"""Residual addition, norm and quantization on Hopper, a cluster of CTAs a row: `cuda/clusters.cu`."""
 
 import ctypes
 from pathlib import Path
@@ -11,7 +11,7 @@ from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.expert_sum import ExpertSum
 from kernels.nvrtc import load_kernel
 
-SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
+SOURCE = Path(__file__).parent / "cuda" / "clusters.cu"
 # As many tokens as a chunk of experts' outputs has; tensors of more than 256 take as long in the other kernel.
 MOST_ROWS = 8192
 # Supported numbers of weighted rows of a sum, of chosen experts and a shared one. 0 means one row, which is no sum.

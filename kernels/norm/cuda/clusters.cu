@@ -1,4 +1,4 @@
-// Residual addition, norm and quantization of few rows, for Hopper (sm_90a). A cluster of CTAs does a row: one multiprocessor
+// Residual addition, norm and quantization, for Hopper (sm_90a). A cluster of CTAs does a row: one multiprocessor
 // would take longer to read and quantize it than all of them take for a decode step's rows.
 //
 // A thread holds 8 values, and 16 threads a quantization group. Reads 4 bytes a value (2 more for each further row of a sum),
