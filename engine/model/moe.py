@@ -42,9 +42,9 @@ class _Chosen:
     sent: Begun[Dispatched]
     # What shared experts of their own make of the tokens; None if they are the routed ones' last, or another rank's.
     shared: torch.Tensor | None
-    # These run on the side stream.
+    # Whether `shared` is computed on the side stream.
     aside: bool
-    # Sums are still to be made of what all ranks make of the rows of all.
+    # The rows went to the experts of all ranks, whose outputs are still to be added up across these.
     exchanges: bool
 
 

@@ -15,37 +15,42 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 
 class Residual(Protocol):
-    """The residual of some tokens. What is added may be a `Delta` of a layer, or `parts`, [tokens, hidden]: of a sum
-    over the ranks, and the rank's own values if it computes alone.
+    """The residual of some tokens, to which layers add their outputs.
+
+    An output is a `Delta`, whose rows are those of the residual, or `parts`, [tokens, hidden]: what this rank adds to
+    a sum over the ranks of its TP group, of which each has the rows of all tokens. Of one rank they are the sum.
 
     Attributes:
-        everywhere: every rank has all rows. A layer's delta are then parts, and experts see all rows.
+        everywhere: every rank has all rows. A layer's delta is then this rank's parts, and experts see all rows.
     """
 
     everywhere: bool
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """Those of all [tokens, width] of which this rank has the residual."""
+        """The rows, of all [tokens, width], of which this rank has the residual: [own rows, width]."""
         ...
 
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
-        """What is to be added for the sum of parts."""
+        """The delta that stands for these parts: their sum, unless `add` makes that."""
         ...
 
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        """Add to the rows, and normalize all tokens in the forms that the layer behind reads. weight: [hidden]."""
+        """Add to the rows. Returns all tokens normalized, [tokens, hidden], in the forms that the next layer reads.
+
+        weight: [hidden], of the norm.
+        """
         ...
 
     def add_parts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        """The same of parts."""
+        """`add` for the sum of parts."""
         ...
 
     def add_for_experts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        """The same for this rank's rows alone."""
+        """As `add_parts`, but returns this rank's rows alone, which it sends to experts: [own rows, hidden]."""
         ...
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """What is behind the last norm: [tokens, hidden], or those of some `tokens`, [rows] int64. Called once."""
+        """Add to the rows, and apply the last norm, once: [tokens, hidden], or those of some `tokens`, [rows] int64."""
         ...
 
 

@@ -33,13 +33,13 @@ class TensorGroup:
         self._exchange = exchange
         self.share = Share(place.tp_index, place.layout.tp)
         self.divides = self.share.count > 1
-        # Experts of no other rank have to be reached.
-        self._is_worker = place.layout.dp == 1
+        # Then no rank outside the group has experts, and no row needs to be sent to any.
+        self._is_whole_worker = place.layout.dp == 1
         self.leads = place.leads
 
     def has_everywhere(self, tokens: int) -> bool:
-        """Whether every rank has all rows of the residual of a step of so many."""
-        return self.divides and self._is_worker and tokens <= FEW_ROWS
+        """Whether every rank has all rows of the residual of a step with so many tokens."""
+        return self.divides and self._is_whole_worker and tokens <= FEW_ROWS
 
     def own_rows(self, tokens: int) -> int:
         """How many rows each rank has of so many; the last ones may be padding."""
