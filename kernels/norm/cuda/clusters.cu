@@ -5,7 +5,7 @@
 // writes 4 (and 1 and 1/32 more if it quantizes). The latency of its loads, which are in flight at once, and of a barrier
 // limits it.
 
-#include "../../cuda/cluster_sum.cuh"
+#include "../../cuda/cluster_norm.cuh"
 #include "../../cuda/expert_sum.cuh"
 
 constexpr int MOST_THREADS = 256;
@@ -53,25 +53,10 @@ __device__ __forceinline__ void norm(const Arguments& given) {
   wait_for_earlier();
   uint4* residual = given.residual + row * (given.width / VALUES) + at;
   uint4 before = load(residual);
-  Values sum = delta<CHOICES>(given, row, at);
-  sum.add(Values::of(before), 1.0f);
-  uint4 rounded = sum.packed();
-  *residual = rounded;
-  sum = Values::of(rounded);
-  float square = 0.0f;
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) square = fmaf(sum.value[i], sum.value[i], square);
-  float scale = rsqrtf(cluster.sum(square) / given.width + given.epsilon);
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) sum.value[i] *= scale;
-  Values factors = Values::of(weight);
-  // Rounds twice, as the reference does: after normalizing and after multiplying.
-  sum = Values::of(sum.packed());
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];
-  rounded = sum.packed();
-  given.out[row * (given.width / VALUES) + at] = rounded;
-  if (given.values) store_quantized(given, Values::of(rounded), row, at);
+  Values added = delta<CHOICES>(given, row, at);
+  uint4 normalized = add_and_normalize(cluster, added, before, residual, weight, given.width, given.epsilon);
+  given.out[row * (given.width / VALUES) + at] = normalized;
+  if (given.values) store_quantized(given, Values::of(normalized), row, at);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_0(const __grid_constant__ Arguments given) { norm<0>(given); }

@@ -5,7 +5,7 @@
 // rows to all. Either takes a hop over NVLink, which is most of the time. Rows travel in bfloat16, and whoever receives them
 // quantizes them.
 
-#include "../../cuda/cluster_sum.cuh"
+#include "../../cuda/cluster_norm.cuh"
 #include "../../cuda/expert_sum.cuh"
 #include "sums.cuh"
 
@@ -69,23 +69,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
     receive_words(members, before + 1, threadIdx.x, found);
     delta = sum_in_order<Bf16>(members, delta, found);
   }
-  Values sum = Values::of(delta);
-  sum.add(Values::of(had), 1.0f);
-  uint4 rounded = sum.packed();
-  *residual = rounded;
-  sum = Values::of(rounded);
-  float square = 0.0f;
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) square = fmaf(sum.value[i], sum.value[i], square);
-  float scale = rsqrtf(cluster.sum(square) / given.width + given.epsilon);
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) sum.value[i] *= scale;
-  Values factors = Values::of(weight);
-  // Rounds twice, as the reference does: after normalizing and after multiplying.
-  sum = Values::of(sum.packed());
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];
-  uint4 normalized = sum.packed();
+  uint4 normalized = add_and_normalize(cluster, Values::of(delta), had, residual, weight, given.width, given.epsilon);
   if (GATHERS) {
     u32 turn = before + (SUMS != NONE ? 2 : 1);
     for (int i = 1; i < members.ranks; i++) send_words(members, (members.own + i) % members.ranks, turn, threadIdx.x, normalized);
