@@ -21,7 +21,7 @@ from mesh.identity import Role
 ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 WAIT_SECONDS = 60.0
-# Of a worker that loads its weights anew.
+# The same if the worker loads its weights anew.
 RELOAD_SECONDS = 1800.0
 
 

@@ -29,7 +29,7 @@ class Lookups:
         self._directory = directory
         self._disk = disk
         self._read = read
-        # Of the answers under way, by session and sequence.
+        # Those of the answers under way, by session and sequence.
         self._promotions: dict[tuple[int, int], Promotion] = {}
         self._digests: dict[int, bytes] = {}
         self._hit, self._miss = KVSTORE_LOOKUPS.labels("hit"), KVSTORE_LOOKUPS.labels("miss")

@@ -22,7 +22,7 @@ from mesh.redis_link import RedisLink, Script
 STORES = b"deepmesh:{kv}"
 # Keys in one command: few enough that other clients do not wait for it.
 PAGE_KEYS = 1000
-# Of a chain, in one round trip: longer ones ask on only those stores that had all so far.
+# Blocks of a chain in one round trip: longer ones ask on only those stores that had all so far.
 LOOKUP_KEYS = 512
 
 _NOW = """

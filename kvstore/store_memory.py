@@ -6,7 +6,7 @@ import numpy as np
 
 from transfer.host_memory import HostMemory
 
-# Of offsets, lengths and memory, which direct I/O needs: at least the sector size of every common medium.
+# Direct I/O needs it of offsets, lengths and memory: at least the sector size of every common medium.
 ALIGNMENT = 4096
 
 

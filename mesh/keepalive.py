@@ -20,7 +20,7 @@ def _options(after_ms: int, within_ms: int) -> tuple[tuple[str, int], ...]:
 
 # Between services: a peer that is cut off is given up after 5 to 7 s. Until then the streams that it carried wait.
 KEEPALIVE = _options(after_ms=2_000, within_ms=3_000)
-# Of a gateway's clients: their networks may fail for longer, and not every client goes on with a stream that broke.
+# For a gateway's clients: their networks may fail for longer, and not every client goes on with a stream that broke.
 CLIENTS_KEEPALIVE = _options(after_ms=10_000, within_ms=5_000)
 # A server closes the connection of a peer that pings more often than this.
 SHORTEST_PING_INTERVAL_MS = 1_000

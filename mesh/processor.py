@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# Of the process's first thread: nanoseconds on a core, and nanoseconds that it waited for one though it could run.
+# Nanoseconds that the process's first thread was on a core, and that it waited for one though it could run.
 _SCHEDSTAT = Path("/proc/self/schedstat")
 
 

@@ -131,7 +131,7 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     # Rates of its fetches from the memory of stores, and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
     disk_fetch_bytes_per_second: float | None = None
-    # Of its measurements, those in `load` too.
+    # When its measurements were made, those in `load` too.
     measured_at: MeasurementTimes = MeasurementTimes()
     # Which of the worker's ranks it is; None if it is the whole worker.
     rank: int | None = None
@@ -150,7 +150,7 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     ends: Sequence[float] = ()
     # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
     measures: Measures | None = None
-    # Of all of the worker's ranks, if it decodes with several and says how they step.
+    # The prompts of all of the worker's ranks, if it decodes with several and says how they step.
     joint_prompts: JointPrompts | None = None
 
     @property

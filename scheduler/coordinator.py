@@ -31,7 +31,7 @@ from scheduler.terms import Rejection, Terms
 class PlacementCall:
     """A request to be placed, as its gateway describes it."""
 
-    # Of all attempts of one request: its gateway drew it.
+    # The same for all attempts of one request: its gateway drew it.
     generation_id: str
     attempt: int
     model: str
@@ -183,7 +183,7 @@ class Coordinator:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
         placed = self._placed.end((generation_id, attempt))
         decision = self._decisions.settle(generation_id, attempt, outcome)
-        # Of many requests under way the log has forgotten the decision, and of a long one its place is forgotten.
+        # The log forgets decisions if many requests are under way; the place of a long request is forgotten, too.
         if placed is None and decision is not None and decision.chosen is not None:
             placed = Placed(decision.model, decision.chosen.worker_ids, decision.compared.request.max_tokens)
         if placed is None:

@@ -37,7 +37,7 @@ class StoreLink:
         self._health = health_pb2_grpc.HealthStub(self._channel)
         # While the store is there.
         self._following: asyncio.Task[bool] | None = None
-        # Of the process that was there last, and of one that has said that it stops, but may answer still.
+        # Epochs of the process that was there last, and of one that has said that it stops, but may answer still.
         self._epoch = ""
         self._stopping: str | None = None
 

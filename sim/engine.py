@@ -26,7 +26,7 @@ class SimulatedEngine(Engine):
     measured and the ends behind the last step are left to be done, in the order in which steps would do it.
     """
 
-    # Of prompts that come during one step the shortest goes first; otherwise the earliest.
+    # Whether the shortest of the prompts that come during one step goes first; otherwise the earliest.
     shortest_first = True
     # The requests of the quiet steps taken last, and once another step has begun, how many tokens they had before it.
     _quiet: Sequence[Request] = ()

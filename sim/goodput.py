@@ -31,7 +31,7 @@ PROMPT, OUTPUT = 3500, 1000
 TTFT_MS = 2000.0
 # 20 and 25 tokens a second for each user, of the whole model.
 TPOT_MS = (50.0, 40.0)
-# Of arrivals; as many before them are served and not counted, since a fleet begins empty.
+# Seconds of arrivals that count; for as long before them others come, since a fleet begins empty.
 SECONDS = 60.0
 STEP_TOKENS = 4096
 COLOURS = ("#2563eb", "#d97706", "#059669")

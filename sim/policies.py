@@ -28,7 +28,7 @@ from sim.workload import WorkloadConfig
 
 TPOT_MS = 50.0
 OBJECTIVES = Objectives(TTFT_MS, TPOT_MS)
-# Of arrivals that count; before them come others for as long, since a fleet begins empty.
+# Seconds of arrivals that count; for as long before them others come, since a fleet begins empty.
 SECONDS = 60.0
 
 

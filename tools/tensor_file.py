@@ -18,7 +18,7 @@ from engine.weights.strips import DTYPES
 
 # Each has one tensor in host memory.
 THREADS = 8
-# Of the first byte behind the header.
+# The first byte behind the header lies at a multiple of it.
 ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

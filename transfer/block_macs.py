@@ -51,7 +51,7 @@ class MacSink(Protocol):
 class Authorship(msgspec.Struct, frozen=True):
     """What a worker signs and checks blocks with."""
 
-    # Of all workers of the mesh.
+    # The same for all workers of the mesh.
     secret: bytes
     # This worker's id.
     writer: str
@@ -112,7 +112,7 @@ class Writing:
 class Checking:
     """A fetch from a store: only blocks that a worker of the namespace computed for these hashes are taken."""
 
-    # Of every secret that is accepted.
+    # One for every secret that is accepted.
     keys: Sequence[NamespaceKey]
     hashes: Sequence[bytes]
 

@@ -87,7 +87,7 @@ class Exchange:
             transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
         )
         self.server: LookupServer | None = None
-        # Of a store's blocks.
+        # Those of a store's blocks.
         self.macs: KeptMacs | None = None
         if lookups is not None:
             self.macs = KeptMacs(memory.layers, memory.blocks)

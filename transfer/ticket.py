@@ -64,7 +64,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     checksum: bytes
     # UCX transport that the segment used: only the sender's endpoint knows it.
     transport: str
-    # Of its blocks, on their way to a store or from one; empty between workers.
+    # Those of its blocks, on their way to a store or from one; empty between workers.
     macs: tuple[BlockMac | None, ...] = ()
 
 

@@ -17,7 +17,7 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 CHOICES = 8
 REDUCED_ROWS = (1, 16, 64, 128)
 NORMALIZED_ROWS = (16, 64)
-# Of the sum that every rank makes of all rows.
+# Rows of a sum that every rank gets whole.
 SUMMED_ROWS = (1, 4, 16, 32)
 DISPATCHED_TOKENS = (32, 64, 128, 4096)
 Call = Callable[[], object]

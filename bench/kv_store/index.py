@@ -42,7 +42,7 @@ from mesh.redis_server import RedisServer
 CHAIN_BLOCKS = 64
 CONCURRENCY = 16
 
-# Of the store's keys, and of a key that nobody has.
+# Where the store's keys are listed, and a read of a key that nobody has.
 HELD = STORES + b":bench:1"
 GET = (b"GET", b"nothing")
 

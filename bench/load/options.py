@@ -13,7 +13,7 @@ MOST_TOKENS = 2**32 - 1
 # All are drawn before the first is sent: more would take hours and the machine's memory.
 MOST_REQUESTS = 10_000_000
 LONGEST_PROMPT = 10_000_000
-# Of a run's arrivals: a month. A rate that asks for more is a slip.
+# Requests of a run come for a month at the most. A rate that asks for more is a slip.
 LONGEST_RUN_S = 30 * 24 * 3600
 
 

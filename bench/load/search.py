@@ -13,7 +13,7 @@ from bench.load.summary import Distribution
 # The rate found and the lowest one that is too high differ by so much at the most.
 PRECISION = 1.1
 MOST_TRIALS = 16
-# Of a trial: with fewer one late answer decides.
+# Requests of a trial: with fewer one late answer decides.
 FEWEST_REQUESTS = 30
 
 

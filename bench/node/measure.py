@@ -209,8 +209,8 @@ def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> Resol
 
 
 def _routed_seconds(model: Model, rows: int) -> float:
-    """Of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its rows, or
-    has few of them everywhere: then there is no dispatch, and no way back but with the next norm.
+    """Time of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its
+    rows, or has few of them everywhere: then there is no dispatch, and no way back but with the next norm.
     """
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
     everywhere, real = model.group.has_everywhere(rows), torch.ones(rows, 1, dtype=torch.bool, device="cuda")

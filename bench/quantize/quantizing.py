@@ -19,7 +19,8 @@ from tools.quantize.run import Options, quantize
 @dataclass(frozen=True)
 class Layer:
     """What a layer took, or "rest": embedding, last norm and head. Peaks are of this layer alone on the device, and up
-    to its end on the host."""
+    to its end on the host.
+    """
 
     report: UnitReport
     source_bytes: int
@@ -34,7 +35,7 @@ class Layer:
 
 
 def fingerprint_seconds(model: Path) -> float:
-    """Of reading all weights for their fingerprint, which the quantizer keeps beside them for another time."""
+    """Reads all weights for their fingerprint, which the quantizer keeps beside them for another time."""
     started = time.perf_counter()
     weights_fingerprint(model)
     return time.perf_counter() - started

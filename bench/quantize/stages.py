@@ -38,8 +38,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType({"r1": DEEPSEEK_R1, "
 @dataclass(frozen=True)
 class Options:
     shape: str
-    # Of the model, the first ones without experts.
     layers: int
+    # How many of the layers, the first ones, have no experts.
     dense: int
     directory: Path
     device: str
@@ -112,7 +112,7 @@ def _calibration(options: Options) -> Calibration:
 
 
 def _quantize(options: Options, out: Path, calibration: Calibration | None, *, awq: bool) -> list[Layer]:
-    # Of a layer with experts.
+    # The last layer has experts.
     layer_bytes = unit_bytes(options.source)[str(options.layers - 1)]
     shard_bytes = max(path.stat().st_size for path in shard_files(options.source))
 

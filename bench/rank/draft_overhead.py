@@ -35,7 +35,7 @@ class DraftOverhead:
 
     @property
     def ratio(self) -> float:
-        """Of a guess, to one more layer and the head."""
+        """What a guess takes, by what one more layer and the head do."""
         return self.drafting_us / (self.drafts * (self.layer_us + self.head_us))
 
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mesh.config import Config
 
-# Of one worker, on all of its hosts. Each is a process, so that a number with a digit too many would fill the machine.
+# Ranks on all hosts of a worker. Each is a process, so that a number with a digit too many would fill the machine.
 MOST_WORKER_RANKS = 1024
 
 

@@ -23,7 +23,7 @@ class PoolPlan:
     total_blocks: int
     # Behind the pool's, for a prompt of another rank.
     foreign_blocks: int
-    # Of the longest request: one that does not fit the pool alone would never end.
+    # The longest request has so many: one that does not fit the pool alone would never end.
     context_tokens: int
 
 

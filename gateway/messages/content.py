@@ -34,10 +34,10 @@ class ContentBlock(TextBlock, forbid_unknown_fields=True):
     input: Raw = field(default_factory=Raw)
     caller: Any = None
     tool_use_id: str | None = None
-    # Of the function that was called.
+    # What the function that was called returned.
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    # Of reasoning, which is left out of the prompt, as chat templates do.
+    # Reasoning, which is left out of the prompt, as chat templates do.
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None

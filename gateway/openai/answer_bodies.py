@@ -121,7 +121,7 @@ class ResponseBody(Struct, Generic[ChoiceT]):
     choices: list[ChoiceT]
     # If the client asked for usage: null in every chunk but the last. Otherwise absent.
     usage: UsageBody | UnsetType | None = UNSET
-    # Of a chat, if the client asked for them.
+    # A chat has them, if the client asked for them.
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 

@@ -49,7 +49,7 @@ class Answer:
 class Form(ABC):
     """Writes one request's answer, whole or as events."""
 
-    # Of metrics.
+    # The API's name in metrics.
     API: ClassVar[str] = "openai"
     # A stream's last event is OpenAI's [DONE].
     ENDS_WITH_DONE: ClassVar[bool] = True

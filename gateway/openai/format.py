@@ -60,7 +60,7 @@ class Head:
     # Every chunk has the usage so far.
     with_continuous_usage: bool
     choices_per_prompt: int
-    # Of a prompt's choices so many are given, the likeliest; None if all are.
+    # How many of a prompt's choices are given, the likeliest; None if all are.
     chosen_per_prompt: int | None = None
     # Log probabilities serve only to choose.
     hides_logprobs: bool = False

@@ -217,7 +217,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: int | None = None
     # The text begins with the prompt's.
     echo: bool | None = None
-    # Of so many answers to each prompt the n likeliest are given.
+    # So many answers to each prompt are made, and the n likeliest given.
     best_of: int | None = None
 
     @property

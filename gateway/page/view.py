@@ -39,7 +39,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     # Why no decode worker can read its KV, if it is a prefill worker; empty otherwise.
     kv_unreadable: str
     lease_ms: int
-    # Of all ranks.
+    # All ranks together.
     load: LoadView
     # Measured; 0 while unknown.
     prefill_tokens_per_second: float

@@ -9,7 +9,7 @@ from mmap import mmap
 from tempfile import TemporaryFile
 
 KINDS = ("requests", "tokens")
-# Of an allowance: what is left, and when it was last filled.
+# An allowance is two: what is left, and when it was last filled.
 NUMBERS = 2
 _NEVER_FILLED = array("d", (0.0, -math.inf))
 

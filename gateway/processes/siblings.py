@@ -30,7 +30,7 @@ class Siblings:
 
     async def __aenter__(self) -> Self:
         path = self._path(self._process)
-        # Of an earlier process of this number.
+        # An earlier process of this number may have left it.
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(_tell, path)
         return self

@@ -40,9 +40,9 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    # Of a call, JSON.
+    # A call's, JSON.
     arguments: str | None = None
-    # Of the function that was called.
+    # What the function that was called returned.
     output: str | list[InputPart] | None = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None

@@ -16,7 +16,7 @@ OUTPUT_SPLIT = (4, 2, 8)
 # A tile's inputs likewise: halves of four products of 16 inputs, in each half of which each of 4 threads holds a pair.
 INPUT_SPLIT = (2, 4, 2, 4, 2)
 
-# Of the two bf16 numbers in a word: where a code's magnitude and sign go.
+# Where a code's magnitude and sign go in the two bf16 numbers of a word.
 MAGNITUDES, SIGNS = 0x01C001C0, 0x80008000
 NAN = 0x7F
 ONE = 0x38

@@ -32,9 +32,9 @@ WIDE = {
     82: Tiling(96, 2, 2, 1),
     128: Tiling(128, 2, 2, 1),
 }
-# Of fewer outputs, for too few tiles.
+# Tilings with fewer outputs, where there would be too few tiles.
 NARROW = (Tiling(16, 4, 1, 4), Tiling(32, 4, 1, 4), Tiling(64, 4, 1, 2))
-# Of more outputs: these read an expert's rows fewer times.
+# Tilings with more outputs: these read an expert's rows fewer times.
 DOUBLE = (Tiling(16, 4, 2, 1), Tiling(32, 4, 2, 1), Tiling(48, 4, 2, 1))
 TILINGS = (*WIDE.values(), *NARROW, *DOUBLE)
 # Measured on an H200: a tile takes as long as its outputs times its rows and so many more, for which its weights are

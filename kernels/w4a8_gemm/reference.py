@@ -12,7 +12,7 @@ from kernels.w4a8_gemm.weight import GROUP, Int4Experts, gate_and_up, unpack_til
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
-# Of an expert's rows in tensors of a layout.
+# Where an expert's rows lie in tensors of a layout.
 Place = tuple[torch.Tensor | int | slice, ...]
 
 

@@ -154,8 +154,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     decode_step_requests: float | None = None
     # Rate of pushes that began when the whole prompt was computed.
     push_bytes_per_second: float | None = None
-    # Of a worker whose experts move: (largest - mean) / mean of what its ranks have to do for routed experts, in the
-    # layer where it is largest, and experts that were copied to another rank's slot since the start.
+    # If a worker's experts move: (largest - mean) / mean of what its ranks have to do for routed experts, in the layer
+    # where it is largest, and experts that were copied to another rank's slot since the start.
     expert_imbalance: float | None = None
     experts_moved: int = 0
     # The paces of prompt tokens whose attention is exact, and of those whose attention is sparse.

@@ -22,7 +22,7 @@ from tests.support.engines import Transcript, submit_of
 from tests.support.layouts import run_layout
 from tests.support.oracle_model import assert_greedy, load_oracle
 
-# Of the small checkpoint.
+# Layers of the small checkpoint.
 LAYERS = 3
 
 
@@ -91,7 +91,7 @@ def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pie
         return [each.logprob for each in run_layout(config, [submit]).logprobs[0]]
 
     divided = logprobs(ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=128), 512, sparse.offered)
-    # Of eight pieces the first is exact.
+    # The first of eight pieces is exact.
     assert sorted(by_thread.values()) == [3 * LAYERS, 4 * LAYERS]
     alone = logprobs(ParallelConfig(tp=1, dp=1), 128, sparse.offered)
     assert divided == pytest.approx(alone, abs=1e-4)

@@ -17,7 +17,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
 
 @pytest.mark.parametrize(("rows", "count"), [(0, 2), (4, 0), (1, 1), (40, 3)])
 def test_drafts_are_counted_as_defined(device: torch.device, rows: int, count: int) -> None:
-    # Of few tokens, many are right; a grid of draws may be wider.
+    # Among few different tokens many are right; a grid of draws may be wider.
     drawn = torch.randint(2, (rows, count + 3), device=device)[:, : count + 1]
     drafts = torch.randint(-1, 2, (rows, count + 1), device=device)[:, 1:]
     found, expected = (each.count_accepted(drawn, drafts) for each in (triton, reference))

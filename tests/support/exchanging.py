@@ -25,9 +25,9 @@ SUMMED_DTYPES = (torch.bfloat16, torch.float32, torch.int64)
 WIDTHS = (1, 3, 8, 56, 1000, 7168)
 ROWS = (0, 1, 2, 5, 33, 128, 700)
 REPLAYED_ROWS = (1, 40, 300)
-# That a norm makes: of the exchange before it.
+# Which rows a norm sums before it.
 SUMS = (None, SummedRows.OWN, SummedRows.OWN, SummedRows.ALL)
-# Of a token's experts.
+# Experts of a token.
 CHOICES = 8
 WAIT_SECONDS = 1.0
 Operation = Callable[[PeerExchange, random.Random], None]

@@ -20,7 +20,7 @@ struct Consumer {
   u32 query[WIDTH / 32][4];
   // Makes a row's scores powers of two, but for the keys' scale.
   float query_scale[2];
-  // Of the scale of the last step's values.
+  // The inverse of the scale of the last step's values.
   float inverse;
 
   // One lane for the warp.

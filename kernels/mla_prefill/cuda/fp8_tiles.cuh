@@ -27,7 +27,7 @@ struct Unit {
   int steps;
 };
 
-// Of a head's block: a key is `key` times what is stored. Of the values' scale the logarithm to base 2, and the inverse.
+// A head's block: a key is `key` times what is stored. The values' scale comes as its logarithm to base 2, and inverted.
 struct Scales {
   float key, value_log2, value_inverse, unused;
 };
@@ -71,7 +71,7 @@ struct Shared {
   float4 earlier[CONSUMERS][VALUE / 8][WARPGROUP];
   // One in e4m3: 8 rows of 32.
   alignas(256) u8 ones[8 * 32];
-  // Of the blocks in `key`.
+  // Those of the blocks in `key`.
   Scales scales[STAGES];
   // What the queries in `query` belong to. The producer writes it before it copies them.
   Unit unit[CONSUMERS];

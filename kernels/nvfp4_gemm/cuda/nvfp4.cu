@@ -48,7 +48,7 @@ struct Shared {
   u8 scales[Of::STAGES][Of::SPLIT][Of::OUTPUT_TILES][SCALE_BYTES];
   // 16 outputs a row for each warp that stores.
   uint4 rows[Of::CONSUMERS / Of::SPLIT / 32][Of::STORED * 2];
-  // Of the warpgroups that do not store.
+  // Sums of the warpgroups that do not store.
   float4 sums[Of::SUM_BYTES / WARPGROUP / 16 + 1][WARPGROUP];
   u64 full[Of::STAGES], empty[Of::STAGES];
   // The first producer writes a tile here before the tile's first stage. It is at most STAGES tiles ahead of a consumer that

@@ -26,7 +26,7 @@ struct GatherArguments {
   int part_count, units;
   // The first of them are bytes of any kind, which go as lines unless all go by slots; the others are numbers.
   int byte_units;
-  // Of a channel's turn.
+  // Units of a channel's turn.
   int turn_units;
   // By member, a bit for each one whose parts it receives; those that do not go by slots are all received.
   u32 senders[MOST_RANKS];

@@ -17,7 +17,7 @@ struct ReduceArguments {
   long long part_pitch;
   // That a rank sums.
   int units;
-  // Of a channel's turn.
+  // Units of a channel's turn.
   int turn_units;
   // Whether the sums are sent to all; only by words.
   int shares_sums;

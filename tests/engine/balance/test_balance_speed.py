@@ -60,7 +60,7 @@ def test_experts_of_r1_move_for_loads_of_zipfs_law(tmp_path: Path, parts: int, r
 
 
 def spent_ms(work: Callable[[], object]) -> float:
-    """Of the processor, by this thread."""
+    """Milliseconds of the processor that this thread took."""
     started = thread_time()
     work()
     return (thread_time() - started) * 1000
