@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one mesh, once. Seconds; times count from the first arrival."""
+    """One run of one mesh. Times are in seconds; times count from the first arrival."""
 
     # (time, gap) of every token of every stream.
     gaps: list[tuple[float, float]]

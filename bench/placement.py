@@ -83,7 +83,7 @@ class Mesh:
 
 
 def identity_of(number: int, workers: int) -> WorkerIdentity:
-    """Of so many workers that one; the first third compute prompts alone."""
+    """One of so many workers, of which the first third compute prompts alone."""
     return WorkerIdentity(
         worker_id=f"w{number:05}",
         incarnation="0",

@@ -37,7 +37,7 @@ class Cost:
     report_ms: float
 
     def busy(self, requests_per_second: float, report_seconds: float) -> float:
-        """Of one core, with so many requests on each worker, and the time between two reports of one."""
+        """The share of one core, with so many requests on each worker, and the time between two reports of one."""
         return self.workers * (requests_per_second * self.placement_ms + self.report_ms / report_seconds) / 1000
 
 

@@ -60,7 +60,7 @@ class PromptPaceMeter:
         return self._sparse.pace
 
     def _sparse_share(self, prompts: PromptTokens) -> float:
-        """Of a step's time. Tokens of both kinds take equally long until both are known."""
+        """The sparse tokens' share of a step's time. Tokens of both kinds take equally long until both are known."""
         exact, sparse = self._exact.pace, self._sparse.pace
         weight = 1.0 if exact is None or sparse is None else exact.tokens_per_second / sparse.tokens_per_second
         return prompts.sparse * weight / (prompts.exact + prompts.sparse * weight)

@@ -4,7 +4,7 @@ import msgspec
 
 
 class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
-    """Of one chunk, in one layer."""
+    """What sparse attention kept of one chunk, in one layer."""
 
     # The share of the exact attention, the mean over its heads and some of its queries.
     recall: float

@@ -20,7 +20,7 @@ class ThinkTokens:
 
 
 class ThinkingPhase:
-    """Of one request, whose list of tokens only grows: each is looked at once."""
+    """Whether one request thinks. Its list of tokens only grows, and each is looked at once."""
 
     __slots__ = ("_read", "_thinks", "_tokens")
 

@@ -65,7 +65,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Of the mean of at least two independent values, by the normal approximation."""
+    """The interval of the mean of at least two independent values, by the normal approximation."""
     half = _quantile(confidence) * stdev(values) / sqrt(len(values))
     return Interval(fmean(values) - half, fmean(values) + half)
 

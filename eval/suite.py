@@ -38,7 +38,7 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """Of what is asked and expected: equal digests are the same problem."""
+        """Made of what is asked and expected: equal digests are the same problem."""
         content = f"{self.problem.prompt}\0{self.problem.answer}"
         return blake2b(content.encode(), digest_size=6).hexdigest()
 

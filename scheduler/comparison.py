@@ -22,5 +22,5 @@ class Comparison(msgspec.Struct, frozen=True, gc=False):
         return best(self.request, self.candidates, self.knobs, partial(meets, self.objectives))
 
     def terms(self) -> list[Terms]:
-        """Of all candidates, best first."""
+        """Terms of all candidates, best first."""
         return best_first(admit(predict(self.request, self.candidates, self.knobs), self.objectives))

@@ -204,7 +204,7 @@ class Coordinator:
         )
 
     def mean_output_tokens(self, model: str) -> float | None:
-        """Of the model's finished requests; None while there is none."""
+        """The mean over the model's finished requests; None while there is none."""
         return self._lengths.mean(model)
 
     async def _ask_stores(

@@ -91,7 +91,7 @@ def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
 
 
 def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) -> list[float]:
-    """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way.
+    """One quantity of each worker, from what all measured: a fresh value counts in full, an old one gives way.
 
     classes: each worker's.
     """
@@ -132,7 +132,7 @@ def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Seq
 
 
 def _mean(weight: float, total: float, assumed: float) -> float:
-    """Of logarithms that weigh so much together and whose weighted sum is `total`, and of one that is assumed."""
+    """The mean of logarithms that weigh so much and whose weighted sum is `total`, and of one that is assumed."""
     return (ASSUMED_WEIGHT * assumed + total) / (ASSUMED_WEIGHT + weight)
 
 

@@ -68,8 +68,8 @@ class Worker:
 
     @property
     def use(self) -> float:
-        """Of two workers of one field the one with less is the better, roughly: that will have computed its prompts
-        earlier, or with fewer requests for each that it can run.
+        """The worker of a field that has less is the better, roughly: it will have computed its prompts earlier, or has
+        fewer requests for each that it can run.
         """
         if self.state is not WorkerState.SERVING or not self.connected:
             return float("inf")

@@ -108,7 +108,7 @@ def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
 
 
 def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
-    """Of the terms that `_terms` finds."""
+    """How many terms `_terms` finds."""
     return worker.can_prefill + (not worker.can_prefill or (offer is not None and worker.receives_kv))
 
 

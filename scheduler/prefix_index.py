@@ -73,7 +73,7 @@ NOTHING_HELD = Holders(())
 
 
 def numbers(workers: int) -> Iterator[int]:
-    """Of the bits that are set, ascending."""
+    """The numbers of the bits that are set, ascending."""
     while workers:
         lowest = workers & -workers
         yield lowest.bit_length() - 1

@@ -181,7 +181,7 @@ class Registry:
         return [by_number[number] for number in sorted(found)]
 
     def identity(self, worker_id: str) -> WorkerIdentity:
-        """Of a live worker."""
+        """Who a live worker is."""
         return self._workers[worker_id].identity
 
     def living(self, workers: Collection[Worker]) -> list[Worker]:

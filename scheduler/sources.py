@@ -72,7 +72,7 @@ def _computed(
 def _fetch_ms(
     candidate: CandidateWorker, pace: Pace, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs
 ) -> float:
-    """Of the blocks behind the candidate's own, of which a store has the first in memory and the others on its disk."""
+    """Time of the blocks behind the candidate's own: the first are in a store's memory, the others on its disk."""
     memory_seconds = max(0, in_memory - own) * candidate.block_bytes / pace.fetch_bytes_per_second
     disk_seconds = (blocks - max(own, in_memory)) * candidate.block_bytes / pace.disk_fetch_bytes_per_second
     return knobs.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000

@@ -84,7 +84,7 @@ def wrong_setting(settings: Sequence[str]) -> str | None:
 
 
 def costs_of(ranks: int, layers: int) -> CostModel:
-    """Of a rank of a worker that has so many, with the first `layers` layers of R1."""
+    """What work costs a rank of a worker that has so many, with the first `layers` layers of R1."""
     measured, depth = _measured(ranks)
     whole, _ = _measured(4)
     part = (layers - DENSE) / (depth - DENSE)

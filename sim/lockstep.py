@@ -116,7 +116,7 @@ class Lockstep:
         return sum(rank.held_blocks for rank in self._ranks)
 
     def drain_busy_seconds(self) -> float:
-        """Of the steps that have begun since the last call, in the mean of the ranks."""
+        """Seconds of the steps that have begun since the last call, in the mean of the ranks."""
         return sum(rank.drain_busy_seconds() for rank in self._ranks) / len(self._ranks)
 
     def die(self) -> None:

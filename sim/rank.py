@@ -120,7 +120,7 @@ class SimulatedRank:
 
     @property
     def busy_seconds(self) -> float:
-        """Of the steps that have begun."""
+        """Seconds of the steps that have begun."""
         self.catch_up()
         under_way = self._quiet[1] - self._quiet[0] if len(self._quiet) > 1 else 0.0
         return self.device.busy_seconds + under_way

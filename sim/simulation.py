@@ -98,7 +98,7 @@ class SimulatedMesh:
         return sum(worker.rank.held_blocks for worker in self._by_id.values() if worker.rank is not None)
 
     def ranks(self, role: WorkerRole) -> int:
-        """Of one worker."""
+        """How many ranks one worker has."""
         return self._group(role).ranks
 
     def _group(self, role: WorkerRole) -> GroupConfig:

@@ -36,7 +36,7 @@ class MacSource(Protocol):
     """Where the MACs of a transfer that leaves come from."""
 
     def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
-        """Of each block of the tile; None for a block that came without."""
+        """The MAC of each block of the tile; None for a block that came without."""
         ...
 
 

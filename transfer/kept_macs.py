@@ -18,7 +18,7 @@ class KeptMacs:
         self._macs: list[BlockMac | None] = [None] * blocks
 
     def __getitem__(self, block: int) -> BlockMac | None:
-        """Of all layers; None if the block came without."""
+        """The MAC over all layers; None if the block came without."""
         return self._macs[block]
 
     def __setitem__(self, block: int, mac: BlockMac | None) -> None:

@@ -157,7 +157,7 @@ class RankClient:
 
     @property
     def process_id(self) -> int:
-        """Of a rank on this host."""
+        """The process of a rank on this host."""
         assert not isinstance(self._process, RemoteRank)
         return self._process.pid
 

@@ -203,7 +203,7 @@ class RankHost:
 
     @property
     def _load(self) -> WorkerLoad:
-        """Of all ranks, with what is known of the worker as a whole."""
+        """The load of all ranks, with what is known of the worker as a whole."""
         load, balance = self.ranks.load, self._balance
         if balance is None:
             return load

@@ -61,7 +61,7 @@ def cases() -> Iterator[Case]:
 
 
 def _whole_layers(shape: str, provider: str, make: Callable[[], Call], experts: int, rows: int) -> Case:
-    """Of so many experts with so many rows in all."""
+    """Whole layers of so many experts, with so many rows in all."""
     weights = 3 * HIDDEN * EXPERT_WIDTH
     return Case(
         shape=shape,

@@ -56,7 +56,7 @@ async def timed(call: Callable[[Any], Awaitable[object]], questions: Iterable[An
 
 @dataclass
 class Measured:
-    """Of each lookup, in seconds; and the processor time of both processes together, for one."""
+    """Seconds of each lookup, and the processor time that both processes together take for one."""
 
     seconds: list[float] = field(default_factory=list)
     # Over UCX: until the answer alone.
@@ -125,7 +125,7 @@ async def compared(
 
 
 def processor_seconds(store: psutil.Process) -> float:
-    """Of this process and the store's."""
+    """Processor time of this process and the store's, in seconds."""
     times = store.cpu_times()
     return time.process_time() + times.user + times.system
 

@@ -11,7 +11,7 @@ from bench.load.records import RequestRecord
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of one quantity, in milliseconds."""
+    """How one quantity is distributed, in milliseconds."""
 
     mean: float
     p50: float
@@ -66,7 +66,7 @@ class Summary:
 
 
 def distribution(values_s: Sequence[float]) -> Distribution | None:
-    """Of values in seconds, None of nothing."""
+    """The distribution of values in seconds; None if there are none."""
     if not values_s:
         return None
     values_ms = np.asarray(values_s) * 1000

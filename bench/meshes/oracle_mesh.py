@@ -61,7 +61,7 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
 
 
 async def _decode_endpoint(scheduler: str, channels: Channels) -> str:
-    """Of the first worker that registers."""
+    """The endpoint of the first worker that registers."""
     async with channels.open(scheduler) as channel:
         watch = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         async for snapshot in watch:

@@ -60,7 +60,7 @@ def touched(choices: torch.Tensor, ranks: int, experts_a_rank: int) -> list[int]
 
 
 def expert_bytes(config: ModelConfig) -> float:
-    """Of one expert's weights, with the scales of INT4 (those of FP8 are a four-thousandth)."""
+    """Bytes of one expert's weights, with the scales of INT4 (those of FP8 are a four-thousandth)."""
     item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
     return 3 * config.hidden_size * config.moe_intermediate_size * item_bytes
 

@@ -41,7 +41,7 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 
 def line(row: Row) -> str:
-    """Of one rank, while the others are still measured."""
+    """What one rank measured, shown while the others still measure."""
     times = ", ".join(f"{name} {1e6 * seconds:.1f} us" for name, seconds in row.seconds.items())
     return f"{row.experts_a_rank} experts and {row.tokens} tokens a rank: {times}; mega_moe's error {_error(row.error)}"
 

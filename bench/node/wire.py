@@ -32,7 +32,7 @@ def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int
 
 
 def _experts_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
-    """Of a layer: the rows of all other ranks, and their sums for this one's."""
+    """Bytes that a layer receives: the rows of all other ranks, and their sums for this one's."""
     hidden = config.hidden_size
     by_row = config.quantization.experts is Stored.INT4
     row_bytes = hidden + SCALE_BYTES * (1 if by_row else hidden // GROUP) + CHOICE_BYTES * config.num_experts_per_tok
@@ -40,8 +40,8 @@ def _experts_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
 
 
 def _group_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
-    """Of a step: the others' parts of this rank's rows behind attention and dense layers, and their rows before these
-    and the head; then the logits of their parts of the vocabulary.
+    """Bytes that a step receives: the others' parts of this rank's rows behind attention and dense layers, and their
+    rows before these and the head; then the logits of their parts of the vocabulary.
     """
     layers = config.num_hidden_layers
     dense = sum(config.is_dense(layer) for layer in range(layers))

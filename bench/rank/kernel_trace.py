@@ -30,7 +30,7 @@ class KernelTrace:
 
     @property
     def idle_share(self) -> float:
-        """Of the span, the share in which no kernel ran."""
+        """The share of the span in which no kernel ran."""
         return 1 - sum(stop - start for start, stop in _union(self.intervals)) / self.span
 
     def added(self) -> Iterator[tuple[str, float]]:

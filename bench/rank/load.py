@@ -41,7 +41,7 @@ class RankLoad:
             self._submit(prompt, tokens)
 
     def decode_seconds(self, steps: int) -> list[float]:
-        """Of each of the next `steps` steps, as a client would see them: from tokens to tokens."""
+        """Seconds of each of the next `steps` steps, as a client would see them: from tokens to tokens."""
         times = [time.perf_counter()]
         while len(times) <= steps:
             result = self._engine.step()

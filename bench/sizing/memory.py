@@ -9,7 +9,7 @@ from engine.model.quantization import LinearKind
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one of `gpus` GPUs, which share the routed experts; all else is on each of them."""
+    """What one of `gpus` GPUs holds: they share the routed experts; all else is on each of them."""
 
     # Bytes of one layer's routed experts, and how many layers have some.
     layer_experts: float

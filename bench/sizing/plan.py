@@ -211,5 +211,5 @@ def _floor_ms(config: ModelConfig, requests: int, context: int, item_bytes: int,
 
 
 def _flops(config: ModelConfig) -> float:
-    """Of a token, without attention to others."""
+    """FLOPs of a token, without attention to others."""
     return sum(operation.flops for operation in decode_operations(config, 1, 0, 2))

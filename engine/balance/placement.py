@@ -27,7 +27,7 @@ class Placement:
 
     @property
     def slots(self) -> int:
-        """Of each part."""
+        """Slots of each part."""
         return len(self.experts) // self.parts
 
     def part(self, index: int) -> tuple[int, ...]:

@@ -66,8 +66,9 @@ class ConstrainedAnswer:
             self._follow(token_id)
 
     def masks(self, drafts: Sequence[int] = ()) -> Masks:
-        """Of a row that draws behind the answer so far and behind each of the drafts. Raises InvalidConstraint or
-        GrammarSpent if the answer cannot go on whatever it draws.
+        """The masks of a row that draws behind the answer so far and behind each of the drafts.
+
+        Raises InvalidConstraint or GrammarSpent if the answer cannot go on whatever it draws.
         """
         place, tokens = self._place, 0 if self._path is None else self._path.tokens
         allowed: list[Bits | None] = []

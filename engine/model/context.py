@@ -83,7 +83,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class SharedLatents:
-    """Of a prompt's chunk that all ranks compute together, each a share of equally many tokens, or fewer."""
+    """Latents of a chunk that all ranks compute together, each a share of equally many tokens, or fewer."""
 
     # [share] int64: where this rank writes its share's latents; the padding block, where it lacks one.
     own: torch.Tensor
@@ -95,8 +95,8 @@ class SharedLatents:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Of a step's tokens, or of a part of them if these are computed in turns: earlier parts first, since later ones
-    may attend to them.
+    """What layers read of a step's tokens, or of a part of them if these are computed in turns: earlier parts first,
+    since later ones may attend to them.
 
     Filled by engine.model.inputs, read by every layer.
     """

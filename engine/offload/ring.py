@@ -40,7 +40,8 @@ class Ring:
         return self._numbers[layer] % len(self._held)
 
     def begin(self) -> None:
-        """Of other slots a captured step could not know what they hold when it is replayed."""
+        """Called before the first layer."""
+        # A captured step could not know what other slots hold when it is replayed.
         self._held[1:] = [None] * (len(self._held) - 1)
         for layer in self.layers[: len(self._held)]:
             self._bring(layer)

@@ -124,14 +124,14 @@ def _relaxation(drafter: Drafter, rows: Sequence[Row], layers: DraftPass) -> Rel
 
 
 def _positions(layers: DraftPass) -> torch.Tensor:
-    """Of the token of each draw: [draws] int32."""
+    """The position of the token of each draw: [draws] int32."""
     places = torch.arange(layers.drafts.shape[1] + 1, dtype=torch.int32, device=layers.positions.device)
     grid = layers.positions.unsqueeze(1) + places
     return grid.view(-1)[_indices(layers.draws.places, grid.device)]
 
 
 def _behind(layers: DraftPass) -> torch.Tensor:
-    """Of each draw, the drafts that it is behind: [draws, n] int64. If they are wrong, nobody wants what it draws."""
+    """The drafts that each draw is behind: [draws, n] int64. If they are wrong, nobody wants what it draws."""
     width = layers.drafts.shape[1] + 1
     lines, places = (
         _indices([divmod(place, width)[part] for place in layers.draws.places], layers.drafts.device) for part in (0, 1)

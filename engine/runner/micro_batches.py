@@ -60,7 +60,7 @@ class MicroBatches:
         contexts: Sequence[ForwardContext],
         on_layers: OnLayers | None,
     ) -> torch.Tensor:
-        """Of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]."""
+        """States of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]."""
         hidden = model.hidden_states(*contexts, on_layers=on_layers)
         spread = batches[0].spread
         return hidden if spread is None else spread.gathered(hidden, model.expert_group)

@@ -108,7 +108,7 @@ def _foreign_blocks(model: Model, config: EngineConfig, longest: int) -> int:
 
 
 def _draft_state_bytes(model: Model) -> int:
-    """Of a block: see DeviceState.draft_states."""
+    """Bytes of a block: see DeviceState.draft_states."""
     return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
 
 

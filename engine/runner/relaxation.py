@@ -28,7 +28,7 @@ class RelaxationRule:
 
 
 class Relaxation:
-    """Of one step. Draws are named by their indices in it."""
+    """The rule, applied to one step. Draws are named by their indices in it."""
 
     def __init__(
         self, rule: RelaxationRule, rows: Sequence[Row], draws: Draws, drafts: torch.Tensor, state: DeviceState

@@ -22,14 +22,14 @@ class Offer(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Of a chunk of `tokens` tokens over `ranks` ranks."""
+    """How a chunk of `tokens` tokens is divided over `ranks` ranks."""
 
     tokens: int
     ranks: int
 
     @property
     def piece_tokens(self) -> int:
-        """Of all pieces but the last ones, which may be shorter or empty."""
+        """Tokens of all pieces but the last ones, which may be shorter or empty."""
         return -(-self.tokens // (2 * self.ranks))
 
     @property

@@ -101,7 +101,7 @@ class StepTimer:
         return min(seconds[1:])
 
     def slowest(self, seconds: float) -> float:
-        """Of what all ranks say."""
+        """The slowest of what all ranks say."""
         return self._model.expert_group.largest(seconds)
 
     def _synchronize(self) -> None:
@@ -114,7 +114,7 @@ class StepTimer:
 
 
 def _measure(timer: StepTimer, max_requests: int, drafts: int, step_tokens: int) -> TwoBatch:
-    """Of up to max_requests rows with so many drafts each, and of prompts of up to `step_tokens` tokens together."""
+    """For up to max_requests rows with so many drafts each, and for prompts of up to `step_tokens` tokens together."""
     fewest = FEWEST_TOKENS_AHEAD if timer.device.type == "cuda" else 2
     return TwoBatch(
         decoding=[

@@ -21,7 +21,10 @@ _EXPERTS = "mlp.experts."
 
 
 def nvfp4_layers(shards: Shards, layers: range) -> Quantization:
-    """Of these decoder layers. Raises CheckpointError if some layers of a kind are in NVFP4 and others are not."""
+    """What is in NVFP4 in these decoder layers.
+
+    Raises CheckpointError if some layers of a kind are in NVFP4 and others are not.
+    """
     # An example of each: in NVFP4, and not.
     linear: dict[LinearKind, dict[bool, str]] = defaultdict(dict)
     experts: dict[bool, str] = {}

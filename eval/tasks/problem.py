@@ -36,7 +36,7 @@ class Fact:
 
     @property
     def key(self) -> str:
-        """Of the problem that asks for it, whatever the text around."""
+        """Names the problem that asks for it, whatever the text around."""
         return f"{self.name} {self.content}"
 
 

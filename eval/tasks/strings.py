@@ -16,7 +16,7 @@ def code(random: Random, length: int, alphabet: int = 26) -> str:
 
 
 def reverse_string(random: Random) -> Problem:
-    """Of a code in capitals, or letter by letter of a word, which is answered in capitals."""
+    """A code in capitals is to be reversed, or a word letter by letter, which is answered in capitals."""
     text = code(random, random.randint(3, 12)) if random.random() < 0.6 else random.choice(NOUNS).upper()
     numbered = [f"{position} {character}" for position, character in enumerate(text, start=1)]
     return Problem(

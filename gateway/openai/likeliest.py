@@ -7,7 +7,7 @@ from gateway.openai.form import Answer
 
 
 def likeliest(answers: Sequence[Answer], each: int, chosen: int) -> list[Answer]:
-    """Of each prompt's answers those whose tokens are the likeliest on average, best first."""
+    """Those of each prompt's answers whose tokens are the likeliest on average, best first."""
     prompts = (answers[first : first + each] for first in range(0, len(answers), each))
     return [answer for group in prompts for answer in sorted(group, key=_mean_logprob, reverse=True)[:chosen]]
 

@@ -38,7 +38,7 @@ def _worker(status: scheduler_pb2.WorkerStatus, kv_unreadable: str) -> WorkerVie
 def _load(
     load: workers_pb2.WorkerLoad, cached_blocks: int, identity: workers_pb2.WorkerIdentity, parts: int
 ) -> LoadView:
-    """Of a worker, or of one of so many equal parts of it."""
+    """The load of a worker, or of one of so many equal parts of it."""
     return LoadView(
         running=load.running_requests,
         waiting=load.waiting_requests,

@@ -105,5 +105,5 @@ def boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
 
 
 def heads_together(head_bytes: int, heads: int) -> int:
-    """Of how many heads tiles are taken at a time; a head's keys and values have so many bytes."""
+    """How many heads' tiles are taken at a time. head_bytes: of a head's keys and values."""
     return min(max(CACHED_BYTES // head_bytes, 1), heads)

@@ -12,7 +12,7 @@ MOST_ROW_TILES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Int4FeedForward:
-    """Of experts whose second input has a static scale, so that it can be quantized where it is computed."""
+    """Weights of experts whose second input has a static scale, so that it can be quantized where it is computed."""
 
     # [experts, 2 * width, hidden], the outputs in turns (`take_turns`).
     gate_up: Int4Experts

@@ -109,7 +109,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _key(device: torch.device, sources: Path) -> str:
-    """Of package version, sources and card."""
+    """Made of package version, sources and card."""
     card = torch.cuda.get_device_properties(device)
     told: Sequence[bytes] = [
         f"{_version()} {card.name} {card.multi_processor_count}".encode(),

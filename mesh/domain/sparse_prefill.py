@@ -10,7 +10,7 @@ MAX_FROM_TOKENS = 2**31 - 1
 
 
 class SparsePrefill(msgspec.Struct, frozen=True, array_like=True):
-    """Of which tokens of a prompt the attention is sparse, and how much of it is kept.
+    """Which tokens of a prompt attend sparsely, and how much of their attention is kept.
 
     Their KV depends on it, and so does the chain of block hashes from the first of them on (`mesh.blocks`).
     """

@@ -166,7 +166,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def exact_pace(self) -> PromptPace | None:
-        """Of exact prompts, as far as it is known: what was measured of others where no exact one was.
+        """The pace of exact prompts, as far as it is known: what was measured of others where no exact one was.
 
         Workers of version 0.1 do not tell them apart.
         """

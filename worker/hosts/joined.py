@@ -80,7 +80,7 @@ class JoinedHosts:
 
     @property
     def ranks(self) -> Sequence[RemoteRank]:
-        """Of all joined hosts, in order."""
+        """The ranks of all joined hosts, in order."""
         return [rank for _, host in sorted(self._hosts.items()) for _, rank in sorted(host.ranks.items())]
 
     async def open_line(self) -> int:

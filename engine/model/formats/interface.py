@@ -39,7 +39,7 @@ class ExpertShape:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Of the routed ones in the checkpoint."""
+        """The numbers of the routed ones in the checkpoint."""
         return range(self.first, self.first + self.routed) if self.published is None else self.published
 
     @property

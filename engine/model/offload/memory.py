@@ -42,7 +42,7 @@ class SlotMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Of all layers together."""
+        """Host memory of all layers together."""
         return sum(len(pages.tensor) for pages in self._pages.values())
 
     def start(self, layer: int, slot: int) -> None:
