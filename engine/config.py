@@ -96,7 +96,7 @@ class EngineConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" is the first GPU that the process sees, or the CPU where there is none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the computation; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    """In which it computes; "auto" is bfloat16 on a GPU and float32 on a CPU."""
     kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     """How the KV pool stores latents: as the model computes, or in one byte."""
     kv_scale: float = Field(default=1.0, gt=0)

@@ -64,7 +64,7 @@ class KvStoreConfig(ServiceConfig):
     """A worker that does not renew its session for this long is detached."""
     disk: DiskConfig = DiskConfig()
     quota: QuotaConfig = QuotaConfig()
-    """Of every tenant that `tenants` does not name."""
+    """The quota of every tenant that `tenants` does not name."""
     tenants: tuple[TenantConfig, ...] = ()
     """Tenants with quotas of their own. What is not set is no limit, whatever `quota` says."""
     max_sessions: int = Field(default=1024, ge=1)
