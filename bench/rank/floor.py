@@ -81,7 +81,7 @@ def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:
 def _attention(
     config: ModelConfig, requests: int, context: int, kv_item_bytes: int, queries: int = 1, tp: int = 1
 ) -> Iterator[Operation]:
-    """Of so many queries a request, which read its KV once."""
+    """Operations of so many queries a request, which read its KV once."""
     rows = requests * queries
     heads, hidden, latent = config.num_attention_heads // tp, config.hidden_size, config.kv_lora_rank
     inner = config.q_lora_rank or 0

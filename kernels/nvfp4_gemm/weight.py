@@ -65,7 +65,7 @@ def arranged(weight: Nvfp4) -> Nvfp4:
 
 
 def _pack_in_place(codes: torch.Tensor, scales: torch.Tensor) -> None:
-    """Of one expert; scales: uint8."""
+    """Pack the codes and scales of one expert, scales as uint8."""
     outputs, half = codes.shape
     leading = 2 * half // TILE_INPUTS, outputs // TILE_OUTPUTS
     new_codes, new_scales = codes.new_empty(*leading, CODE_BYTES), scales.new_empty(*leading, SCALE_BYTES)
