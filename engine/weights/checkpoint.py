@@ -116,16 +116,17 @@ def _empty(shards: Shards, name: str, device: torch.device) -> torch.Tensor:
 def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> None:
     missing = sorted(name for name in wanted if name not in shards.entries)
     if missing:
-        raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
+        raise CheckpointError(f"the checkpoint lacks {some_of(missing)}")
     read = {name for weight in wanted for name in companions(shards, shards.entries[weight])} | wanted
     unexpected = [
         name for name in shards.entries if name not in read and not name.startswith(unused) and not is_unused(name)
     ]
     if unexpected:
-        raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")
+        raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {some_of(unexpected)}")
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """The first names, in words."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 

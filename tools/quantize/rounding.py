@@ -22,7 +22,7 @@ class Rounded:
     """Tensors to write by name, and how far they are from the source, if they are not the source's own."""
 
     tensors: Mapping[str, torch.Tensor]
-    # Of the weight among them.
+    # How the weight among them is stored.
     form: Stored
     error: Error | None = None
 

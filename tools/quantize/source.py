@@ -12,15 +12,13 @@ from engine.model.config import ModelConfig, read_model_config
 from engine.model.parameters import NamedParameters, Part
 from engine.model.quantization import Quantization, Stored
 from engine.model.reader import read_json
-from engine.weights.checkpoint import load_weights, read_matrices, read_stored
+from engine.weights.checkpoint import load_weights, read_matrices, read_stored, some_of
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.reader import Reader
 from engine.weights.shards import Shards
 from engine.weights.stored import SCALE_SUFFIX, is_unused, matrix_shape, scale_of
 from mesh.errors import CheckpointError
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
-
-NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,6 @@ class Source:
     def stored(self) -> Quantization:
         return self.config.quantization
 
-    @property
-    def size_bytes(self) -> int:
-        return self._shards.size_bytes
-
-    def unit_bytes(self, unit: Unit) -> int:
-        return sum(self._shards.entries[spec.name].size_bytes for spec in unit.specs)
-
     def matrix(self, name: str) -> torch.Tensor:
         """A weight as float32 on the device, dequantized."""
         return next(self.matrices([name]))
@@ -91,11 +82,11 @@ class Source:
         entries = self._shards.entries
         missing = [name for name in specs if name not in entries]
         if missing:
-            raise CheckpointError(f"{self.directory} lacks {_some(missing)}")
+            raise CheckpointError(f"{self.directory} lacks {some_of(missing)}")
         unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and not is_unused(name)]
         if unknown:
             problem = f"{self.directory} holds tensors that its config.json does not describe"
-            raise CheckpointError(f"{problem}: {_some(unknown)}")
+            raise CheckpointError(f"{problem}: {some_of(unknown)}")
         for name, spec in specs.items():
             if matrix_shape(entries[name]) != spec.shape:
                 raise CheckpointError(
@@ -117,8 +108,3 @@ def _units(config: ModelConfig, shards: Shards) -> Iterator[Unit]:
             del specs[str(layer)]
     for name, members in specs.items():
         yield Unit(name, tuple(members))
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
