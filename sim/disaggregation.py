@@ -60,7 +60,7 @@ FIXED_SHARE = 0.0392
 FIXED_TOKEN_MS = 0.0037
 # FP8 latents of one token and layer.
 KV_BYTES = 576
-DEFAULT_STEP_TOKENS = EngineConfig(backend="oracle").max_step_tokens
+DEFAULTS = EngineConfig(backend="oracle")
 # What a mesh's --set can change here.
 SIMULATED_KEYS = ("max_requests", "max_step_tokens", "parallel.prompt_wait_steps")
 
@@ -172,8 +172,10 @@ def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> d
         "costs": costs,
         "max_requests": requests,
         "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
-        "max_step_tokens": int(given.get(f"{engine}.max_step_tokens", DEFAULT_STEP_TOKENS)),
-        "prompt_wait_steps": int(given.get(f"{engine}.parallel.prompt_wait_steps", 0)),
+        "max_step_tokens": int(given.get(f"{engine}.max_step_tokens", DEFAULTS.max_step_tokens)),
+        "prompt_wait_steps": int(
+            given.get(f"{engine}.parallel.prompt_wait_steps", DEFAULTS.parallel.prompt_wait_steps)
+        ),
     }
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from decode_svc.config import QueueConfig as DecodeQueue
 from engine.config import SparsePrefillConfig
+from engine.parallel.config import ParallelConfig
 from gateway.config import DispatchConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import Config
@@ -24,7 +25,7 @@ class GroupConfig(Config):
     """DP ranks of each worker, which step together: a step takes as long as its slowest rank. Blocks, requests and
     tokens below are those of a rank. With more than one, every token's time is simulated by itself.
     """
-    prompt_wait_steps: int = Field(default=0, ge=0)
+    prompt_wait_steps: int = Field(default=ParallelConfig().prompt_wait_steps, ge=0)
     """As engine.parallel.prompt_wait_steps."""
     costs: Path | None = None
     """Their cost file; by default the fleet's."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.node.disaggregation import MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
+from engine.parallel.config import ParallelConfig
 from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict, wrong_setting
 
 OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
@@ -28,6 +29,7 @@ def test_the_simulated_meshes_are_set_as_those_that_are_measured(tmp_path: Path)
     assert (ifb.decode.ranks, ifb.decode.prompt_wait_steps, ifb.prefill.replicas) == (4, 0, 0)
     assert (aligned.decode.ranks, aligned.decode.prompt_wait_steps) == (4, PROMPT_WAIT_STEPS)
     assert (pd.decode.ranks, pd.prefill.ranks, pd.prefill.max_step_tokens) == (2, 2, PREFILL_STEP_TOKENS)
+    assert pd.decode.prompt_wait_steps == ParallelConfig().prompt_wait_steps
     assert ifb.decode.max_requests == pd.prefill.max_requests == OPTIONS.max_requests
 
 
