@@ -28,8 +28,12 @@ class Ranks(Protocol):
         cache_salt: bytes,
         computes_prompt: bool,
         sparse: SparsePrefill | None = None,
+        booked: int | None = None,
     ) -> int:
-        """Name a request that is submitted next; `computes_prompt` is False where another worker computes it."""
+        """Name a request that is submitted next; `computes_prompt` is False where another worker computes it.
+
+        booked: the rank on which its placement counts it, if it says so.
+        """
         ...
 
     def submit(self, submit: Submit) -> None: ...
@@ -85,7 +89,10 @@ class LiveRequests:
         """Submit a request to a rank. Raises EngineFailed if a rank has gone."""
         life, submission = _begin(submission)
         wanted = submission.request
-        key = self._ranks.new_key(wanted.token_ids, wanted.cache_salt, submission.prefill is None, wanted.sparse)
+        computes_prompt = submission.prefill is None
+        key = self._ranks.new_key(
+            wanted.token_ids, wanted.cache_salt, computes_prompt, wanted.sparse, booked=submission.rank
+        )
         self._ranks.submit(submit_of(submission, key))
         request.key = key
         self.census.add(request.share)

@@ -78,6 +78,7 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
         store=store,
         constraint=None if constraint is None else wire.constraint_message(constraint),
         sparse_prefill=None if sparse is None else wire.sparse_prefill_message(sparse),
+        rank=submission.prefill_rank,
     )
 
 

@@ -35,6 +35,9 @@ class Placement:
     prefill: WorkerTarget | None = None
     # None if computing is quicker than fetching.
     store: StoreTarget | None = None
+    # The workers' ranks on which the scheduler counts it; None if it does not say.
+    decode_rank: int | None = None
+    prefill_rank: int | None = None
 
 
 class Outcome(Enum):

@@ -37,6 +37,8 @@ def submission(
         prefill=placement.prefill,
         store=placement.store,
         stream=generation.prepared.stream,
+        rank=placement.decode_rank,
+        prefill_rank=placement.prefill_rank,
     )
     return decode_pb2.AttachRequest(submission=wire.submission_message(submission))
 
@@ -59,7 +61,13 @@ def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
 def placement(response: scheduler_pb2.PlaceResponse) -> Placement:
     prefill = wire.worker_target(response.prefill) if response.HasField("prefill") else None
     store = wire.store_target(response.store) if response.HasField("store") else None
-    return Placement(wire.worker_target(response.decode), prefill, store)
+    return Placement(
+        wire.worker_target(response.decode),
+        prefill,
+        store,
+        response.decode_rank if response.HasField("decode_rank") else None,
+        response.prefill_rank if response.HasField("prefill_rank") else None,
+    )
 
 
 def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest:

@@ -23,8 +23,9 @@ class Ranks(Protocol):
         cache_salt: bytes,
         computes_prompt: bool,
         sparse: SparsePrefill | None = None,
+        booked: int | None = None,
     ) -> int:
-        """Name a prompt that is submitted next; `computes_prompt` is True."""
+        """Name a prompt that is submitted next; `computes_prompt` is True. booked: as a decode worker's."""
         ...
 
     def submit(self, submit: Submit) -> None: ...
@@ -72,7 +73,7 @@ class Jobs:
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
         wanted = prompt.request
-        key = self._ranks.new_key(wanted.token_ids, wanted.cache_salt, True, wanted.sparse)
+        key = self._ranks.new_key(wanted.token_ids, wanted.cache_salt, True, wanted.sparse, booked=prompt.rank)
         self._ranks.submit(prompt.to_rank(key))
         job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
         self._by_key[key] = self._by_transfer[job.transfer_id] = job

@@ -23,6 +23,8 @@ class Prompt:
     held_blocks: int
     # A store that may hold a prefix of it.
     store: StoreTarget | None
+    # The rank on which its placement counts it; None if it does not say.
+    rank: int | None = None
 
     def to_rank(self, key: int) -> Submit:
         """The message that submits the prompt to a rank."""

@@ -29,6 +29,7 @@ def prompt(message: prefill_pb2.PrefillRequest, traceparent: str | None = None) 
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,
         store=wire.store_target(message.store) if message.HasField("store") else None,
+        rank=message.rank if message.HasField("rank") else None,
     )
 
 

@@ -154,10 +154,7 @@ class Coordinator:
         self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids, asked.max_tokens))
         for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._knobs).items():
             self._registry.add_placement(worker_id, rank, call.key, work)
-        cached = dict[str, int]()
-        for each in (*compared.candidates.decode, *compared.candidates.prefill):
-            if each.cached_blocks > cached.get(each.worker_id, 0):
-                cached[each.worker_id] = each.cached_blocks
+        cached = {worker.identity.worker_id: blocks for worker in workers if (blocks := max(worker.prefixes(holders)))}
         cached |= {hint.store_id: hint.blocks for hint in hints.values()}
         decode = self._registry.identity(chosen.worker_id)
         prefill = None if chosen.prefill_worker_id is None else self._registry.identity(chosen.prefill_worker_id)
@@ -170,12 +167,13 @@ class Coordinator:
         holders: Holders,
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> Comparison:
-        """The request beside the ranks of these workers."""
+        """The request beside these workers, of each the rank that it would choose."""
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
         costs = self._knobs.costs
         for worker in workers:
-            (decode if worker.decodes else prefill).extend(worker.candidates(holders, costs))
+            candidate = worker.candidate(request.prompt_tokens, holders, costs)
+            (decode if worker.decodes else prefill).append(candidate)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
         return Comparison(request, candidates, self._knobs, self._objectives)
 

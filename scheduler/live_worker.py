@@ -7,11 +7,12 @@ from msgspec import structs
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.rank_choice import choose_rank
 from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
 from scheduler.ends import PlacementKey
 from scheduler.joint_prompts import JointPrompts
 from scheduler.placed_work import PlacedWork
-from scheduler.prefix_index import NOTHING_HELD, Holders
+from scheduler.prefix_index import Holders
 from scheduler.ranks import Rank
 
 # Why a worker in this state takes no request.
@@ -51,9 +52,9 @@ class Worker:
     bits: int = field(init=False)
     # Whether it decodes; others compute prompts alone.
     decodes: bool = field(init=False)
-    # Made when they are asked for, with one cost model: a placement looks at dozens of workers, of which few have
-    # changed since the last.
-    _candidates: Sequence[CandidateWorker] | None = None
+    # By rank. Made when they are asked for, with one cost model: a placement looks at dozens of workers, of which few
+    # have changed since the last.
+    _candidates: dict[int, CandidateWorker] = field(default_factory=dict)
     _costs: CostModel | None = None
 
     def __post_init__(self) -> None:
@@ -128,46 +129,59 @@ class Worker:
         return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps)
 
     def changed(self) -> None:
-        self._candidates = None
+        self._candidates.clear()
 
     def placements_changed(self) -> None:
         """As `changed`, if nothing but what was placed on it has."""
-        if self._candidates is None or len(self.ranks) > 1:
-            self._candidates = None
+        before = self._candidates.get(0)
+        if before is None or len(self.ranks) > 1:
+            self._candidates.clear()
             return
-        (rank,), (before,) = self.ranks, self._candidates
-        after = structs.replace(
+        (rank,) = self.ranks
+        self._candidates[0] = structs.replace(
             before,
             unreported=rank.unreported,
             prompts_until=rank.prompts_until,
             ends=rank.known_ends(before.max_requests),
         )
-        self._candidates = [after]
 
     def prefixes(self, holders: Holders) -> list[int]:
         """How many leading blocks of a chain each rank holds."""
+        if not self.bits & holders.anything:
+            return [0] * len(self.ranks)
         return [holders.prefix(rank.number) for rank in self.ranks]
 
-    def candidates(self, holders: Holders, costs: CostModel) -> Sequence[CandidateWorker]:
-        """Each rank as a candidate of its own, with its part of the worker's room and what it holds of the prompt.
+    def candidate(self, prompt_tokens: int, holders: Holders, costs: CostModel) -> CandidateWorker:
+        """The rank to which the worker would give such a prompt, with its part of the worker's room and what it holds
+        of the prompt.
 
         costs: those that its measurements will be compared with.
         """
-        found = self._candidates
-        if found is None or self._costs is not costs:
-            found = self._candidates = [self._candidate(index, rank, costs) for index, rank in enumerate(self.ranks)]
+        held = self.prefixes(holders)
+        index = self._rank_for(prompt_tokens, held) if len(self.ranks) > 1 else 0
+        found = self.rank_candidate(index, costs)
+        return structs.replace(found, cached_blocks=held[index]) if held[index] else found
+
+    def rank_candidate(self, index: int, costs: CostModel) -> CandidateWorker:
+        """One rank, which holds nothing of any prompt."""
+        if self._costs is not costs:
+            self._candidates.clear()
             self._costs = costs
-        if not self.bits & holders.anything:
-            return found
-        return [
-            structs.replace(each, cached_blocks=held) if held else each
-            for each, held in zip(found, self.prefixes(holders), strict=True)
-        ]
+        found = self._candidates.get(index)
+        if found is None:
+            found = self._candidates[index] = self._candidate(index, self.ranks[index], costs)
+        return found
+
+    def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
+        """held: how many leading blocks of the prompt each rank holds."""
+        computes_prompt = self.identity.can_prefill or not self.decodes
+        outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
+        return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // len(self.ranks))
 
     def whole(self, costs: CostModel) -> CandidateWorker:
         """The worker with all its ranks, and nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
-            return self.candidates(NOTHING_HELD, costs)[0]
+            return self.rank_candidate(0, costs)
         return self._made(
             None,
             self.identity.total_blocks,

@@ -1,7 +1,8 @@
 """Where a request goes: a pure function of the request, the candidates and a few constants.
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
-same KV namespace. Of a worker with several DP ranks each is a candidate: it has its own queue, room and prefixes.
+same KV namespace. Of a worker with several DP ranks one is the candidate: that which the worker itself would choose
+(`mesh/rank_choice.py`).
 For each, placement predicts the time to the first token: the wait for a place in the batch or for the end of the step
 that runs, the prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if
 fetching is quicker than computing, in a store. Then it predicts the time per token (the step time with one more

@@ -31,7 +31,7 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
     # Which of the worker's ranks; None if it has one.
     rank: int | None
 
-    def preference(self, without_drafts: bool = False) -> tuple[bool, bool, float, bool, int, str, int]:
+    def preference(self, without_drafts: bool = False) -> tuple[bool, bool, float, bool, int, str]:
         """Sort key, best first, as Terms.preference is. without_drafts: the receiver has draft layers that it lacks."""
         return (
             self.rejection is not None,
@@ -40,7 +40,6 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
             without_drafts,
             -self.source.cached_blocks,
             self.worker_id,
-            self.rank or 0,
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
+from mesh.rank_choice import RankOutlook
 from scheduler.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.ends import Ends, PlacementKey
 from scheduler.estimates import measures
@@ -78,6 +79,16 @@ class Rank:
     @property
     def load(self) -> WorkerLoad:
         return self.status.load
+
+    def outlook(self, cached_blocks: int) -> RankOutlook:
+        """What a new request would find here; the rank holds so many leading blocks of its prompt."""
+        load, unreported = self.load, self.unreported
+        return RankOutlook(
+            self.requests,
+            load.queued_prefill_tokens + unreported.prefill_tokens,
+            load.free_blocks - unreported.blocks,
+            cached_blocks,
+        )
 
     def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:
         """begin_at: when the prompts that wait here begin; by default at once."""

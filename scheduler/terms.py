@@ -70,7 +70,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     def worker_ids(self) -> tuple[str, ...]:
         return (self.worker_id,) if self.prefill_worker_id is None else (self.worker_id, self.prefill_worker_id)
 
-    def preference(self) -> tuple[bool, int, float, int, int, str, int, str, int]:
+    def preference(self) -> tuple[bool, int, float, int, int, str, str]:
         """Sort key, best first: connected workers, then the least total time, then the most cached blocks, the fewest
         requests, and the names."""
         return (
@@ -80,9 +80,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
             -self.cached_blocks,
             self.requests,
             self.worker_id,
-            self.rank or 0,
             self.prefill_worker_id or "",
-            self.prefill_rank or 0,
         )
 
 

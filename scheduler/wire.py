@@ -86,6 +86,8 @@ def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:
         predicted_ttft_ms=chosen.ttft_ms,
         predicted_tpot_ms=chosen.tpot_ms,
         reason=answer.reason,
+        decode_rank=chosen.rank,
+        prefill_rank=chosen.prefill_rank,
     )
     if answer.prefill is not None:
         response.prefill.CopyFrom(_target(answer.prefill))

@@ -167,7 +167,10 @@ class SimulatedGateway:
             sparse=live.sparse,
         )
         prefill = None if answer.prefill is None else _target(answer.prefill)
-        return Submission(live.number, request, None, prefill, answer.chosen.store)
+        chosen = answer.chosen
+        return Submission(
+            live.number, request, None, prefill, chosen.store, rank=chosen.rank, prefill_rank=chosen.prefill_rank
+        )
 
     def _on_output(self, live: Live, attempt: int, output: Output) -> None:
         if attempt != live.retries.attempts or live.job is None:

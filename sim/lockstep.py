@@ -11,10 +11,11 @@ from engine.batch import StepShape
 from engine.protocol.messages import StepResult, Submit
 from engine.step_work import StepWork
 from mesh.domain.workers import RankStatus
+from mesh.rank_choice import choose_rank
 from sim.network import Link
 from sim.timeline import Timeline
+from worker.chains import cached_blocks
 from worker.merging import merge_loads, merge_transfers
-from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_view import RankView
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ class Lockstep:
     def statuses(self) -> Sequence[RankStatus]:
         return [view.status for view in self._views]
 
+    def submit(self, submit: Submit, booked: int | None) -> None:
+        """booked: see `choose_rank`."""
+        number = self._rank_of[submit.key] = self._choose(submit, booked)
+        self._views[number].submitted(submit)
+        self._ranks[number].send(submit)
+
     def send(self, message: "ToRank") -> None:
-        if isinstance(message, Submit):
-            number = self._rank_of[message.key] = self._choose(message)
-            self._views[number].submitted(message)
-            self._ranks[number].send(message)
-        elif message.key in self._rank_of:
+        if message.key in self._rank_of:
             self._ranks[self._rank_of[message.key]].send(message)
         else:
             # The request has ended, and its KV may still be pushed: those that do not know it do nothing.
@@ -124,13 +127,13 @@ class Lockstep:
         for rank in self._ranks:
             rank.die()
 
-    def _choose(self, submit: Submit) -> int:
+    def _choose(self, submit: Submit, booked: int | None) -> int:
         request = submit.request
         chains = [view.chains for view in self._views]
         cached = cached_blocks(request.token_ids, request.cache_salt, chains, request.sparse)
         outlooks = [view.outlook(blocks) for view, blocks in zip(self._views, cached, strict=True)]
         most = self._ranks[0].ready.max_requests
-        return choose_rank(outlooks, len(request.token_ids), not submit.remote_prefill, most)
+        return choose_rank(outlooks, len(request.token_ids), not submit.remote_prefill, most, booked)
 
     def _turn(self) -> None:
         if not self.alive:

@@ -74,6 +74,10 @@ class SimulatedRank:
         # When the first quiet step that was not taken yet began, and when it and those behind it end.
         self._quiet: list[float] = []
 
+    def submit(self, submit: Submit, booked: int | None) -> None:
+        """booked: as of a worker with several ranks."""
+        self.send(submit)
+
     def send(self, message: ToRank) -> None:
         self._inbox.append(message)
         self.wake()

@@ -74,7 +74,8 @@ class RemotePrompts:
             self._lose(job, target.worker_id, PrefillLost("it is gone"))
             return
         one_token = _with_one_token(job.submission.request)
-        prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store)
+        rank = job.submission.prefill_rank
+        prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store, rank)
         call = self._live[job.key] = _Call(worker)
         leaves = max(self._timeline.now, self._free_at)
         self._free_at = leaves + APART_SECONDS

@@ -141,7 +141,7 @@ class SimulatedWorker:
         )
         job = self._add(on_output, on_lost, share, submission.own_prefill_tokens)
         job.submission = submission
-        rank.send(submit_of(submission, job.key))
+        rank.submit(submit_of(submission, job.key), submission.rank)
         return job
 
     # As a prefill worker.
@@ -156,7 +156,7 @@ class SimulatedWorker:
         job = self._add(on_output, on_lost, share, len(prompt.request.token_ids))
         job.ticket_id = prompt.ticket.transfer_id
         self._pushes[job.ticket_id] = job
-        rank.send(prompt.to_rank(job.key))
+        rank.submit(prompt.to_rank(job.key), prompt.rank)
         return job
 
     def cancel(self, job: Job) -> None:

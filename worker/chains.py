@@ -1,6 +1,9 @@
 """Blocks of KV in the order of their prompts: from a block that a rank holds, back to the root of its chain."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from mesh.blocks import iter_chain
+from mesh.domain.sparse_prefill import SparsePrefill
 
 
 class Chains:
@@ -73,3 +76,18 @@ class Chains:
             backwards.append(block_hash)
             block_hash = parent
         return backwards[::-1]
+
+
+def cached_blocks(
+    token_ids: Sequence[int], cache_salt: bytes, held: Sequence[Container[bytes]], sparse: SparsePrefill | None = None
+) -> list[int]:
+    """How many leading blocks of the prompt each rank holds; `held` are each rank's block hashes."""
+    counts = [0] * len(held)
+    matching = list(range(len(held)))
+    for content in iter_chain(token_ids, cache_salt, sparse):
+        matching = [rank for rank in matching if content in held[rank]]
+        if not matching:
+            break
+        for rank in matching:
+            counts[rank] += 1
+    return counts

@@ -13,12 +13,13 @@ from mesh.config import ObserveConfig
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
+from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
+from worker.chains import cached_blocks
 from worker.handover import RankHandle
 from worker.hosts.joined import JoinedHosts
 from worker.hosts.rendezvous import Rendezvous
 from worker.merging import merge_loads, merge_ready, merge_transfers
-from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
 from worker.rank_view import RankView
 from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
@@ -141,12 +142,14 @@ class RankGroup:
         cache_salt: bytes,
         computes_prompt: bool,
         sparse: SparsePrefill | None = None,
+        booked: int | None = None,
     ) -> int:
         """Name a request that is submitted next; the key belongs to the rank that suits the request best.
 
-        `computes_prompt` is False where another worker computes the prompt.
+        `computes_prompt` is False where another worker computes the prompt. booked: see `choose_rank`.
         """
-        key = self._named_requests * len(self.ranks) + self._choose(token_ids, cache_salt, computes_prompt, sparse)
+        rank = self._choose(token_ids, cache_salt, computes_prompt, sparse, booked)
+        key = self._named_requests * len(self.ranks) + rank
         self._named_requests += 1
         return key
 
@@ -203,13 +206,18 @@ class RankGroup:
         await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
 
     def _choose(
-        self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool, sparse: SparsePrefill | None
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None,
+        booked: int | None,
     ) -> int:
         if len(self.ranks) == 1:
             return 0
         cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views], sparse)
         outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, cached, strict=True)]
-        return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank)
+        return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank, booked)
 
     def _client(self, key: int) -> RankClient:
         if self._failure is not None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from engine.protocol.messages import Output, Ready, StepResult, Submit
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
+from mesh.rank_choice import RankOutlook
 from worker.chains import Chains
-from worker.rank_choice import RankOutlook
 
 
 class RankView:

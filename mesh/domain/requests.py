@@ -60,6 +60,10 @@ class Submission(msgspec.Struct, frozen=True):
     store: StoreTarget | None = None
     # None if nobody will go on with it.
     stream: StreamTag | None = None
+    # The ranks of the decode and of the prefill worker on which the scheduler counts it; None if it does not say. The
+    # workers may know better.
+    rank: int | None = None
+    prefill_rank: int | None = None
 
     @property
     def own_prefill_tokens(self) -> int:

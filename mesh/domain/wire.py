@@ -44,6 +44,8 @@ def submission(message: decode_pb2.Submission) -> Submission:
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
         store=store_target(message.store) if message.HasField("store") else None,
         stream=stream_tag(message.stream) if message.HasField("stream") else None,
+        rank=message.rank if message.HasField("rank") else None,
+        prefill_rank=message.prefill_rank if message.HasField("prefill_rank") else None,
     )
 
 
@@ -68,6 +70,8 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         traceparent=request.traceparent,
         stream=None if submission.stream is None else stream_tag_message(submission.stream),
         sparse_prefill=None if request.sparse is None else sparse_prefill_message(request.sparse),
+        rank=submission.rank,
+        prefill_rank=submission.prefill_rank,
     )
 
 

@@ -44,6 +44,26 @@ async def test_a_conversation_goes_on_where_its_prefix_is() -> None:
             assert (again.cached_tokens, again.is_exact()) == (640, True)
 
 
+async def test_requests_go_to_the_rank_that_their_placement_booked() -> None:
+    async with running_worker(ranks=2) as running, gateway_client(running.endpoint) as gateway:
+        for seed in range(3):
+            await gateway.ended(await gateway.submit(prompt_of(100, seed), 5, rank=1))
+        assert ranks_that_computed(running) == [1]
+
+
+async def test_prompts_go_to_the_prefill_rank_that_their_placement_booked() -> None:
+    async with (
+        running_worker(prefill_link=RecordingLink(), engine={"transfer": {}}) as running,
+        running_prefill(ranks=2) as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        for seed in range(3):
+            stream_id = await gateway.submit(prompt_of(100, seed), 5, prefill=prefill.target, prefill_rank=1)
+            assert (await gateway.ended(stream_id)).is_exact()
+        first, second = prefill.worker.host.ranks.views
+        assert (len(first.chains), len(second.chains)) == (0, 3)
+
+
 class RecordingLink(PrefillLink):
     """Keeps the landings that prefill workers are told of."""
 

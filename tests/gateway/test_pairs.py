@@ -34,6 +34,16 @@ async def test_the_decode_worker_is_told_who_computes_the_prompt_and_which_store
         assert submission.store == mesh.scheduler.store
 
 
+async def test_both_workers_are_told_on_which_of_their_ranks_the_request_is_counted() -> None:
+    async with running_mesh() as mesh:
+        await answered(mesh)
+        mesh.scheduler.add(prefill_identity())
+        mesh.scheduler.decode_rank, mesh.scheduler.prefill_rank = 0, 3
+        await answered(mesh)
+        ranks = [(each.HasField("rank"), each.rank, each.prefill_rank) for each in mesh.worker.submissions]
+        assert ranks == [(False, 0, 0), (True, 0, 3)]
+
+
 async def test_without_a_prefill_worker_and_a_store_none_is_named() -> None:
     async with running_mesh() as mesh:
         await answered(mesh)

@@ -5,7 +5,7 @@ import pytest
 
 from mesh.blocks import chain_hashes
 from mesh.domain.shares import Share
-from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, Unreported
@@ -212,6 +212,15 @@ async def test_a_worker_of_several_ranks_is_as_quick_as_its_best_rank() -> None:
     lease = scheduling.add_worker("one")
     scheduling.registry.update(lease, WorkerState.SERVING, make_load(queued_prefill_tokens=1000))
     assert (await scheduling.place(), scheduling.chosen_rank) == ("several", 2)
+
+
+async def test_what_the_ranks_of_a_worker_measured_does_not_decide_between_them() -> None:
+    scheduling = Scheduling()
+    # They step together: the difference is chance, and the worker gives nothing on it.
+    paces = [PromptPace(rate, 0.0) for rate in (900.0, 1000.0, 1100.0)]
+    scheduling.add_worker("a", [make_load(exact_prompts=pace) for pace in paces])
+    await scheduling.place()
+    assert scheduling.chosen_rank == 0
 
 
 async def test_a_prompt_goes_to_the_rank_that_has_its_prefix() -> None:

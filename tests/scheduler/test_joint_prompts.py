@@ -11,7 +11,6 @@ from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Un
 from scheduler.joint_prompts import JointPrompts
 from scheduler.placed_work import PlacedWork
 from scheduler.placement import predict
-from scheduler.prefix_index import NOTHING_HELD
 from scheduler.registry import Registry
 from tests.support.registries import make_registry
 from tests.support.scheduling import make_candidate, make_identity, make_load, make_request, predict_alone
@@ -67,7 +66,7 @@ def several(role: WorkerRole = WorkerRole.DECODE, ranks: int = 2, **changes: Any
 
 def candidates(registry: Registry) -> list[CandidateWorker]:
     (worker,) = registry.workers()
-    return list(worker.candidates(NOTHING_HELD, COSTS))
+    return [worker.rank_candidate(rank, COSTS) for rank in range(len(worker.ranks))]
 
 
 def joint(registry: Registry, rank: int = 0) -> JointPrompts:

@@ -121,6 +121,23 @@ async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decis
         ]
 
 
+async def test_an_answer_says_on_which_ranks_of_its_workers_the_request_is_counted() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        idle = workers_pb2.RankStatus(load=workers_pb2.WorkerLoad(free_blocks=500))
+        busy = workers_pb2.RankStatus(load=workers_pb2.WorkerLoad(free_blocks=500, queued_prefill_tokens=9000))
+        identity = identity_message("p", role=workers_pb2.WORKER_ROLE_PREFILL, ranks=2)
+        await ReportingWorker(stub, identity).start(ranks=[busy, idle])
+        await ReportingWorker(stub, identity_message("d", ranks=2, can_prefill=False)).start(ranks=[idle, busy])
+        response = await stub.Place(place_request("r1"))
+        assert (response.HasField("decode_rank"), response.decode_rank, response.prefill_rank) == (True, 0, 1)
+
+
+async def test_an_answer_names_no_rank_of_a_worker_that_has_one() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        await start_worker(stub, "d")
+        assert not (await stub.Place(place_request("r1"))).HasField("decode_rank")
+
+
 async def test_a_prefill_worker_that_failed_the_request_is_avoided() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "d")

@@ -1,5 +1,7 @@
 """Workers of several ranks: requests are spread over them, and what one computes all wait for."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from mesh.cost_file import save_costs
 from mesh.costs import CostFile, CostModel
 from mesh.domain.workers import WorkerRole
+from mesh.rank_choice import RankOutlook, choose_rank
+from sim import lockstep
 from sim.asked import SyntheticWorkload
 from sim.result import Result
 from sim.simulation import SimulatedMesh
@@ -89,6 +93,38 @@ def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     busy = [each for each in running if sum(each) >= 8]
     assert len(busy) > 10
     assert all(max(each) - min(each) <= 4 for each in busy)
+
+
+@pytest.mark.parametrize("per_second", [3.0, 12.0])
+def test_requests_go_to_the_rank_that_the_scheduler_booked(
+    costs: str, per_second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went = list[tuple[int | None, int]]()
+
+    def choose(ranks: Sequence[RankOutlook], tokens: int, computes: bool, most: int, booked: int | None) -> int:
+        went.append((booked, choose_rank(ranks, tokens, computes, most, booked)))
+        return went[-1][1]
+
+    monkeypatch.setattr(lockstep, "choose_rank", choose)
+    served(costs, {"replicas": 1, "ranks": 4}, per_second)
+    assert len(went) > 60
+    assert sum(booked == chosen for booked, chosen in went) > 0.9 * len(went)
+    # No rank is booked more often than others.
+    assert max(Counter(booked for booked, _ in went).values()) < 0.4 * len(went)
+
+
+def test_prompts_go_to_the_ranks_of_both_workers_that_were_booked(costs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    booked_ranks = list[int | None]()
+
+    def choose(ranks: Sequence[RankOutlook], tokens: int, computes: bool, most: int, booked: int | None) -> int:
+        booked_ranks.append(booked)
+        return choose_rank(ranks, tokens, computes, most, booked)
+
+    monkeypatch.setattr(lockstep, "choose_rank", choose)
+    prefill = {"replicas": 1, "ranks": 2, "max_step_tokens": 4096}
+    _, result = served(costs, {"replicas": 1, "ranks": 2, "can_prefill": False}, prefill=prefill)
+    assert len(booked_ranks) == 2 * result.summary.requests
+    assert set(booked_ranks) == {0, 1}
 
 
 def test_every_token_has_its_time(costs: str) -> None:

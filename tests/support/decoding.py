@@ -70,6 +70,7 @@ class FakeRank:
         cache_salt: bytes,
         computes_prompt: bool,
         sparse: SparsePrefill | None = None,
+        booked: int | None = None,
     ) -> int:
         return len(self.submitted)
 

@@ -15,7 +15,7 @@ from mesh.server import MeshServer, Registration
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Places on the first decode worker that is not avoided, with the first such prefill worker where there is one.
 
-    Tests set `refusals` and `store`, and read what arrived.
+    Tests set `refusals`, `store` and the ranks, and read what arrived.
     """
 
     # So long that none ends where the machine is busy: tests of its end set it.
@@ -26,6 +26,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     refusals: list[MeshError] = field(default_factory=list)
     # Named in every placement.
     store: targets_pb2.StoreTarget | None = None
+    # Ranks of the decode and of the prefill worker on which every placement is counted.
+    decode_rank: int | None = None
+    prefill_rank: int | None = None
     # How long it takes for its first answer to any call but ReportOutcome.
     answer_seconds: float = 0.0
     queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
@@ -70,7 +73,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if not decodes:
             raise NoWorker("no worker")
         prefill = prefills[0] if prefills else None
-        return scheduler_pb2.PlaceResponse(decode=decodes[0], prefill=prefill, store=self.store, reason="first")
+        return scheduler_pb2.PlaceResponse(
+            decode=decodes[0],
+            prefill=prefill,
+            store=self.store,
+            reason="first",
+            decode_rank=self.decode_rank,
+            prefill_rank=self.prefill_rank,
+        )
 
     async def ReportOutcome(
         self, request: scheduler_pb2.ReportOutcomeRequest, context: Any

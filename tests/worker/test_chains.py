@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.blocks import chain_hashes
-from worker.chains import Chains
+from worker.chains import Chains, cached_blocks
 
 
 def hashes(*numbers: int) -> list[bytes]:
@@ -66,3 +66,14 @@ def test_every_block_that_came_is_in_a_chain_of_its_prompt(shapes: list[list[int
         parents = [chain[chain.index(block) - 1] if chain.index(block) else b"" for block in new]
         chains.observe(new, parents, [])
         assert chains.ending_in(new) == ([chain] if new else [])
+
+
+def test_the_cached_prefix_of_each_rank_ends_at_its_first_gap() -> None:
+    prompt = list(range(300))
+    hashes = chain_hashes(prompt, b"salt")
+    held = [set(hashes[:2]), set(hashes), {hashes[0], hashes[2]}, set(hashes[1:])]
+    assert cached_blocks(prompt, b"salt", held) == [2, 4, 1, 0]
+
+
+def test_a_prompt_shorter_than_a_block_is_cached_nowhere() -> None:
+    assert cached_blocks([1] * 63, b"", [{b"x"}]) == [0]

@@ -94,6 +94,14 @@ async def test_a_request_goes_to_the_rank_that_holds_its_prefix() -> None:
         assert group.ranks.rank_of(group.submit(prompt_of(640, seed=9))) == 0
 
 
+async def test_a_request_goes_to_the_rank_that_its_placement_booked_while_that_is_about_as_good() -> None:
+    async with grouped(3) as group:
+        for booked, expected in ((2, 2), (2, 0), (7, 1)):
+            key = group.ranks.new_key([1] * 100, b"", computes_prompt=True, booked=booked)
+            group.ranks.submit(submit_of(key, [1] * 100, 5))
+            assert group.ranks.rank_of(key) == expected
+
+
 async def test_prompts_weigh_until_they_are_computed_and_requests_until_they_end() -> None:
     async with grouped() as group:
         long, short = group.submit([1] * 900), group.submit([2] * 10)

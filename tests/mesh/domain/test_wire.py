@@ -67,7 +67,10 @@ def test_the_smallest_top_p_does_not_read_as_all() -> None:
 
 @pytest.mark.parametrize("prefill", [None, WorkerTarget("p", "first", "p:1", 1 << 20)])
 @pytest.mark.parametrize("store", [None, StoreTarget("store-1", 7)])
-def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: StoreTarget | None) -> None:
+@pytest.mark.parametrize("ranks", [(None, None), (0, 3)])
+def test_a_submission_survives_the_wire(
+    prefill: WorkerTarget | None, store: StoreTarget | None, ranks: tuple[int | None, int | None]
+) -> None:
     request = TokenRequest(
         request_id="r1",
         token_ids=[1, 2, 3],
@@ -79,6 +82,6 @@ def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: Sto
         constraint=Constraint("start: /a+/", 0, 5, may_end_free=True, banned=[[1, 2]], min_tokens=3),
         sparse=SparsePrefill(16384, 0.95),
     )
-    submission = Submission(9, request, 1500, prefill, store)
+    submission = Submission(9, request, 1500, prefill, store, rank=ranks[0], prefill_rank=ranks[1])
     sent = wire.submission_message(submission).SerializeToString()
     assert wire.submission(decode_pb2.Submission.FromString(sent)) == submission

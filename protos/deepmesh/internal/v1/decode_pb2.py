@@ -32,7 +32,7 @@ from deepmesh.internal.v1 import workers_pb2 as deepmesh_dot_internal_dot_v1_dot
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!deepmesh/internal/v1/decode.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/failure.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\x84\x02\n\rAttachRequest\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.deepmesh.internal.v1.AttachHelloH\x00\x12\x36\n\nsubmission\x18\x02 \x01(\x0b\x32 .deepmesh.internal.v1.SubmissionH\x00\x12:\n\x0c\x63\x61ncellation\x18\x03 \x01(\x0b\x32\".deepmesh.internal.v1.CancellationH\x00\x12@\n\x0f\x61\x63knowledgement\x18\x04 \x01(\x0b\x32%.deepmesh.internal.v1.AcknowledgementH\x00\x42\t\n\x07message\"q\n\x0b\x41ttachHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\t\x12\x31\n\x06resume\x18\x03 \x03(\x0b\x32!.deepmesh.internal.v1.ResumePoint\"7\n\x0bResumePoint\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rnext_position\x18\x02 \x01(\r\"\xb9\x05\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x32\n\x04stop\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.StopConditions\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x38\n\x07prefill\x18\t \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTargetH\x00\x88\x01\x01\x12\x35\n\x05store\x18\n \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x01\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x39\n\nconstraint\x18\x0c \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x03\x88\x01\x01\x12*\n\x05share\x18\r \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x34\n\x06stream\x18\x0f \x01(\x0b\x32\x1f.deepmesh.internal.v1.StreamTagH\x04\x88\x01\x01\x12@\n\x0esparse_prefill\x18\x10 \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x05\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraintB\t\n\x07_streamB\x11\n\x0f_sparse_prefill\">\n\tStreamTag\x12\x11\n\tstream_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\x0c\"&\n\x11TakeStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x0c\"\x7f\n\x12TakeStreamResponse\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .deepmesh.internal.v1.Submission\x12\x33\n\x06output\x18\x02 \x01(\x0b\x32#.deepmesh.internal.v1.RequestOutput\"K\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"!\n\x0c\x43\x61ncellation\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"%\n\x0f\x41\x63knowledgement\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\"\x85\x01\n\x0e\x41ttachResponse\x12\x36\n\x07welcome\x18\x01 \x01(\x0b\x32#.deepmesh.internal.v1.AttachWelcomeH\x00\x12\x30\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.StepFrameH\x00\x42\t\n\x07message\"Y\n\rAttachWelcome\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"O\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x34\n\x07outputs\x18\x02 \x03(\x0b\x32#.deepmesh.internal.v1.RequestOutput\"\x93\x03\n\rRequestOutput\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12-\n\x08\x66inished\x18\x07 \x01(\x0e\x32\x19.deepmesh.v1.FinishReasonH\x00\x12\x30\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1d.deepmesh.internal.v1.FailureH\x00\x12\x0f\n\x07relaxed\x18\t \x01(\x08\x12\x42\n\x0fprompt_logprobs\x18\n \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x02\x88\x01\x01\x42\n\n\x08terminalB\x10\n\x0e_cached_tokensB\x12\n\x10_prompt_logprobs2\xc9\x01\n\rDecodeService\x12W\n\x06\x41ttach\x12#.deepmesh.internal.v1.AttachRequest\x1a$.deepmesh.internal.v1.AttachResponse(\x01\x30\x01\x12_\n\nTakeStream\x12\'.deepmesh.internal.v1.TakeStreamRequest\x1a(.deepmesh.internal.v1.TakeStreamResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!deepmesh/internal/v1/decode.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/failure.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\x84\x02\n\rAttachRequest\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.deepmesh.internal.v1.AttachHelloH\x00\x12\x36\n\nsubmission\x18\x02 \x01(\x0b\x32 .deepmesh.internal.v1.SubmissionH\x00\x12:\n\x0c\x63\x61ncellation\x18\x03 \x01(\x0b\x32\".deepmesh.internal.v1.CancellationH\x00\x12@\n\x0f\x61\x63knowledgement\x18\x04 \x01(\x0b\x32%.deepmesh.internal.v1.AcknowledgementH\x00\x42\t\n\x07message\"q\n\x0b\x41ttachHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\t\x12\x31\n\x06resume\x18\x03 \x03(\x0b\x32!.deepmesh.internal.v1.ResumePoint\"7\n\x0bResumePoint\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rnext_position\x18\x02 \x01(\r\"\x81\x06\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x32\n\x04stop\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.StopConditions\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x38\n\x07prefill\x18\t \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTargetH\x00\x88\x01\x01\x12\x35\n\x05store\x18\n \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x01\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x39\n\nconstraint\x18\x0c \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x03\x88\x01\x01\x12*\n\x05share\x18\r \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x34\n\x06stream\x18\x0f \x01(\x0b\x32\x1f.deepmesh.internal.v1.StreamTagH\x04\x88\x01\x01\x12@\n\x0esparse_prefill\x18\x10 \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x05\x88\x01\x01\x12\x11\n\x04rank\x18\x11 \x01(\rH\x06\x88\x01\x01\x12\x19\n\x0cprefill_rank\x18\x12 \x01(\rH\x07\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraintB\t\n\x07_streamB\x11\n\x0f_sparse_prefillB\x07\n\x05_rankB\x0f\n\r_prefill_rank\">\n\tStreamTag\x12\x11\n\tstream_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\x0c\"&\n\x11TakeStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x0c\"\x7f\n\x12TakeStreamResponse\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .deepmesh.internal.v1.Submission\x12\x33\n\x06output\x18\x02 \x01(\x0b\x32#.deepmesh.internal.v1.RequestOutput\"K\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"!\n\x0c\x43\x61ncellation\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"%\n\x0f\x41\x63knowledgement\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\"\x85\x01\n\x0e\x41ttachResponse\x12\x36\n\x07welcome\x18\x01 \x01(\x0b\x32#.deepmesh.internal.v1.AttachWelcomeH\x00\x12\x30\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.StepFrameH\x00\x42\t\n\x07message\"Y\n\rAttachWelcome\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"O\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x34\n\x07outputs\x18\x02 \x03(\x0b\x32#.deepmesh.internal.v1.RequestOutput\"\x93\x03\n\rRequestOutput\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12-\n\x08\x66inished\x18\x07 \x01(\x0e\x32\x19.deepmesh.v1.FinishReasonH\x00\x12\x30\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1d.deepmesh.internal.v1.FailureH\x00\x12\x0f\n\x07relaxed\x18\t \x01(\x08\x12\x42\n\x0fprompt_logprobs\x18\n \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x02\x88\x01\x01\x42\n\n\x08terminalB\x10\n\x0e_cached_tokensB\x12\n\x10_prompt_logprobs2\xc9\x01\n\rDecodeService\x12W\n\x06\x41ttach\x12#.deepmesh.internal.v1.AttachRequest\x1a$.deepmesh.internal.v1.AttachResponse(\x01\x30\x01\x12_\n\nTakeStream\x12\'.deepmesh.internal.v1.TakeStreamRequest\x1a(.deepmesh.internal.v1.TakeStreamResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,27 +46,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEPOINT']._serialized_start=723
   _globals['_RESUMEPOINT']._serialized_end=778
   _globals['_SUBMISSION']._serialized_start=781
-  _globals['_SUBMISSION']._serialized_end=1478
-  _globals['_STREAMTAG']._serialized_start=1480
-  _globals['_STREAMTAG']._serialized_end=1542
-  _globals['_TAKESTREAMREQUEST']._serialized_start=1544
-  _globals['_TAKESTREAMREQUEST']._serialized_end=1582
-  _globals['_TAKESTREAMRESPONSE']._serialized_start=1584
-  _globals['_TAKESTREAMRESPONSE']._serialized_end=1711
-  _globals['_STOPCONDITIONS']._serialized_start=1713
-  _globals['_STOPCONDITIONS']._serialized_end=1788
-  _globals['_CANCELLATION']._serialized_start=1790
-  _globals['_CANCELLATION']._serialized_end=1823
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=1825
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=1862
-  _globals['_ATTACHRESPONSE']._serialized_start=1865
-  _globals['_ATTACHRESPONSE']._serialized_end=1998
-  _globals['_ATTACHWELCOME']._serialized_start=2000
-  _globals['_ATTACHWELCOME']._serialized_end=2089
-  _globals['_STEPFRAME']._serialized_start=2091
-  _globals['_STEPFRAME']._serialized_end=2170
-  _globals['_REQUESTOUTPUT']._serialized_start=2173
-  _globals['_REQUESTOUTPUT']._serialized_end=2576
-  _globals['_DECODESERVICE']._serialized_start=2579
-  _globals['_DECODESERVICE']._serialized_end=2780
+  _globals['_SUBMISSION']._serialized_end=1550
+  _globals['_STREAMTAG']._serialized_start=1552
+  _globals['_STREAMTAG']._serialized_end=1614
+  _globals['_TAKESTREAMREQUEST']._serialized_start=1616
+  _globals['_TAKESTREAMREQUEST']._serialized_end=1654
+  _globals['_TAKESTREAMRESPONSE']._serialized_start=1656
+  _globals['_TAKESTREAMRESPONSE']._serialized_end=1783
+  _globals['_STOPCONDITIONS']._serialized_start=1785
+  _globals['_STOPCONDITIONS']._serialized_end=1860
+  _globals['_CANCELLATION']._serialized_start=1862
+  _globals['_CANCELLATION']._serialized_end=1895
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=1897
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=1934
+  _globals['_ATTACHRESPONSE']._serialized_start=1937
+  _globals['_ATTACHRESPONSE']._serialized_end=2070
+  _globals['_ATTACHWELCOME']._serialized_start=2072
+  _globals['_ATTACHWELCOME']._serialized_end=2161
+  _globals['_STEPFRAME']._serialized_start=2163
+  _globals['_STEPFRAME']._serialized_end=2242
+  _globals['_REQUESTOUTPUT']._serialized_start=2245
+  _globals['_REQUESTOUTPUT']._serialized_end=2648
+  _globals['_DECODESERVICE']._serialized_start=2651
+  _globals['_DECODESERVICE']._serialized_end=2852
 # @@protoc_insertion_point(module_scope)

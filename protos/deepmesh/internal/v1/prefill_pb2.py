@@ -31,7 +31,7 @@ from deepmesh.internal.v1 import targets_pb2 as deepmesh_dot_internal_dot_v1_dot
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/prefill.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\x8f\x04\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x33\n\x06ticket\x18\x06 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x35\n\x05store\x18\x08 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x39\n\nconstraint\x18\n \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x02\x88\x01\x01\x12*\n\x05share\x18\x0b \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12@\n\x0esparse_prefill\x18\x0c \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x03\x88\x01\x01\x42\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraintB\x11\n\x0f_sparse_prefill\"\xca\x01\n\x0fPrefillResponse\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32%.deepmesh.internal.v1.PrefillAcceptedH\x00\x12>\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\'.deepmesh.internal.v1.PrefillFirstTokenH\x00\x12\x31\n\x04\x64one\x18\x03 \x01(\x0b\x32!.deepmesh.internal.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x02\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\r\x12\x42\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x01\x88\x01\x01\x12\x17\n\ndrafts_end\x18\x06 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_drafts_end\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2j\n\x0ePrefillService\x12X\n\x07Prefill\x12$.deepmesh.internal.v1.PrefillRequest\x1a%.deepmesh.internal.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/prefill.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a%deepmesh/internal/v1/constraint.proto\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/outputs.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\xab\x04\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x33\n\x06ticket\x18\x06 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x35\n\x05store\x18\x08 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x00\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x39\n\nconstraint\x18\n \x01(\x0b\x32 .deepmesh.internal.v1.ConstraintH\x02\x88\x01\x01\x12*\n\x05share\x18\x0b \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12@\n\x0esparse_prefill\x18\x0c \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x03\x88\x01\x01\x12\x11\n\x04rank\x18\r \x01(\rH\x04\x88\x01\x01\x42\x08\n\x06_storeB\x10\n\x0e_prompt_tokensB\r\n\x0b_constraintB\x11\n\x0f_sparse_prefillB\x07\n\x05_rank\"\xca\x01\n\x0fPrefillResponse\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32%.deepmesh.internal.v1.PrefillAcceptedH\x00\x12>\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\'.deepmesh.internal.v1.PrefillFirstTokenH\x00\x12\x31\n\x04\x64one\x18\x03 \x01(\x0b\x32!.deepmesh.internal.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x02\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\r\x12\x42\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.PromptLogprobsH\x01\x88\x01\x01\x12\x17\n\ndrafts_end\x18\x06 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_drafts_end\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2j\n\x0ePrefillService\x12X\n\x07Prefill\x12$.deepmesh.internal.v1.PrefillRequest\x1a%.deepmesh.internal.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,15 +39,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.prefil
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=311
-  _globals['_PREFILLREQUEST']._serialized_end=838
-  _globals['_PREFILLRESPONSE']._serialized_start=841
-  _globals['_PREFILLRESPONSE']._serialized_end=1043
-  _globals['_PREFILLACCEPTED']._serialized_start=1045
-  _globals['_PREFILLACCEPTED']._serialized_end=1089
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=1092
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=1383
-  _globals['_PREFILLDONE']._serialized_start=1385
-  _globals['_PREFILLDONE']._serialized_end=1439
-  _globals['_PREFILLSERVICE']._serialized_start=1441
-  _globals['_PREFILLSERVICE']._serialized_end=1547
+  _globals['_PREFILLREQUEST']._serialized_end=866
+  _globals['_PREFILLRESPONSE']._serialized_start=869
+  _globals['_PREFILLRESPONSE']._serialized_end=1071
+  _globals['_PREFILLACCEPTED']._serialized_start=1073
+  _globals['_PREFILLACCEPTED']._serialized_end=1117
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=1120
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=1411
+  _globals['_PREFILLDONE']._serialized_start=1413
+  _globals['_PREFILLDONE']._serialized_end=1467
+  _globals['_PREFILLSERVICE']._serialized_start=1469
+  _globals['_PREFILLSERVICE']._serialized_end=1575
 # @@protoc_insertion_point(module_scope)

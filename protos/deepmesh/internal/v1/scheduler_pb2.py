@@ -31,53 +31,53 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$deepmesh/internal/v1/scheduler.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/kvstore.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\x02\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x18\n\x10\x61void_worker_ids\x18\x07 \x03(\t\x12*\n\x05share\x18\x08 \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12\x15\n\rgeneration_id\x18\t \x01(\t\x12@\n\x0esparse_prefill\x18\n \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x00\x88\x01\x01\x42\x11\n\x0f_sparse_prefill\"\xcd\x02\n\rPlaceResponse\x12\x32\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTarget\x12\x38\n\x07prefill\x18\x02 \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTargetH\x00\x88\x01\x01\x12;\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x03(\x0b\x32\".deepmesh.internal.v1.CachedPrefix\x12\x19\n\x11predicted_ttft_ms\x18\x04 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x05 \x01(\x02\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x35\n\x05store\x18\x07 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x01\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_store\"1\n\x0c\x43\x61\x63hedPrefix\x12\x11\n\tsource_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"\xee\x01\n\x14ReportOutcomeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x37\n\x07outcome\x18\x04 \x01(\x0e\x32&.deepmesh.internal.v1.PlacementOutcome\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x02\x12\x0f\n\x07tpot_ms\x18\x08 \x01(\x02\x12\x15\n\rgeneration_id\x18\t \x01(\t\"\x17\n\x15ReportOutcomeResponse\"\xdd\x02\n\x13ReportStatusRequest\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.deepmesh.internal.v1.WorkerState\x12.\n\x04load\x18\x03 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x31\n\tkv_events\x18\x04 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KvEvents\x12\x37\n\ttransfers\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\x12/\n\x05ranks\x18\x07 \x03(\x0b\x32 .deepmesh.internal.v1.RankStatus\"N\n\x08KvEvents\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\x12\x0f\n\x07holders\x18\x04 \x03(\x04\"@\n\x14ReportStatusResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13WatchWorkersRequest\"\xa8\x01\n\x14WatchWorkersResponse\x12\x33\n\x07workers\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.WorkerStatus\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x06stores\x18\x03 \x03(\x0b\x32!.deepmesh.internal.v1.StoreStatus\"\xd4\x01\n\x0bStoreStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12/\n\x05tiers\x18\x03 \x03(\x0b\x32 .deepmesh.internal.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"\xed\x02\n\x0cWorkerStatus\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.deepmesh.internal.v1.WorkerState\x12.\n\x04load\x18\x03 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x32\n\x0flease_remaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12/\n\x05ranks\x18\x07 \x03(\x0b\x32 .deepmesh.internal.v1.RankStatus\x12\x0e\n\x06silent\x18\x08 \x01(\x08\"9\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x15ListDecisionsResponse\x12\x31\n\tdecisions\x18\x01 \x03(\x0b\x32\x1e.deepmesh.internal.v1.Decision\"\xea\x01\n\x08\x44\x65\x63ision\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x33\n\ncandidates\x18\x06 \x03(\x0b\x32\x1f.deepmesh.internal.v1.Candidate\x12\x37\n\x07outcome\x18\x07 \x01(\x0e\x32&.deepmesh.internal.v1.PlacementOutcome\"\xda\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x03 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x04 \x01(\x02\x12\x12\n\nslots_left\x18\x05 \x01(\r\x12\x10\n\x08rejected\x18\x06 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x07 \x01(\t\x12\x10\n\x08store_id\x18\x08 \x01(\t\x12\x11\n\x04rank\x18\t \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"\x13\n\x11GetScalingRequest\"F\n\x12GetScalingResponse\x12\x30\n\x05roles\x18\x01 \x03(\x0b\x32!.deepmesh.internal.v1.RoleScaling\"\x8f\x01\n\x0bRoleScaling\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x04role\x18\x02 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12\x18\n\x10serving_replicas\x18\x03 \x01(\r\x12\x17\n\x0fwanted_replicas\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t*\xcf\x01\n\x10PlacementOutcome\x12!\n\x1dPLACEMENT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPLACEMENT_OUTCOME_FINISHED\x10\x01\x12\x1f\n\x1bPLACEMENT_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19PLACEMENT_OUTCOME_REFUSED\x10\x03\x12\x1a\n\x16PLACEMENT_OUTCOME_LOST\x10\x04\x12\x1c\n\x18PLACEMENT_OUTCOME_FAILED\x10\x05\x32\xed\x04\n\x10SchedulerService\x12P\n\x05Place\x12\".deepmesh.internal.v1.PlaceRequest\x1a#.deepmesh.internal.v1.PlaceResponse\x12h\n\rReportOutcome\x12*.deepmesh.internal.v1.ReportOutcomeRequest\x1a+.deepmesh.internal.v1.ReportOutcomeResponse\x12i\n\x0cReportStatus\x12).deepmesh.internal.v1.ReportStatusRequest\x1a*.deepmesh.internal.v1.ReportStatusResponse(\x01\x30\x01\x12g\n\x0cWatchWorkers\x12).deepmesh.internal.v1.WatchWorkersRequest\x1a*.deepmesh.internal.v1.WatchWorkersResponse0\x01\x12h\n\rListDecisions\x12*.deepmesh.internal.v1.ListDecisionsRequest\x1a+.deepmesh.internal.v1.ListDecisionsResponse\x12_\n\nGetScaling\x12\'.deepmesh.internal.v1.GetScalingRequest\x1a(.deepmesh.internal.v1.GetScalingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$deepmesh/internal/v1/scheduler.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/kvstore.proto\x1a deepmesh/internal/v1/share.proto\x1a)deepmesh/internal/v1/sparse_prefill.proto\x1a\"deepmesh/internal/v1/targets.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\x02\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x18\n\x10\x61void_worker_ids\x18\x07 \x03(\t\x12*\n\x05share\x18\x08 \x01(\x0b\x32\x1b.deepmesh.internal.v1.Share\x12\x15\n\rgeneration_id\x18\t \x01(\t\x12@\n\x0esparse_prefill\x18\n \x01(\x0b\x32#.deepmesh.internal.v1.SparsePrefillH\x00\x88\x01\x01\x42\x11\n\x0f_sparse_prefill\"\xa3\x03\n\rPlaceResponse\x12\x32\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTarget\x12\x38\n\x07prefill\x18\x02 \x01(\x0b\x32\".deepmesh.internal.v1.WorkerTargetH\x00\x88\x01\x01\x12;\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x03(\x0b\x32\".deepmesh.internal.v1.CachedPrefix\x12\x19\n\x11predicted_ttft_ms\x18\x04 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x05 \x01(\x02\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x35\n\x05store\x18\x07 \x01(\x0b\x32!.deepmesh.internal.v1.StoreTargetH\x01\x88\x01\x01\x12\x18\n\x0b\x64\x65\x63ode_rank\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x0cprefill_rank\x18\t \x01(\rH\x03\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_storeB\x0e\n\x0c_decode_rankB\x0f\n\r_prefill_rank\"1\n\x0c\x43\x61\x63hedPrefix\x12\x11\n\tsource_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"\xee\x01\n\x14ReportOutcomeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x37\n\x07outcome\x18\x04 \x01(\x0e\x32&.deepmesh.internal.v1.PlacementOutcome\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x02\x12\x0f\n\x07tpot_ms\x18\x08 \x01(\x02\x12\x15\n\rgeneration_id\x18\t \x01(\t\"\x17\n\x15ReportOutcomeResponse\"\xdd\x02\n\x13ReportStatusRequest\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.deepmesh.internal.v1.WorkerState\x12.\n\x04load\x18\x03 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x31\n\tkv_events\x18\x04 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KvEvents\x12\x37\n\ttransfers\x18\x05 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\x12/\n\x05ranks\x18\x07 \x03(\x0b\x32 .deepmesh.internal.v1.RankStatus\"N\n\x08KvEvents\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\x12\x0f\n\x07holders\x18\x04 \x03(\x04\"@\n\x14ReportStatusResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13WatchWorkersRequest\"\xa8\x01\n\x14WatchWorkersResponse\x12\x33\n\x07workers\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.WorkerStatus\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x06stores\x18\x03 \x03(\x0b\x32!.deepmesh.internal.v1.StoreStatus\"\xd4\x01\n\x0bStoreStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12/\n\x05tiers\x18\x03 \x03(\x0b\x32 .deepmesh.internal.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"\xed\x02\n\x0cWorkerStatus\x12\x36\n\x08identity\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.deepmesh.internal.v1.WorkerState\x12.\n\x04load\x18\x03 \x01(\x0b\x32 .deepmesh.internal.v1.WorkerLoad\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x32\n\x0flease_remaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12/\n\x05ranks\x18\x07 \x03(\x0b\x32 .deepmesh.internal.v1.RankStatus\x12\x0e\n\x06silent\x18\x08 \x01(\x08\"9\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x15ListDecisionsResponse\x12\x31\n\tdecisions\x18\x01 \x03(\x0b\x32\x1e.deepmesh.internal.v1.Decision\"\xea\x01\n\x08\x44\x65\x63ision\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x33\n\ncandidates\x18\x06 \x03(\x0b\x32\x1f.deepmesh.internal.v1.Candidate\x12\x37\n\x07outcome\x18\x07 \x01(\x0e\x32&.deepmesh.internal.v1.PlacementOutcome\"\xda\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x03 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x04 \x01(\x02\x12\x12\n\nslots_left\x18\x05 \x01(\r\x12\x10\n\x08rejected\x18\x06 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x07 \x01(\t\x12\x10\n\x08store_id\x18\x08 \x01(\t\x12\x11\n\x04rank\x18\t \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"\x13\n\x11GetScalingRequest\"F\n\x12GetScalingResponse\x12\x30\n\x05roles\x18\x01 \x03(\x0b\x32!.deepmesh.internal.v1.RoleScaling\"\x8f\x01\n\x0bRoleScaling\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x04role\x18\x02 \x01(\x0e\x32 .deepmesh.internal.v1.WorkerRole\x12\x18\n\x10serving_replicas\x18\x03 \x01(\r\x12\x17\n\x0fwanted_replicas\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t*\xcf\x01\n\x10PlacementOutcome\x12!\n\x1dPLACEMENT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPLACEMENT_OUTCOME_FINISHED\x10\x01\x12\x1f\n\x1bPLACEMENT_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19PLACEMENT_OUTCOME_REFUSED\x10\x03\x12\x1a\n\x16PLACEMENT_OUTCOME_LOST\x10\x04\x12\x1c\n\x18PLACEMENT_OUTCOME_FAILED\x10\x05\x32\xed\x04\n\x10SchedulerService\x12P\n\x05Place\x12\".deepmesh.internal.v1.PlaceRequest\x1a#.deepmesh.internal.v1.PlaceResponse\x12h\n\rReportOutcome\x12*.deepmesh.internal.v1.ReportOutcomeRequest\x1a+.deepmesh.internal.v1.ReportOutcomeResponse\x12i\n\x0cReportStatus\x12).deepmesh.internal.v1.ReportStatusRequest\x1a*.deepmesh.internal.v1.ReportStatusResponse(\x01\x30\x01\x12g\n\x0cWatchWorkers\x12).deepmesh.internal.v1.WatchWorkersRequest\x1a*.deepmesh.internal.v1.WatchWorkersResponse0\x01\x12h\n\rListDecisions\x12*.deepmesh.internal.v1.ListDecisionsRequest\x1a+.deepmesh.internal.v1.ListDecisionsResponse\x12_\n\nGetScaling\x12\'.deepmesh.internal.v1.GetScalingRequest\x1a(.deepmesh.internal.v1.GetScalingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLACEMENTOUTCOME']._serialized_start=3385
-  _globals['_PLACEMENTOUTCOME']._serialized_end=3592
+  _globals['_PLACEMENTOUTCOME']._serialized_start=3471
+  _globals['_PLACEMENTOUTCOME']._serialized_end=3678
   _globals['_PLACEREQUEST']._serialized_start=313
   _globals['_PLACEREQUEST']._serialized_end=622
   _globals['_PLACERESPONSE']._serialized_start=625
-  _globals['_PLACERESPONSE']._serialized_end=958
-  _globals['_CACHEDPREFIX']._serialized_start=960
-  _globals['_CACHEDPREFIX']._serialized_end=1009
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=1012
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=1250
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=1252
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=1275
-  _globals['_REPORTSTATUSREQUEST']._serialized_start=1278
-  _globals['_REPORTSTATUSREQUEST']._serialized_end=1627
-  _globals['_KVEVENTS']._serialized_start=1629
-  _globals['_KVEVENTS']._serialized_end=1707
-  _globals['_REPORTSTATUSRESPONSE']._serialized_start=1709
-  _globals['_REPORTSTATUSRESPONSE']._serialized_end=1773
-  _globals['_WATCHWORKERSREQUEST']._serialized_start=1775
-  _globals['_WATCHWORKERSREQUEST']._serialized_end=1796
-  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1799
-  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1967
-  _globals['_STORESTATUS']._serialized_start=1970
-  _globals['_STORESTATUS']._serialized_end=2182
-  _globals['_WORKERSTATUS']._serialized_start=2185
-  _globals['_WORKERSTATUS']._serialized_end=2550
-  _globals['_LISTDECISIONSREQUEST']._serialized_start=2552
-  _globals['_LISTDECISIONSREQUEST']._serialized_end=2609
-  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2611
-  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2685
-  _globals['_DECISION']._serialized_start=2688
-  _globals['_DECISION']._serialized_end=2922
-  _globals['_CANDIDATE']._serialized_start=2925
-  _globals['_CANDIDATE']._serialized_end=3143
-  _globals['_GETSCALINGREQUEST']._serialized_start=3145
-  _globals['_GETSCALINGREQUEST']._serialized_end=3164
-  _globals['_GETSCALINGRESPONSE']._serialized_start=3166
-  _globals['_GETSCALINGRESPONSE']._serialized_end=3236
-  _globals['_ROLESCALING']._serialized_start=3239
-  _globals['_ROLESCALING']._serialized_end=3382
-  _globals['_SCHEDULERSERVICE']._serialized_start=3595
-  _globals['_SCHEDULERSERVICE']._serialized_end=4216
+  _globals['_PLACERESPONSE']._serialized_end=1044
+  _globals['_CACHEDPREFIX']._serialized_start=1046
+  _globals['_CACHEDPREFIX']._serialized_end=1095
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=1098
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=1336
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=1338
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=1361
+  _globals['_REPORTSTATUSREQUEST']._serialized_start=1364
+  _globals['_REPORTSTATUSREQUEST']._serialized_end=1713
+  _globals['_KVEVENTS']._serialized_start=1715
+  _globals['_KVEVENTS']._serialized_end=1793
+  _globals['_REPORTSTATUSRESPONSE']._serialized_start=1795
+  _globals['_REPORTSTATUSRESPONSE']._serialized_end=1859
+  _globals['_WATCHWORKERSREQUEST']._serialized_start=1861
+  _globals['_WATCHWORKERSREQUEST']._serialized_end=1882
+  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1885
+  _globals['_WATCHWORKERSRESPONSE']._serialized_end=2053
+  _globals['_STORESTATUS']._serialized_start=2056
+  _globals['_STORESTATUS']._serialized_end=2268
+  _globals['_WORKERSTATUS']._serialized_start=2271
+  _globals['_WORKERSTATUS']._serialized_end=2636
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=2638
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=2695
+  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2697
+  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2771
+  _globals['_DECISION']._serialized_start=2774
+  _globals['_DECISION']._serialized_end=3008
+  _globals['_CANDIDATE']._serialized_start=3011
+  _globals['_CANDIDATE']._serialized_end=3229
+  _globals['_GETSCALINGREQUEST']._serialized_start=3231
+  _globals['_GETSCALINGREQUEST']._serialized_end=3250
+  _globals['_GETSCALINGRESPONSE']._serialized_start=3252
+  _globals['_GETSCALINGRESPONSE']._serialized_end=3322
+  _globals['_ROLESCALING']._serialized_start=3325
+  _globals['_ROLESCALING']._serialized_end=3468
+  _globals['_SCHEDULERSERVICE']._serialized_start=3681
+  _globals['_SCHEDULERSERVICE']._serialized_end=4302
 # @@protoc_insertion_point(module_scope)

@@ -56,7 +56,7 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., generation_id: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ...) -> None: ...
 
 class PlaceResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason", "store")
+    __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason", "store", "decode_rank", "prefill_rank")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class PlaceResponse(_message.Message):
     PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RANK_FIELD_NUMBER: _ClassVar[int]
     decode: _targets_pb2.WorkerTarget
     prefill: _targets_pb2.WorkerTarget
     cached_prefixes: _containers.RepeatedCompositeFieldContainer[CachedPrefix]
@@ -71,7 +73,9 @@ class PlaceResponse(_message.Message):
     predicted_tpot_ms: float
     reason: str
     store: _targets_pb2.StoreTarget
-    def __init__(self, decode: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+    decode_rank: int
+    prefill_rank: int
+    def __init__(self, decode: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., decode_rank: _Optional[int] = ..., prefill_rank: _Optional[int] = ...) -> None: ...
 
 class CachedPrefix(_message.Message):
     __slots__ = ("source_id", "blocks")

@@ -1,13 +1,16 @@
-from mesh.blocks import chain_hashes
-from worker.rank_choice import TOKENS_A_REQUEST, RankOutlook, cached_blocks, choose_rank
+import pytest
+
+from mesh.rank_choice import TOKENS_A_REQUEST, RankOutlook, choose_rank
 
 
 def outlook(live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0) -> RankOutlook:
     return RankOutlook(live_requests=live, queued_tokens=queued, free_blocks=free, cached_blocks=cached)
 
 
-def choose(*ranks: RankOutlook, tokens: int = 640, computes: bool = True, requests: int = 8) -> int:
-    return choose_rank(ranks, tokens, computes, requests)
+def choose(
+    *ranks: RankOutlook, tokens: int = 640, computes: bool = True, requests: int = 8, booked: int | None = None
+) -> int:
+    return choose_rank(ranks, tokens, computes, requests, booked)
 
 
 def test_of_idle_ranks_the_first_is_chosen() -> None:
@@ -46,12 +49,27 @@ def test_blocks_that_a_rank_has_need_no_room() -> None:
     assert choose(outlook(free=1, cached=9), outlook(live=1)) == 0
 
 
-def test_the_cached_prefix_of_each_rank_ends_at_its_first_gap() -> None:
-    prompt = list(range(300))
-    hashes = chain_hashes(prompt, b"salt")
-    held = [set(hashes[:2]), set(hashes), {hashes[0], hashes[2]}, set(hashes[1:])]
-    assert cached_blocks(prompt, b"salt", held) == [2, 4, 1, 0]
+def test_the_booked_rank_is_chosen_unless_the_best_has_less_to_do_by_a_request_and_half_of_the_prompt() -> None:
+    work = 320 + TOKENS_A_REQUEST
+    assert choose(outlook(), outlook(queued=work), booked=1) == 1
+    assert choose(outlook(), outlook(queued=work + 1), booked=1) == 0
 
 
-def test_a_prompt_shorter_than_a_block_is_cached_nowhere() -> None:
-    assert cached_blocks([1] * 63, b"", [{b"x"}]) == [0]
+def test_a_request_whose_prompt_another_worker_computes_goes_to_a_booked_rank_with_one_request_more() -> None:
+    assert choose(outlook(live=1), outlook(live=2), computes=False, booked=1) == 1
+    assert choose(outlook(live=1), outlook(live=3), computes=False, booked=1) == 0
+
+
+def test_the_booked_rank_is_left_for_one_that_has_the_prefix_which_it_lost() -> None:
+    assert choose(outlook(cached=9), outlook(), booked=1) == 0
+
+
+def test_the_booked_rank_is_left_if_the_request_would_wait_there_alone() -> None:
+    assert choose(outlook(live=7), outlook(live=8), booked=1) == 0
+    assert choose(outlook(live=7), outlook(free=9), booked=1) == 0
+    assert choose(outlook(live=8), outlook(live=9), booked=1) == 1
+
+
+@pytest.mark.parametrize("booked", [2, 2**32 - 1])
+def test_a_rank_that_the_worker_does_not_have_counts_for_nothing(booked: int) -> None:
+    assert choose(outlook(live=1), outlook(), booked=booked) == 1
