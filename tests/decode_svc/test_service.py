@@ -132,6 +132,8 @@ async def test_a_restarted_gateway_cancels_what_it_ran_before() -> None:
         async with gateway_client(running.endpoint, incarnation="old") as old:
             stream_id = await old.submit(prompt(50), 1500)
             await old.until(lambda: old.requests[stream_id].tokens)
+        # Until the worker has seen the old stream end, the new gateway would be another one with its id.
+        await eventually(lambda: not running.worker.sessions.attached_gateways)
         async with gateway_client(running.endpoint, incarnation="new"):
             await running.until_empty()
 

@@ -321,8 +321,11 @@ def test_no_other_prefill_worker_would_have_been_better(
         for prefill in prefills
         for term in predict(make_request(), Candidates([decode], [prefill]), KNOBS)
     ]
-    if prefills:
-        assert chosen == choose(every_pair)
+    best = choose(every_pair) if prefills else chosen
+    assert (chosen is None) == (best is None)
+    if chosen is not None and best is not None:
+        # Any of the pairs that are as good may be chosen.
+        assert chosen.preference()[:-2] == best.preference()[:-2]
 
 
 def test_terms_grow_with_workers_and_not_with_pairs() -> None:
