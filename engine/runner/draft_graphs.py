@@ -18,7 +18,7 @@ from engine.model.inputs import decode_context, decode_contexts
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers
 from engine.runner.draft_pass import Verified
-from engine.runner.draft_plan import plan_draws
+from engine.runner.draft_plan import are_first, plan_draws
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.guesses import guess, note_guesses
 from engine.two_batch import NEVER, TwoBatch
@@ -72,10 +72,9 @@ class CapturedPass:
 
     def finish(self, token_ids: torch.Tensor) -> Verified:
         places, drawn = self.draws.places, self._graph.drawn.view(-1)
-        if places and places[-1] == len(places) - 1:
-            # They ascend, so these are all of the first ones.
+        if are_first(places):
             drawn[: len(places)] = token_ids
-        elif places:
+        else:
             drawn[to_device(np.array(places, np.int64), drawn.device)] = token_ids
         self._graph.compute_drafts()
         return Verified(self._graph.accepted, self._graph.drawn, self._graph.guesses)

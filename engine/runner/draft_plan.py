@@ -45,6 +45,11 @@ class DraftPrompts:
     last_blocks: Sequence[int]
 
 
+def are_first(ascending: Sequence[int]) -> bool:
+    """Whether ascending indices are those of the first elements, which lie next to each other."""
+    return not ascending or ascending[-1] == len(ascending) - 1
+
+
 def leading_rows(rows: Sequence[Row]) -> Sequence[Row]:
     """Those that decode behind a token whose KV is computed; in a batch no such row comes after another one, except
     single tokens of prompts.

@@ -15,6 +15,7 @@ from engine.batch import Row, Sample
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.draft_pass import DraftPass
+from engine.runner.draft_plan import are_first
 from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.relaxation import Relaxation, RelaxationRule
 from engine.runner.sampler import PendingSamples, Sampler, keep
@@ -154,8 +155,8 @@ def _joined(samples: Sequence[Sample], drafts: Sequence[int], relaxed: int) -> S
 
 
 def _some(rows: torch.Tensor, ascending: Sequence[int]) -> torch.Tensor:
-    """Rows by index, one or more; as they lie, if they are the first ones."""
-    if ascending[-1] == len(ascending) - 1:
+    """Rows by index; as they lie, if they are the first ones."""
+    if are_first(ascending):
         return rows[: len(ascending)]
     return rows[_indices(ascending, rows.device)]
 

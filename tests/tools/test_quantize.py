@@ -11,11 +11,11 @@ from engine.model.config import read_model_config
 from engine.model.quantization import Quantization, Stored
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import edit_config, random_prompt, read_tensors, rewrite_as_one_file
+from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import WIDE, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
 from tools.make_checkpoint import make_checkpoint
-from tools.quantize import output
 from tools.quantize.forms import Format
 from tools.quantize.run import Options, quantize
 
@@ -94,22 +94,10 @@ def test_errors_are_reported_by_layer(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "quantization_report.json").read_text())[2]["name"] == "1"
 
 
-class Cut(Exception):
-    pass
-
-
-def test_a_run_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
     source, out = made(tmp_path / "source"), tmp_path / "out"
     whole = read_tensors(quantized(source, tmp_path / "whole"))
-    write = output.Output.write
-
-    def write_until_layer_2(self: output.Output, report: output.UnitReport, tensors: dict[str, torch.Tensor]) -> None:
-        if report.name == "2":
-            raise Cut
-        write(self, report, tensors)
-
-    with monkeypatch.context() as patched, pytest.raises(Cut):
-        patched.setattr(output.Output, "write", write_until_layer_2)
+    with cut_off_at("2"):
         quantized(source, out)
     assert not (out / "config.json").exists()
     early = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}

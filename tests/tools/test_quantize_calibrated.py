@@ -11,6 +11,7 @@ from engine.weights.loading import settle
 from engine.weights.shards import open_shards
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, read_tensors, rewrite_as_one_file
+from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import WIDE
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits
@@ -115,25 +116,12 @@ def test_experts_that_no_text_reaches_are_rounded_with_the_largest_scale(tmp_pat
     assert bool((scales[unreached] == scales.max()).all()) and float(scales.min()) > 0
 
 
-class Cut(Exception):
-    pass
-
-
 @pytest.mark.parametrize("keep_state", [True, False])
-def test_a_calibrated_run_that_was_cut_off_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_state: bool
-) -> None:
+def test_a_calibrated_run_that_was_cut_off_goes_on(tmp_path: Path, keep_state: bool) -> None:
     source, out = made(tmp_path / "source"), tmp_path / "out"
     calibrated(source, tmp_path / "whole", awq=True)
-    whole, write = read_tensors(tmp_path / "whole"), output.Output.write
-
-    def write_until_layer_2(self: output.Output, report: output.UnitReport, tensors: dict[str, torch.Tensor]) -> None:
-        if report.name == "2":
-            raise Cut
-        write(self, report, tensors)
-
-    with monkeypatch.context() as patched, pytest.raises(Cut):
-        patched.setattr(output.Output, "write", write_until_layer_2)
+    whole = read_tensors(tmp_path / "whole")
+    with cut_off_at("2"):
         calibrated(source, out, awq=True)
     states = list(out.glob("calibration_state*"))
     assert len(states) == 1

@@ -14,12 +14,12 @@ from engine.weights.loading import settle
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import generate, model_backend, random_prompt, read_tensors
+from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import dequantized_tensors as source_tensors
 from tests.support.nvfp4 import FEED_FORWARD, WIDE, WITH_OUTPUT, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
 from tools.make_checkpoint import make_checkpoint
-from tools.quantize import output
 from tools.quantize.forms import Format, LayerSet, parse_layers
 from tools.quantize.run import Options, quantize
 
@@ -113,22 +113,10 @@ def test_errors_are_reported_by_layer(tmp_path: Path) -> None:
         assert report.fp8_error is None and report.int4_error is None
 
 
-class Cut(Exception):
-    pass
-
-
-def test_a_run_that_was_cut_off_goes_on_with_the_same_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_cut_off_goes_on_with_the_same_layers(tmp_path: Path) -> None:
     source, out = made(tmp_path / "source"), tmp_path / "out"
     whole = read_tensors(quantized(source, tmp_path / "whole"))
-    write = output.Output.write
-
-    def write_until_layer_2(self: output.Output, report: output.UnitReport, tensors: dict[str, torch.Tensor]) -> None:
-        if report.name == "2":
-            raise Cut
-        write(self, report, tensors)
-
-    with monkeypatch.context() as patched, pytest.raises(Cut):
-        patched.setattr(output.Output, "write", write_until_layer_2)
+    with cut_off_at("2"):
         quantized(source, out)
     with pytest.raises(ConfigError, match="with other settings"):
         quantized(source, out, [LayerSet.EXPERTS])
