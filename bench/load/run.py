@@ -86,15 +86,19 @@ def run_load(options: LoadOptions, console: Console | None = None) -> Report:
         return runner.run(load(options, shown, keep_when_cancelled=True))
 
 
-async def load(options: LoadOptions, shown: Shown = _show_nothing, *, keep_when_cancelled: bool = False) -> Report:
+async def load(
+    options: LoadOptions, shown: Shown = _show_nothing, *, keep_when_cancelled: bool = False, after_s: float = 0.0
+) -> Report:
     """The same, on the loop that runs.
 
-    keep_when_cancelled: whether a cancellation ends the run as if it had been planned so.
+    keep_when_cancelled: whether a cancellation ends the run as if it had been planned so. after_s: seconds before the
+    first arrivals, so that a load can follow another one whose answers still run.
     """
     client: LoadClient = GrpcClient(options, Channels()) if options.grpc else OpenAILoadClient(options)
     try:
         target = await client.discover()
-        counted = plan(options, target)
+        drawn = plan(options, target)
+        counted = Plan(drawn.jobs, [time_s + after_s for time_s in drawn.times_s])
         await _warm_up(client, options, target)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         records = _records(counted)

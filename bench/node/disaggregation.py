@@ -1,14 +1,15 @@
 """Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
-`python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--seconds 30] [--isl 3500] [--osl 400] [--layers N]
-[--model DIR] [--meshes NAME ...] [--set SERVICE.KEY=VALUE] [--output FILE]`
+`python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--isl 3500] [--osl 400]
+[--layers N] [--model DIR] [--meshes NAME ...] [--set SERVICE.KEY=VALUE] [--output FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
 engine.parallel.prompt_wait_steps) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
 layers with random weights, INT4 experts and KV in FP8, or the checkpoint --model. Requests arrive by a Poisson process;
-lengths are uniform within 30% of --isl and --osl. A request is good if its first token comes within 2 s and the others
-in 50 ms each, times the share of R1's 61 layers that there are. Then the prefill worker of "pd" becomes a decode worker
-and goes back, and requests are sent behind each change.
+lengths are uniform within 30% of --isl and --osl. Requests of the first rate warm the mesh up and are not counted; then
+each rate follows the one before without a pause, so that new requests meet answers at all positions. A request is good
+if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. Then
+the prefill worker of "pd" becomes a decode worker and goes back, and requests are sent behind each change.
 """
 
 import argparse
@@ -47,6 +48,8 @@ MESHES = ("ifb", "aligned ifb", "pd")
 PROMPT_WAIT_STEPS = 8
 # Behind a change of roles.
 FEW_REQUESTS = 8
+# The number of the load that is not counted.
+WARM_UP = 1000
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Options:
     meshes: tuple[str, ...] = MESHES
     # More for both meshes.
     settings: tuple[str, ...] = ()
+    # Of arrivals before the others, which are not counted: as long as an answer takes, or longer.
+    warm_up_seconds: float = 0.0
 
     @property
     def tpot_ms(self) -> float:
@@ -127,35 +132,53 @@ async def run(options: Options, log: Path, console: Console) -> Result:
                 log, model_dir=directory, prefill=prefill, settings=settings_of(name, options)
             ) as mesh:
                 console.print(f"{name}: serves after {time.monotonic() - started:.1f} s")
-                for number, rate in enumerate(options.rates):
-                    measured.append(Measured(name, rate, await _loaded(mesh, options, rate, number)))
-                    console.print(table(options, measured))
+                measured += await _all_rates(name, mesh, options)
+                console.print(table(options, measured))
                 if prefill:
                     changes = await _changes(mesh, options)
     return Result(options, measured, changes)
 
 
-def load_options(gateway: str, options: Options, rate: float, number: int, requests: int | None = None) -> LoadOptions:
+async def _all_rates(name: str, mesh: ModelMesh, options: Options) -> list[Measured]:
+    """One behind the other, each begun while answers of the one before still run."""
+    # Prompts are drawn before the first of them is sent: that takes the loop, which notes when tokens come.
+    async with asyncio.TaskGroup() as loads:
+        begins = options.warm_up_seconds
+        if begins:
+            warm_up = load_options(mesh.gateway, options, options.rates[0], WARM_UP, seconds=begins)
+            loads.create_task(load(warm_up))
+        counted = []
+        for number, rate in enumerate(options.rates):
+            counted.append(loads.create_task(load(load_options(mesh.gateway, options, rate, number), after_s=begins)))
+            begins += options.seconds
+    return [Measured(name, rate, task.result().summary) for rate, task in zip(options.rates, counted, strict=True)]
+
+
+def load_options(
+    gateway: str,
+    options: Options,
+    rate: float,
+    number: int,
+    *,
+    requests: int | None = None,
+    seconds: float | None = None,
+) -> LoadOptions:
     """number: of the loads of one mesh, each of which has prompts of its own: others would be cached. requests: how
-    many, in place of some seconds of them.
+    many, in place of some seconds of them. seconds: by default those of a rate.
     """
     return LoadOptions(
         grpc=gateway,
-        # The seed behind it is that of a load's warm-up.
-        seed=2 * number,
+        warmup=0,
+        seed=number,
         rate=rate,
         requests=requests,
-        duration_s=None if requests else options.seconds,
+        duration_s=None if requests else seconds or options.seconds,
         isl=options.isl,
         osl=options.osl,
         range_ratio=RANGE_RATIO,
         ttft_slo_ms=TTFT_MS,
         tpot_slo_ms=options.tpot_ms,
     )
-
-
-async def _loaded(mesh: ModelMesh, options: Options, rate: float, number: int, requests: int | None = None) -> Summary:
-    return (await load(load_options(mesh.gateway, options, rate, number, requests))).summary
 
 
 async def _changes(mesh: ModelMesh, options: Options) -> list[RoleChange]:
@@ -174,19 +197,30 @@ async def _change(mesh: ModelMesh, options: Options, role: WorkerRole, number: i
     if await process.wait():
         return RoleChange(role.value, None, 0)
     seconds = time.monotonic() - started
-    behind = await _loaded(mesh, options, max(options.rates), number, FEW_REQUESTS)
-    return RoleChange(role.value, seconds, behind.completed)
+    behind = await load(load_options(mesh.gateway, options, max(options.rates), number, requests=FEW_REQUESTS))
+    return RoleChange(role.value, seconds, behind.summary.completed)
 
 
 def table(options: Options, measured: Sequence[Measured]) -> Table:
     shown = Table(title=f"{options.isl} tokens in, {options.osl} out; at most {options.tpot_ms:.1f} ms a token is good")
-    columns = ("mesh", "requests/s", "ended", "good/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99")
+    columns = (
+        "mesh",
+        "requests/s",
+        "ended",
+        "good",
+        "good/s",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "ITL p50",
+        "ITL p99",
+    )
     for column in (*columns, "ITL max", "ITL p99/p50", "tokens/s"):
         shown.add_column(column, justify="right")
     for each in measured:
         summary = each.summary
         cells = [each.mesh, f"{each.rate:g}", f"{summary.completed}/{summary.requests}"]
-        cells.append(f"{summary.goodput.requests_per_second:.2f}")
+        cells += [f"{summary.goodput.share:.0%}", f"{summary.goodput.share * each.rate:.2f}"]
         ttft, tpot, itl = summary.ttft_ms, summary.tpot_ms, summary.itl_ms
         if ttft is not None and tpot is not None and itl is not None:
             times = ttft.p50, ttft.p99, tpot.p50, itl.p50, itl.p99, itl.max
@@ -200,6 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 8.0], help="requests a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals, for each rate")
+    parser.add_argument("--warm-up", type=float, default=10.0, help="seconds of arrivals before, not counted")
     parser.add_argument("--isl", type=int, default=3500)
     parser.add_argument("--osl", type=int, default=400)
     parser.add_argument("--layers", type=int, default=9)
@@ -216,7 +251,7 @@ def main() -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
-        given.gpus, tuple(given.meshes), tuple(given.settings),
+        given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))
