@@ -1,5 +1,6 @@
 """A model divided over ranks in every way against the same model on one rank and transformers, in float32."""
 
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,3 +131,19 @@ def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
     for key, prompt in second.items():
         assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64
         assert_greedy(reference, prompt, transcript.token_ids[key])
+
+
+def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_there_before_it(checkpoint: Path) -> None:
+    steps_without_requests = 0
+
+    def between_steps(engine: Engine, transcript: Transcript) -> None:
+        nonlocal steps_without_requests
+        if 1 in transcript.ends:
+            steps_without_requests += 1
+            # Otherwise the test would have no end.
+            assert steps_without_requests < 10
+            # Meanwhile the other rank comes to the next step.
+            time.sleep(0.05)
+
+    run_layout(config_of(checkpoint, ParallelConfig(dp=2)), submits_of(PROMPTS[:2], 4), between_steps)
+    assert steps_without_requests == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch._C._distributed_c10d import HashStore
 
 from engine.agreement import Agreement
+from engine.batch import StepShape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
@@ -25,6 +26,22 @@ from tests.support.rank_threads import on_each_rank
 
 # What a rank does between two steps.
 BetweenSteps = Callable[[Engine, Transcript], None]
+
+
+class _NeverDue:
+    """engine.agreement.Agreement of a rank that never rests: it steps until all ranks have stopped.
+
+    If others wait for a rank, its engine counts that as work. Ranks that want to stop wait at every step. So a rank
+    whose requests have ended would go on for as long as another came to each step before it.
+    """
+
+    due = False
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        return self._agreement.agree(proposal)
 
 
 def run_layout(
@@ -50,7 +67,7 @@ def _run_rank(
     if not place.leads:
         _follow(backend, agreement, peers)
         return Transcript()
-    engine = Engine(config, backend, time.monotonic, agreement=agreement)
+    engine = Engine(config, backend, time.monotonic, agreement=_NeverDue(agreement))
     for submit in submits:
         if submit.key % place.layout.dp == place.dp_index:
             engine.submit(submit)
