@@ -12,14 +12,14 @@ import argparse
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 from statistics import mean, median
 from threading import Barrier
 
-from msgspec.structs import astuple
 from rich.console import Console
 from rich.table import Table
 
-from engine.agreement import agreed
+from engine.agreement import agreed, packed
 from engine.batch import StepShape
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
@@ -56,7 +56,7 @@ class Rendezvous:
         self._proposals[rank] = proposal
         self._arrive.wait()
         first, *others = self._proposals
-        shape = agreed(first, map(astuple, others))
+        shape = reduce(agreed, map(packed, others), first)
         self._read.wait()
         return shape
 

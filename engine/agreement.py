@@ -1,9 +1,10 @@
 """How the ranks of a worker come to launch steps of one shape."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from engine.batch import StepShape
+
+PACKED_BITS = 62
 
 
 class Agreement(Protocol):
@@ -31,21 +32,45 @@ class OneRank:
         return proposal
 
 
-def agreed(proposal: StepShape, others: Iterable[tuple[int, ...]]) -> StepShape:
-    """The least shape that holds what every rank proposes. They stop together, once all want to.
+def packed(shape: StepShape) -> int:
+    """The shape as one number below 2**PACKED_BITS.
 
-    others: the fields of their proposals, in order. Written out, because it delays every step of every rank.
+        bits   0  tokens           20 of them     55  drafts       3
+              20  drawing          12             58  decode_only  1
+              32  beginning        12             59  stopping     1
+              44  waiting_prompts  11             60  decodes      1
+                                                  61  prefills     1
+
+    The configuration bounds what takes more than a bit.
     """
-    for tokens, decode_only, stopping, drafts, drawing, beginning, waiting_prompts, decodes, prefills in others:
-        proposal = StepShape(
-            tokens if tokens > proposal.tokens else proposal.tokens,
-            proposal.decode_only and decode_only == 1,
-            proposal.stopping and stopping == 1,
-            drafts if drafts > proposal.drafts else proposal.drafts,
-            drawing if drawing > proposal.drawing else proposal.drawing,
-            beginning if beginning > proposal.beginning else proposal.beginning,
-            proposal.waiting_prompts + waiting_prompts,
-            proposal.decodes or decodes == 1,
-            proposal.prefills or prefills == 1,
-        )
-    return proposal
+    return (
+        shape.tokens
+        | shape.drawing << 20
+        | shape.beginning << 32
+        | shape.waiting_prompts << 44
+        | shape.drafts << 55
+        | shape.decode_only << 58
+        | shape.stopping << 59
+        | shape.decodes << 60
+        | shape.prefills << 61
+    )
+
+
+def agreed(proposal: StepShape, other: int) -> StepShape:
+    """The least shape that holds what both propose. They stop together, once both want to.
+
+    other: packed; higher bits are left alone. Written out, because it delays every step of every rank.
+    """
+    tokens, drafts = other & 0xFFFFF, other >> 55 & 7
+    drawing, beginning = other >> 20 & 0xFFF, other >> 32 & 0xFFF
+    return StepShape(
+        tokens if tokens > proposal.tokens else proposal.tokens,
+        proposal.decode_only and other >> 58 & 1 == 1,
+        proposal.stopping and other >> 59 & 1 == 1,
+        drafts if drafts > proposal.drafts else proposal.drafts,
+        drawing if drawing > proposal.drawing else proposal.drawing,
+        beginning if beginning > proposal.beginning else proposal.beginning,
+        proposal.waiting_prompts + (other >> 44 & 0x7FF),
+        proposal.decodes or other >> 60 & 1 == 1,
+        proposal.prefills or other >> 61 & 1 == 1,
+    )

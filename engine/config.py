@@ -17,6 +17,9 @@ from transfer.config import TransferConfig
 
 # Beyond so many each step costs more than the last guess brings.
 MOST_DRAFTS = 5
+# As many as engine.agreement packs.
+MOST_REQUESTS = 4095
+MOST_STEP_TOKENS = 1_048_575
 # As kernels.peer_exchange has them.
 MOST_GPU_RANKS = 8
 
@@ -131,9 +134,9 @@ class EngineConfig(Config):
     """
     threads: int | None = Field(default=None, ge=1)
     """Compute threads of a rank on CPU; by default torch's choice, which several ranks divide."""
-    max_requests: int = Field(default=64, ge=1)
+    max_requests: int = Field(default=64, ge=1, le=MOST_REQUESTS)
     """Requests that run at once."""
-    max_step_tokens: int = Field(default=2048, ge=64)
+    max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step: one of each running request first, then chunks of prompts."""
     total_blocks: int | None = Field(default=None, ge=2)
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""

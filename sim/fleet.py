@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from decode_svc.config import QueueConfig as DecodeQueue
-from engine.config import SparsePrefillConfig
+from engine.config import MOST_REQUESTS, MOST_STEP_TOKENS, SparsePrefillConfig
 from engine.parallel.config import ParallelConfig
 from gateway.config import DispatchConfig
 from mesh.blocks import BLOCK_TOKENS
@@ -31,9 +31,9 @@ class GroupConfig(Config):
     """Their cost file; by default the fleet's."""
     total_blocks: int = Field(default=16384, ge=2)
     """Blocks of 64 tokens in the KV pool."""
-    max_requests: int = Field(default=64, ge=1)
+    max_requests: int = Field(default=64, ge=1, le=MOST_REQUESTS)
     """Requests that run at once."""
-    max_step_tokens: int = Field(default=2048, ge=64)
+    max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step."""
     prefix_cache: bool = True
     """Reuse blocks of equal prefixes."""

@@ -1,12 +1,12 @@
 """The DP ranks of one worker, whose steps begin and end together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.agreement import agreed
+from engine.agreement import agreed, packed
 from engine.batch import StepShape
 from engine.protocol.messages import StepResult, Submit
 from engine.step_work import StepWork
@@ -148,7 +148,7 @@ class Lockstep:
 
     def _step(self) -> list[StepResult | None]:
         first, *others = [rank.engine.propose() for rank in self._ranks]
-        shape = agreed(first, map(msgspec.structs.astuple, others))
+        shape = reduce(agreed, map(packed, others), first)
         seconds = self._seconds_of([rank.engine.proposed for rank in self._ranks])
         return [rank.step_as_agreed(shape, seconds) for rank in self._ranks]
 

@@ -1,10 +1,8 @@
 """How long a rank's host is busy agreeing on steps."""
 
 import time
-from collections.abc import Callable
 
 from engine.batch import StepShape
-from engine.parallel.board import Board, Record
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 
@@ -13,22 +11,23 @@ class AgreementClock:
     """Measures agreements without the waits for other ranks, which the device's step before hides.
 
     Attributes:
-        agreement: what is measured.
+        agreement: the peers' own, which is measured from now on.
     """
 
     def __init__(self, peers: Peers) -> None:
         self._steps, self._seconds = 0, 0.0
-        self._board = _ClockedBoard(peers.steps)
-        self.agreement = self._clocked(Lockstep(self._board, peers.wake))
+        self.agreement = peers.steps
+        self._clock(peers.steps)
 
     def restart(self) -> None:
-        self._steps, self._seconds, self._board.waited = 0, 0.0, 0.0
+        self._steps, self._seconds = 0, 0.0
 
     def mean_seconds(self) -> float:
-        return (self._seconds - self._board.waited) / max(self._steps, 1)
+        return self._seconds / max(self._steps, 1)
 
-    def _clocked(self, lockstep: Lockstep) -> Lockstep:
-        agree = lockstep.agree
+    def _clock(self, lockstep: Lockstep) -> None:
+        """In place: what a subclass adds is not in the processor's caches either, and would count."""
+        agree, wait, wake = lockstep.agree, lockstep._await, lockstep._wake
 
         def clocked(proposal: StepShape) -> StepShape:
             started = time.perf_counter()
@@ -37,27 +36,18 @@ class AgreementClock:
             self._steps += 1
             return agreed
 
-        lockstep.agree = clocked  # type: ignore[method-assign]
-        return lockstep
+        def waiting(bit: int, rank: int, place: int) -> int:
+            started = time.perf_counter()
+            found = wait(bit, rank, place)
+            self._seconds -= time.perf_counter() - started
+            return found
 
-
-class _ClockedBoard(Board):
-    """One that exists; it also counts the seconds of its waits, but not those in which it wakes others."""
-
-    def __init__(self, board: Board) -> None:
-        self.__dict__.update(board.__dict__)
-        self.waited = 0.0
-
-    def _await(self, number: int, rank: int, place: int, wake: Callable[[], None]) -> Record:
-        started = time.perf_counter()
-        busy = 0.0
-
-        def timed() -> None:
-            nonlocal busy
-            waking = time.perf_counter()
+        def waking() -> None:
+            """A part of the wait that counts."""
+            started = time.perf_counter()
             wake()
-            busy += time.perf_counter() - waking
+            self._seconds += time.perf_counter() - started
 
-        found = super()._await(number, rank, place, timed)
-        self.waited += time.perf_counter() - started - busy
-        return found
+        lockstep.agree = clocked  # type: ignore[method-assign]
+        lockstep._await = waiting  # type: ignore[method-assign]
+        lockstep._wake = waking

@@ -7,7 +7,6 @@ from engine.config import ResolvedEngineConfig
 from engine.engine import Engine
 from engine.exchange.interface import Exchange
 from engine.model.model import Model
-from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
 
@@ -26,7 +25,7 @@ class RankEngine:
         """exchange and peers: with the other ranks, which all make the same."""
         self.backend = ModelBackend(resolved, model, exchange)
         fill_pool(self.backend.state.kv_pool)
-        agreement = None if peers is None else Lockstep(peers.steps, peers.wake)
+        agreement = None if peers is None else peers.steps
         self._engine = Engine(resolved.config, self.backend, time.monotonic, agreement=agreement)
         self.load = RankLoad(self._engine, self.backend)
 

@@ -1,13 +1,14 @@
 """Agreement of ranks on several hosts: first within each, then the hosts' first ranks among one another."""
 
-import msgspec
-from msgspec.structs import astuple
-
-from engine.agreement import Agreement, agreed
+from engine.agreement import Agreement, agreed, packed
 from engine.batch import StepShape
 from engine.parallel.host_line import HostLine
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
+
+# Another rank's shape holds it, and becomes no larger by it.
+_LEAST = StepShape(0, stopping=True)
+_RECORD_BYTES = 8
 
 
 class HostsLockstep:
@@ -17,8 +18,6 @@ class HostsLockstep:
         """within: this host; line: to the others, on its first rank alone."""
         self._within = within
         self._line = line
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(StepShape)
 
     @property
     def due(self) -> bool:
@@ -27,13 +26,13 @@ class HostsLockstep:
     def agree(self, proposal: StepShape) -> StepShape:
         """Raises RankLost."""
         shape = self._within.agree(proposal)
-        if self._line is not None:
-            others = self._line.exchange(self._encoder.encode(shape))
-            shape = agreed(shape, (astuple(self._decoder.decode(other)) for other in others))
-        return self._within.of_first(shape)
+        if self._line is None:
+            return self._within.agree(_LEAST)
+        for record in self._line.exchange(packed(shape).to_bytes(_RECORD_BYTES, "little")):
+            shape = agreed(shape, int.from_bytes(record, "little"))
+        return self._within.agree(shape)
 
 
 def agreement_of(peers: Peers) -> Agreement:
     """How this rank agrees with all others of its worker."""
-    within = Lockstep(peers.steps, peers.wake)
-    return within if peers.in_worker.layout.hosts == 1 else HostsLockstep(within, peers.line)
+    return peers.steps if peers.in_worker.layout.hosts == 1 else HostsLockstep(peers.steps, peers.line)

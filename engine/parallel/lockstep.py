@@ -1,38 +1,148 @@
-"""Agreement of ranks over host memory: no collective of the device, and no time of it."""
+"""Agreement of ranks over host memory: no collective of the device, and no time of it.
 
+A rank that comes last reads what the others have written, and goes on: no system call, and as little Python, in as few
+functions and libraries, as can be, because all of it has left the processor's caches since the step before. A rank that
+has to wait looks for a moment whether the others come, then it sleeps.
+"""
+
+import mmap
+import time
 from collections.abc import Callable
 
-from msgspec.structs import astuple, fields
-
-from engine.agreement import agreed
+from engine.agreement import PACKED_BITS, agreed, packed
 from engine.batch import StepShape
-from engine.parallel.board import Board
+from engine.parallel.group_memory import GroupMemory
+from engine.parallel.meeting import LOOK_SECONDS
+from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
+from mesh.errors import RankLost
 
-_TYPES = tuple(field.type for field in fields(StepShape))
-# A record on the board has a number for each field of a proposal.
-NUMBERS = len(_TYPES)
+# Ranks that compute a step together are done with it at about the same time. To sleep and be woken takes as long.
+SPIN_SECONDS = 100e-6
+# Two words, in cache lines of their own.
+_PLACE_BYTES = 128
+_WORD_BYTES = 8
+# A proposal is read until its rank writes the one after the next.
+_BUFFERS = 2
+# Above a proposal and the bit of its round: the rank sleeps, or rests.
+_IDLE = 2
 
 
 class Lockstep:
-    """engine.agreement.Agreement."""
+    """engine.agreement.Agreement of the ranks of a host: in every round each writes a word. One rank's end of it.
 
-    def __init__(self, board: Board, wake: Callable[[], None]) -> None:
-        """wake: the other ranks, which may sleep while they have nothing to compute."""
-        self._board = board
+    The word is a packed proposal, written and read at once. Above that a bit tells its round from the one before the
+    last, which has the same place, and another bit tells that the rank is idle. If its proposal is there, it sleeps
+    until the rank that the word behind names has proposed too, and posts its semaphore. If not, it rests until somebody
+    wakes it.
+
+    Attributes:
+        rank: this one, among the ranks of its host.
+    """
+
+    def __init__(
+        self,
+        memory: GroupMemory,
+        offset: int,
+        world: int,
+        rank: int,
+        wake: Callable[[], None],
+        limit_seconds: float,
+    ) -> None:
+        """offset: of this part of the memory, `lockstep_bytes` long; wake: the other ranks, which may rest."""
+        self.rank = rank
+        self._memory = memory
+        self._words = memoryview(memory.map).cast("Q")
+        self._world = world
         self._wake = wake
+        self._limit_seconds = limit_seconds
+        self._semaphores = Semaphores(memory.map, offset, world)
+        first = offset + world * SEMAPHORE_BYTES
+        places = [
+            [(first + (_BUFFERS * member + buffer) * _PLACE_BYTES) // _WORD_BYTES for member in range(world)]
+            for buffer in (0, 1, 0, 1)
+        ]
+        # By the number of a round modulo 4: its bit, which new memory has not for its first two, where this rank's word
+        # is, and the others', with their ranks.
+        self._rounds = [
+            (bit, each[rank], [pair for pair in enumerate(each) if pair[0] != rank])
+            for bit, each in zip((0, 1, 1, 0), places, strict=True)
+        ]
+        # The last round in which this rank has proposed.
+        self._round = 0
 
     @property
     def due(self) -> bool:
-        return self._board.due
+        bit, own, others = self._rounds[self._round + 1 & 3]
+        if any(self._read(bit, place) is not None for _, place in others):
+            return True
+        self._words[own] = (bit ^ 1 | _IDLE) << PACKED_BITS
+        # Who came before it could read that wakes nobody.
+        return any(self._read(bit, place) is not None for _, place in others)
 
     def agree(self, proposal: StepShape) -> StepShape:
-        """Raises RankLost."""
-        # The order of the ranks makes no difference.
-        return agreed(proposal, self._board.bring(astuple(proposal), self._wake))
+        """Raises RankLost if a rank has ended, or after the limit."""
+        self._round = number = self._round + 1
+        bit, own, others = self._rounds[number & 3]
+        words = self._words
+        words[own] = bit << PACKED_BITS | packed(proposal)
+        for rank, place in others:
+            word = words[place]
+            if word >> PACKED_BITS != bit:
+                # Its rank has not come, or sleeps.
+                if word >> PACKED_BITS != bit | _IDLE:
+                    word = self._await(bit, rank, place)
+                elif words[place + 1] == self.rank:
+                    self._semaphores.post(rank)
+            proposal = agreed(proposal, word)
+        return proposal
 
-    def of_first(self, shape: StepShape) -> StepShape:
-        """The first rank's, on every rank. Raises RankLost."""
-        brought = self._board.bring(astuple(shape), self._wake)
-        if self._board.rank == 0:
-            return shape
-        return StepShape(*(make(number) for make, number in zip(_TYPES, brought[0], strict=True)))
+    def _read(self, bit: int, place: int) -> int | None:
+        """The word of this round; None if it is not there."""
+        word = self._words[place]
+        return word if word >> PACKED_BITS & 1 == bit else None
+
+    def _await(self, bit: int, rank: int, place: int) -> int:
+        """The word of another rank, once it is there."""
+        self._wake_rested(bit, place)
+        until = time.perf_counter() + SPIN_SECONDS
+        while time.perf_counter() < until:
+            if (found := self._read(bit, place)) is not None:
+                return found
+        _, own, _ = self._rounds[self._round & 3]
+        awake = self._words[own]
+        self._words[own + 1] = rank
+        self._words[own] = awake | _IDLE << PACKED_BITS
+        found = self._sleep(bit, rank, place)
+        # In the round after the next the bits would say that the rank rests.
+        self._words[own] = awake
+        return found
+
+    def _sleep(self, bit: int, rank: int, place: int) -> int:
+        deadline = time.monotonic() + self._limit_seconds
+        while True:
+            # A system call, behind which a word is visible whose rank read just before that this one was awake. It
+            # comes first because the rank may propose and end.
+            ended = self._memory.has_ended(rank)
+            if (found := self._read(bit, place)) is not None:
+                return found
+            if ended:
+                raise RankLost(f"rank {rank} of {self._world} has ended")
+            if time.monotonic() > deadline:
+                raise RankLost(f"rank {rank} of {self._world} has not answered for {self._limit_seconds:g} s")
+            self._wake_rested(bit, place)
+            self._semaphores.take(self.rank, LOOK_SECONDS)
+
+    def _wake_rested(self, bit: int, place: int) -> None:
+        if self._words[place] >> PACKED_BITS == bit ^ 1 | _IDLE:
+            self._wake()
+
+
+def lockstep_bytes(world: int) -> int:
+    """Size of a lockstep's part of the memory, whole pages."""
+    size = world * (SEMAPHORE_BYTES + _BUFFERS * _PLACE_BYTES)
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def create_lockstep(memory: mmap.mmap, offset: int, world: int) -> None:
+    """Make the part of new memory ready, before any rank opens it."""
+    Semaphores(memory, offset, world).create()

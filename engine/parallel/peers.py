@@ -6,14 +6,14 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Self
 
-from engine.parallel.board import Board, board_bytes, create_board
 from engine.parallel.group_memory import HEADER_BYTES, GroupMemory, create_memory
 from engine.parallel.host_line import HostLine
 from engine.parallel.layout import Group, Place
-from engine.parallel.lockstep import NUMBERS
+from engine.parallel.lockstep import Lockstep, create_lockstep, lockstep_bytes
 from engine.parallel.meeting import LIMIT_SECONDS, Meeting, create_meeting, region_bytes
 from mesh.event_fd import EventFd
 
@@ -21,7 +21,7 @@ from mesh.event_fd import EventFd
 TENSOR_SLOT_BYTES = 4 << 20
 # In place of a descriptor.
 _NONE = "-"
-# Behind the board of steps the memory has a meeting of each group that exchanges tensors.
+# Behind the lockstep the memory has a meeting of each group that exchanges tensors.
 _GROUPS = (Group.WORLD, Group.TP)
 
 
@@ -42,11 +42,11 @@ class GroupDescriptors:
         Raises OSError, and leaves none then. `close` them when the ranks have started.
         """
         with ExitStack() as undo:
-            board, *meetings, size = _offsets(world)
+            lockstep, *meetings, size = _offsets(world)
             memory = create_memory(size)
             undo.callback(os.close, memory)
             with mmap.mmap(memory, size) as mapped:
-                create_board(mapped, board, world)
+                create_lockstep(mapped, lockstep, world)
                 for offset in meetings:
                     create_meeting(mapped, offset, world)
             wakeups = []
@@ -85,7 +85,7 @@ class Peers:
     Attributes:
         in_worker: this rank's place in the worker.
         place: the one among the ranks of its host; the same, unless there are other hosts.
-        steps: where all propose the next step.
+        steps: how all agree on the next step.
         wakeup: is set when another rank needs this one, which may sleep until then.
         line: to the other hosts; None if there are none, and on all but the host's first rank.
     """
@@ -96,10 +96,10 @@ class Peers:
         self.place = place = place.on_host
         world = place.layout.world
         self._memory = GroupMemory(descriptors.memory, place.rank)
-        self._events = [EventFd(descriptor) for descriptor in descriptors.wakeups]
-        self.wakeup = self._events[place.rank]
-        board, *meetings, _ = _offsets(world)
-        self.steps = Board(self._memory, board, world, place.rank, NUMBERS, limit_seconds)
+        events = [EventFd(descriptor) for descriptor in descriptors.wakeups]
+        self.wakeup = events.pop(place.rank)
+        lockstep, *meetings, _ = _offsets(world)
+        self.steps = Lockstep(self._memory, lockstep, world, place.rank, partial(_wake, events), limit_seconds)
         self._tensors = {
             group: Meeting(
                 self._memory, offset, world, place.rank, place.members(group), TENSOR_SLOT_BYTES, limit_seconds
@@ -117,12 +117,6 @@ class Peers:
         """Where the ranks of a group exchange tensors."""
         return self._tensors[group]
 
-    def wake(self) -> None:
-        """Wake the others, if they sleep."""
-        for rank, event in enumerate(self._events):
-            if rank != self.place.rank:
-                event.set()
-
     def close(self) -> None:
         """Leave: nobody waits for this rank any more."""
         if self.line is not None:
@@ -130,7 +124,12 @@ class Peers:
         self._memory.close()
 
 
+def _wake(events: Sequence[EventFd]) -> None:
+    for event in events:
+        event.set()
+
+
 def _offsets(world: int) -> list[int]:
-    """Where the board and each meeting begin, and the size of the memory."""
+    """Where the lockstep and each meeting begin, and the size of the memory."""
     meetings = (region_bytes(world, TENSOR_SLOT_BYTES) for _ in _GROUPS)
-    return list(accumulate((board_bytes(world), *meetings), initial=HEADER_BYTES))
+    return list(accumulate((lockstep_bytes(world), *meetings), initial=HEADER_BYTES))

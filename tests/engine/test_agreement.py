@@ -4,11 +4,16 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.agreement import PACKED_BITS, agreed, packed
 from engine.batch import Batch, StepShape
+from engine.config import MOST_DRAFTS, MOST_REQUESTS, MOST_STEP_TOKENS
 from engine.engine import Engine
 from engine.oracle import OracleBackend, OracleStep
 from engine.oracle_tokens import oracle_tokens
+from engine.parallel.config import MOST_WORKER_RANKS
 from engine.protocol.messages import Cancel
 from tests.support.engines import (
     VOCABULARY,
@@ -42,6 +47,38 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 def engine_beside(backend: Any, others: Others) -> Engine:
     return Engine(oracle_config(total_blocks=16), backend, lambda: 0.0, agreement=others)
+
+
+SHAPES = st.builds(
+    StepShape,
+    st.integers(0, MOST_STEP_TOKENS),
+    decode_only=st.booleans(),
+    stopping=st.booleans(),
+    drafts=st.integers(0, MOST_DRAFTS),
+    drawing=st.integers(0, MOST_REQUESTS),
+    beginning=st.integers(0, MOST_REQUESTS),
+    waiting_prompts=st.integers(0, MOST_WORKER_RANKS),
+    decodes=st.booleans(),
+    prefills=st.booleans(),
+)
+
+
+@given(SHAPES, SHAPES, st.integers(0, 3))
+def test_ranks_agree_on_the_least_shape_that_holds_both_of_the_largest_that_may_be_configured(
+    one: StepShape, other: StepShape, above: int
+) -> None:
+    assert packed(other) < 1 << PACKED_BITS
+    assert agreed(one, packed(other) | above << PACKED_BITS) == StepShape(
+        max(one.tokens, other.tokens),
+        decode_only=one.decode_only and other.decode_only,
+        stopping=one.stopping and other.stopping,
+        drafts=max(one.drafts, other.drafts),
+        drawing=max(one.drawing, other.drawing),
+        beginning=max(one.beginning, other.beginning),
+        waiting_prompts=one.waiting_prompts + other.waiting_prompts,
+        decodes=one.decodes or other.decodes,
+        prefills=one.prefills or other.prefills,
+    )
 
 
 def test_a_rank_without_work_runs_a_dummy_while_others_compute(backend: Any) -> None:

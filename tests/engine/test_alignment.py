@@ -11,7 +11,6 @@ from engine.oracle import OracleBackend
 from engine.oracle_tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
-from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 from tests.support.engines import (
     VOCABULARY,
@@ -76,7 +75,7 @@ def test_no_prompt_waits_for_more_than_the_bound(shapes: list[StepShape]) -> Non
 def steps_until_begun(wait_steps: int, comes: int, peers: Peers) -> int | None:
     """The first rank decodes, and the second gets a prompt in the step `comes`: after how many of them it begins."""
     config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=wait_steps))
-    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=Lockstep(peers.steps, peers.wake))
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=peers.steps)
     transcript = Transcript()
     if peers.place.rank == 0:
         engine.submit(submit_of(0, prompt_of(30), 40))

@@ -2,45 +2,44 @@
 
 import select
 import threading
+import time
 
 import pytest
 
 from engine.batch import StepShape
 from engine.parallel.layout import Layout
-from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
 
-
-def lockstep(peers: Peers) -> Lockstep:
-    return Lockstep(peers.steps, peers.wake)
+# A rank sleeps, after it has looked for the others' proposals, long before so many seconds are over.
+ASLEEP = 0.2
 
 
 def test_ranks_agree_on_a_shape_that_holds_all_proposals() -> None:
     proposals = [StepShape(5, drafts=1), StepShape(300, decode_only=False), StepShape(0, stopping=True)]
-    agreed = on_each_rank(Layout(dp=3, ep=1), lambda peers: lockstep(peers).agree(proposals[peers.place.rank]))
+    agreed = on_each_rank(Layout(dp=3, ep=1), lambda peers: peers.steps.agree(proposals[peers.place.rank]))
     assert agreed == [StepShape(300, decode_only=False, drafts=1)] * 3
 
 
 def test_ranks_stop_when_all_want_to() -> None:
-    agreed = on_each_rank(Layout(dp=2), lambda peers: lockstep(peers).agree(StepShape(0, stopping=True)))
+    agreed = on_each_rank(Layout(dp=2), lambda peers: peers.steps.agree(StepShape(0, stopping=True)))
     assert [shape.stopping for shape in agreed] == [True, True]
 
 
-def test_many_agreements_follow_one_another_in_order() -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_many_agreements_follow_one_another_in_order(ranks: int) -> None:
     def act(peers: Peers) -> list[int]:
-        own = lockstep(peers)
-        return [own.agree(StepShape(step * 10 + peers.place.rank)).tokens for step in range(200)]
+        return [peers.steps.agree(StepShape(step * 10 + peers.place.rank)).tokens for step in range(200)]
 
-    assert on_each_rank(Layout(dp=2), act) == [[step * 10 + 1 for step in range(200)]] * 2
+    assert on_each_rank(Layout(dp=ranks), act) == [[step * 10 + ranks - 1 for step in range(200)]] * ranks
 
 
 def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
     asleep = threading.Event()
 
     def act(peers: Peers) -> list[bool]:
-        own = lockstep(peers)
+        own = peers.steps
         if peers.place.rank == 0:
             before = own.due
             asleep.set()
@@ -55,6 +54,56 @@ def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
     assert on_each_rank(Layout(dp=2), act) == [[False, True, False], [False]]
 
 
+def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It would look by itself after that.
+    monkeypatch.setattr("engine.parallel.lockstep.LOOK_SECONDS", 60.0)
+
+    def act(peers: Peers) -> list[float]:
+        seconds = []
+        for late in (1, 2, 2, 1):
+            if peers.place.rank == late:
+                time.sleep(ASLEEP)
+            started = time.monotonic()
+            peers.steps.agree(StepShape(1))
+            seconds.append(time.monotonic() - started)
+        return seconds
+
+    first, _, _ = on_each_rank(Layout(dp=3), act)
+    assert all(ASLEEP / 2 < seconds < 20 for seconds in first)
+
+
+def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> None:
+    rests = [threading.Event(), threading.Event()]
+
+    def act(peers: Peers) -> list[bool]:
+        own, rank, woken = peers.steps, peers.place.rank, []
+
+        def agree_late(*late: int) -> None:
+            for each in late:
+                if rank == each:
+                    time.sleep(ASLEEP)
+                own.agree(StepShape(1))
+                woken.append(bool(select.select([peers.wakeup], [], [], 0)[0]))
+
+        # Each sleeps, and is late then, in both places of its word.
+        agree_late(0, 0, 1, 1, 0, 0)
+        for event in rests:
+            if rank == 0:
+                assert not own.due
+                event.set()
+                select.select([peers.wakeup], [], [], 20)
+            else:
+                assert event.wait(20)
+            for _ in range(3):
+                own.agree(StepShape(1))
+            # The other has read since that this one is awake.
+            peers.wakeup.clear()
+        agree_late(0, 0)
+        return woken
+
+    assert on_each_rank(Layout(dp=2), act) == [[False] * 8] * 2
+
+
 def test_a_rank_that_does_not_answer_ends_the_wait_with_its_name() -> None:
     done = threading.Event()
 
@@ -64,8 +113,21 @@ def test_a_rank_that_does_not_answer_ends_the_wait_with_its_name() -> None:
             return
         try:
             with pytest.raises(RankLost, match=r"rank 1 of 2 has not answered for 0.2 s"):
-                lockstep(peers).agree(StepShape(1))
+                peers.steps.agree(StepShape(1))
         finally:
             done.set()
 
     on_each_rank(Layout(dp=2), act, limit_seconds=0.2)
+
+
+def test_a_rank_that_has_ended_is_lost_but_not_what_it_proposed() -> None:
+    def act(peers: Peers) -> StepShape:
+        if peers.place.rank == 0:
+            time.sleep(ASLEEP)
+        shape = peers.steps.agree(StepShape(peers.place.rank))
+        if peers.place.rank == 0:
+            with pytest.raises(RankLost, match="rank 1 of 2 has ended"):
+                peers.steps.agree(StepShape(1))
+        return shape
+
+    assert on_each_rank(Layout(dp=2), act) == [StepShape(1)] * 2
