@@ -35,16 +35,16 @@ class OneRank:
 def packed(shape: StepShape) -> int:
     """The shape as one number below 2**PACKED_BITS.
 
-        bits   0  tokens           20 of them     55  drafts       3
+        bits   0  rows or tokens   20 of them     55  drafts       3
               20  drawing          12             58  decode_only  1
               32  beginning        12             59  stopping     1
               44  waiting_prompts  11             60  decodes      1
                                                   61  prefills     1
 
-    The configuration bounds what takes more than a bit.
+    The configuration bounds what takes more than a bit. Rows are there if the rank has nothing else to compute.
     """
     return (
-        shape.tokens
+        (shape.rows if shape.decode_only else shape.tokens)
         | shape.drawing << 20
         | shape.beginning << 32
         | shape.waiting_prompts << 44
@@ -61,11 +61,15 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
 
     other: packed; higher bits are left alone. Written out, because it delays every step of every rank.
     """
-    tokens, drafts = other & 0xFFFFF, other >> 55 & 7
+    tokens, drafts, rows = other & 0xFFFFF, other >> 55 & 7, 0
+    decode_only = other >> 58 & 1 == 1
+    if decode_only:
+        rows = tokens
+        tokens *= 1 + drafts
     drawing, beginning = other >> 20 & 0xFFF, other >> 32 & 0xFFF
     return StepShape(
         tokens if tokens > proposal.tokens else proposal.tokens,
-        proposal.decode_only and other >> 58 & 1 == 1,
+        proposal.decode_only and decode_only,
         proposal.stopping and other >> 59 & 1 == 1,
         drafts if drafts > proposal.drafts else proposal.drafts,
         drawing if drawing > proposal.drawing else proposal.drawing,
@@ -73,4 +77,5 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
         proposal.waiting_prompts + (other >> 44 & 0x7FF),
         proposal.decodes or other >> 60 & 1 == 1,
         proposal.prefills or other >> 61 & 1 == 1,
+        rows if rows > proposal.rows else proposal.rows,
     )

@@ -130,9 +130,11 @@ class Sample(msgspec.Struct, frozen=True):
 class StepShape(msgspec.Struct, frozen=True, array_like=True):
     """What the ranks of a worker agree on before they launch a step together."""
 
-    # The most that any rank computes; kernels and graphs are chosen by it. 0 if no rank has anything to compute.
+    # The most that any rank computes; kernels are chosen by it. 0 if no rank has anything to compute. Rows that decode
+    # count with all drafts that they may have.
     tokens: int
-    # Each row of each rank computes one token, or one and its drafts: a rank then has at most `tokens` rows.
+    # Each row of each rank computes one token, or one and its drafts, or so few of a prompt that they are computed as
+    # rows that decode: see engine.tails.
     decode_only: bool = True
     # The ranks end before this step.
     stopping: bool = False
@@ -148,6 +150,8 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     decodes: bool = False
     # Some rank computes a prompt that is not done after the step.
     prefills: bool = False
+    # The most rows of a decode graph that any rank takes: a prompt's few tokens may take several.
+    rows: int = 0
 
 
 class Launched(Protocol):
@@ -179,6 +183,7 @@ def shape_of(rows: Sequence[Row]) -> StepShape:
         drawing=sum(row.sampling is not None for row in rows),
         beginning=sum(row.start == 0 for row in rows),
         prefills=any(row.sampling is None for row in rows),
+        rows=len(rows),
     )
 
 
@@ -215,6 +220,11 @@ class Backend(Protocol):
     asynchronous: bool
     # What computes: a card's name, "CPU" or "oracle".
     device_name: str
+
+    @property
+    def captured_rows(self) -> int:
+        """Steps of up to so many rows that decode are captured graphs; 0 if none are."""
+        ...
 
     @property
     def balance(self) -> BalanceReport | None:

@@ -127,7 +127,7 @@ class EngineConfig(Config):
     decode_graphs: Literal["auto", "off"] = "auto"
     """Decode steps run as captured graphs; "auto" on a GPU."""
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Rows of these graphs; by default a few dozen sizes up to max_requests."""
+    """Rows of these graphs; by default a few dozen sizes up to max_requests, and without drafts to 64 more."""
     warm_up: Literal["auto", "off"] = "auto"
     """Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a
     GPU.

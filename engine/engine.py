@@ -28,6 +28,7 @@ from engine.request import Request
 from engine.schedule import Schedule
 from engine.step_plan import Candidate, Limits
 from engine.step_work import StepWork
+from engine.tails import Tails
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
@@ -69,6 +70,7 @@ class Engine:
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
+        self._tails = Tails(backend.captured_rows, backend.draft_layers)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -105,8 +107,7 @@ class Engine:
     def cancel(self, cancel: Cancel) -> None:
         """End a request now, and its push. One that has ended already is left alone: the two messages crossed."""
         self.transfers.cancel_push(cancel.key)
-        request = self._requests.get(cancel.key)
-        if request is None:
+        if (request := self._requests.get(cancel.key)) is None:
             return
         self._schedule.withdraw(request)
         self._report.outputs.append(cancelled(request))
@@ -117,8 +118,7 @@ class Engine:
 
         The request goes on here once its KV has landed too.
         """
-        request = self.transfers.awaiting_first_token(message.key)
-        if request is None:
+        if (request := self.transfers.awaiting_first_token(message.key)) is None:
             return
         self._blocked = False
         request.receive_first_token(message.token_id, message.drafts_end)
@@ -147,7 +147,7 @@ class Engine:
             on_admitted()
         waiting = self._schedule.waiting_prompts
         held_back = waiting and not self._alignment.opens
-        shape = self._agreement.agree(work.shape(self._stopping, waiting))
+        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting))
         self._alignment = self._alignment.after(shape)
         if shape.stopping:
             self.stopped = True

@@ -32,9 +32,17 @@ class LoadMeter:
         self._push_bytes_per_second = SmoothedRatio()
 
     def observe_step(
-        self, seconds: float, decoding: int, prompts: PromptTokens = NO_PROMPTS, accepted_drafts: int = 0
+        self,
+        seconds: float,
+        decoding: int,
+        prompts: PromptTokens = NO_PROMPTS,
+        accepted_drafts: int = 0,
+        beside: int = 0,
     ) -> None:
-        """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all."""
+        """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all.
+
+        beside: so many tokens of prompts were computed as if they were requests that decode.
+        """
         decay = _step_decay(seconds)
         if prompts.all:
             self._prefill_tokens_per_second.observe(prompts.all, seconds, decay)
@@ -42,7 +50,7 @@ class LoadMeter:
         if decoding:
             # A step counts as many times as it brought each request a token.
             self._decode_step_ms.observe(seconds * 1000.0, 1.0 + accepted_drafts / decoding, decay)
-            self._decode_step_requests.observe(decoding, 1.0, decay)
+            self._decode_step_requests.observe(decoding + beside, 1.0, decay)
 
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""

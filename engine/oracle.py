@@ -38,6 +38,7 @@ class OracleBackend:
 
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
+    captured_rows = 0
     device_name = "oracle"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None

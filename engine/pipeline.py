@@ -26,6 +26,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
     started: float
     # How many tokens were guessed behind each that was drawn.
     drafts: int
+    # Its tokens of prompts are computed as rows that decode.
+    decode_only: bool
 
 
 class StepPipeline:
@@ -69,7 +71,7 @@ class StepPipeline:
                 self._undrawn = launched
             else:
                 launched.draw()
-        return InFlightStep(work, requests, rows, launched, started, shape.drafts)
+        return InFlightStep(work, requests, rows, launched, started, shape.drafts, shape.decode_only)
 
     def due(self, launched: InFlightStep | None) -> InFlightStep | None:
         """The step to collect now: the one just launched, or with overlap the one before it."""
@@ -94,8 +96,13 @@ class StepPipeline:
         seconds = now - max(step.started, self._collected_at)
         accepted = sum(len(sample.token_ids) - 1 for sample in samples if sample is not None) if step.drafts else 0
         decoding = len(step.work.decoding)
-        prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:]) if step.work.chunks else NO_PROMPTS
-        self._meter.observe_step(seconds, decoding, prompts, accepted)
+        prompts, beside = NO_PROMPTS, 0
+        if decoding and step.decode_only:
+            # It took as long as more requests that decode; how fast prompts are computed, it does not tell.
+            beside = step.work.prompt_tokens
+        elif step.work.chunks:
+            prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])
+        self._meter.observe_step(seconds, decoding, prompts, accepted, beside)
         self._collected_at = now
         if step.work.scores_prompts:
             for index, part in step.launched.prompt_logprobs().items():

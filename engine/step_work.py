@@ -8,6 +8,7 @@ from engine.batch import Row, StepShape
 from engine.prompt_pace import NO_PROMPTS, PromptTokens
 from engine.request import Request
 from engine.step_plan import Chunk
+from engine.tails import Tails
 
 
 def prompt_tokens_of(requests: Iterable[Request], rows: Iterable[Row]) -> PromptTokens:
@@ -38,12 +39,17 @@ class StepWork(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
-    def shape(self, stopping: bool, waiting_prompts: bool = False) -> StepShape:
+    def shape(self, stopping: bool, tails: Tails, waiting_prompts: bool = False) -> StepShape:
         """What this rank proposes to launch. waiting_prompts: there are some here to compute."""
-        tokens = sum(map(self._draws, self.decoding)) if self.depth else len(self.decoding)
+        rows = self._rows(tails)
+        if rows is None:
+            decoded = sum(map(self._draws, self.decoding)) if self.depth else len(self.decoding)
+            tokens = decoded + self.prompt_tokens
+        else:
+            tokens = rows * (1 + self.depth)
         return StepShape(
-            tokens + self.prompt_tokens,
-            all(chunk.tokens == 1 and chunk.request.prompt_scores is None for chunk in self.chunks),
+            tokens,
+            rows is not None,
             stopping,
             self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
@@ -51,6 +57,7 @@ class StepWork(msgspec.Struct, frozen=True):
             waiting_prompts=int(waiting_prompts),
             decodes=bool(self.decoding),
             prefills=any(chunk.tokens < chunk.request.progress.left for chunk in self.chunks),
+            rows=rows or 0,
         )
 
     def launch_rows(self) -> tuple[list[Request], list[Row]]:
@@ -64,6 +71,18 @@ class StepWork(msgspec.Struct, frozen=True):
         ]
         requests = [each.request if isinstance(each, Chunk) else each for each in work]
         return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
+
+    def _rows(self, tails: Tails) -> int | None:
+        """How many rows of a decode step compute it all; None if they cannot."""
+        rows = len(self.decoding)
+        if all(chunk.tokens == 1 and chunk.request.prompt_scores is None for chunk in self.chunks):
+            return rows + len(self.chunks)
+        for chunk in self.chunks:
+            taken = tails.rows(chunk, self.depth)
+            if taken is None:
+                return None
+            rows += taken
+        return rows if rows <= tails.captured_rows else None
 
     def _draws(self, request: Request) -> int:
         """The most tokens that the request's row yields. Whoever decodes draws one at least."""

@@ -49,6 +49,8 @@ class DeviceSpec:
     context_tokens: int
     total_blocks: int
     block_bytes: int
+    # See engine.batch.Backend.
+    captured_rows: int = 0
 
 
 class SimulatedDevice:
@@ -79,6 +81,7 @@ class SimulatedDevice:
             spec.total_blocks,
             spec.block_bytes,
         )
+        self.captured_rows = spec.captured_rows
         self.slowness = 1.0
         # What the ranks of a worker take for the next step together; None on a worker of one.
         self.together_seconds: float | None = None
@@ -101,7 +104,7 @@ class SimulatedDevice:
         seconds = self.together_seconds
         if seconds is None:
             parts = ((row.start, row.end, None if row.sparse is None else row.sparse.from_tokens) for row in batch.rows)
-            seconds = self._seconds(parts) * self.slowness
+            seconds = self._seconds(parts, shape.decode_only) * self.slowness
         if batch.on_layers is not None:
             self._report_layers(batch.on_layers, seconds)
         started = self._clock.now
@@ -109,10 +112,10 @@ class SimulatedDevice:
         self.busy_seconds += self._clock.now - started
         return SimulatedStep(batch.rows)
 
-    def seconds_of(self, work: StepWork, others_prompts: float) -> float:
+    def seconds_of(self, work: StepWork, decode_only: bool, others_prompts: float) -> float:
         """What this rank takes for its part of a step that is not launched yet, beside other ranks of its worker.
 
-        others_prompts: tokens of prompts that each of these computes, in the mean.
+        decode_only: of the step's shape; others_prompts: tokens of prompts that each of these computes, in the mean.
         """
         starts = [request.progress.computed_at_most for request in work.decoding]
         parts: list[_Part] = [(start, start + 1, None) for start in starts]
@@ -121,15 +124,16 @@ class SimulatedDevice:
             parts.append((start, start + chunk.tokens, chunk.request.sparse_from))
         prompts = max(1, work.prompt_tokens)
         alone = self._costs.prefill_alone
-        return self._seconds(parts, alone + (1 - alone) * min(1.0, others_prompts / prompts)) * self.slowness
+        share = alone + (1 - alone) * min(1.0, others_prompts / prompts)
+        return self._seconds(parts, decode_only, share) * self.slowness
 
-    def _seconds(self, parts: Iterable[_Part], prompts_share: float = 1.0) -> float:
+    def _seconds(self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0) -> float:
         decoding = context = 0
         chunks_ms = 0.0
         for start, end, sparse_from in parts:
-            if end - start == 1:
-                decoding += 1
-                context += start
+            if decode_only or end - start == 1:
+                decoding += end - start
+                context += (end - start) * (start + end - 1) // 2
             else:
                 sparse = sparse_part(start, end, sparse_from)
                 chunks_ms += self._costs.prefill_ms(end - start - sparse, start)

@@ -36,6 +36,7 @@ from bench.node.disaggregation import (
 )
 from bench.rank.model import DEEPSEEK_R1
 from engine.config import EngineConfig
+from engine.tails import most_rows
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import validate
 from mesh.cost_file import load_costs, save_costs
@@ -164,6 +165,7 @@ def _measured(ranks: int) -> tuple[CostModel, int]:
 def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> dict[str, object]:
     engine = f"{role}.engine"
     ranks, requests = int(given[f"{engine}.parallel.dp"]), int(given[f"{engine}.max_requests"])
+    step_tokens = int(given.get(f"{engine}.max_step_tokens", DEFAULTS.max_step_tokens))
     save_costs(CostFile(costs_of(ranks, options.layers)), costs)
     longest = int((options.isl + options.osl) * (1 + RANGE_RATIO))
     return {
@@ -171,8 +173,9 @@ def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> d
         "ranks": ranks,
         "costs": costs,
         "max_requests": requests,
+        "captured_rows": most_rows(requests, step_tokens),
         "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
-        "max_step_tokens": int(given.get(f"{engine}.max_step_tokens", DEFAULTS.max_step_tokens)),
+        "max_step_tokens": step_tokens,
         "prompt_wait_steps": int(
             given.get(f"{engine}.parallel.prompt_wait_steps", DEFAULTS.parallel.prompt_wait_steps)
         ),

@@ -97,7 +97,7 @@ class SimulatedEngine(Engine):
         self._enqueue_compiled()
         self._resume_arrived()
         self._proposed = super()._plan()
-        return self._proposed.shape(self._stopping, self._schedule.waiting_prompts)
+        return self._proposed.shape(self._stopping, self._tails, self._schedule.waiting_prompts)
 
     @property
     def proposed(self) -> StepWork:

@@ -35,6 +35,8 @@ class GroupConfig(Config):
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step."""
+    captured_rows: int = Field(default=0, ge=0)
+    """Rows of the largest captured decode step, which computes few tokens of prompts too; 0 if none is captured."""
     prefix_cache: bool = True
     """Reuse blocks of equal prefixes."""
     layerwise_tokens: int = Field(default=2048, ge=64)

@@ -149,14 +149,14 @@ class Lockstep:
     def _step(self) -> list[StepResult | None]:
         first, *others = [rank.engine.propose() for rank in self._ranks]
         shape = reduce(agreed, map(packed, others), first)
-        seconds = self._seconds_of([rank.engine.proposed for rank in self._ranks])
+        seconds = self._seconds_of([rank.engine.proposed for rank in self._ranks], shape.decode_only)
         return [rank.step_as_agreed(shape, seconds) for rank in self._ranks]
 
-    def _seconds_of(self, works: Sequence[StepWork]) -> float:
+    def _seconds_of(self, works: Sequence[StepWork], decode_only: bool) -> float:
         """One a rank: the slowest counts."""
         prompts, others = sum(work.prompt_tokens for work in works), len(works) - 1
         return max(
-            rank.device.seconds_of(work, (prompts - work.prompt_tokens) / others)
+            rank.device.seconds_of(work, decode_only, (prompts - work.prompt_tokens) / others)
             for rank, work in zip(self._ranks, works, strict=True)
         )
 

@@ -187,7 +187,12 @@ class SimulatedMesh:
         )
         clock = LocalClock(self.timeline.now)
         spec = DeviceSpec(
-            MODEL, self._namespace, self._fleet.context_tokens, group.total_blocks, self._fleet.block_bytes
+            MODEL,
+            self._namespace,
+            self._fleet.context_tokens,
+            group.total_blocks,
+            self._fleet.block_bytes,
+            group.captured_rows,
         )
         device = SimulatedDevice(spec, costs, clock, self.timeline.at)
         device.slowness = slowness

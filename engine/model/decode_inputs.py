@@ -1,5 +1,5 @@
 """Rows of one token each, or of one token and equally many drafts, as one small integer array that goes to the device
-in one copy.
+in one copy. Tokens of a prompt may stand in place of drafts.
 
 What a row follows, slots, context lengths and rotations are computed from it there, so that a captured graph needs no
 other input.
@@ -19,8 +19,9 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row that a row follows, since tensors have no None.
 NO_ROW = -1
-# Each row has a row it follows, a position and a number of drafts, beside its tokens.
-FIELDS = 3
+# Each row has a row it follows, a position, numbers of drafts and of shared tokens, and whether its prompt goes on in a
+# later row, beside its tokens.
+FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class DecodeRows:
     block_table: torch.Tensor
     # [rows] bool: whether it is a row of the batch. Others fill a graph up.
     real: torch.Tensor
+    # [rows] int32: of how many of the first tokens the KV is there, and not written again; None if of none.
+    shared: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -48,14 +51,21 @@ class DecodeRows:
         """Two or more rows as two micro-batches."""
         middle = -(-self.rows // 2)
         first, second = (
-            DecodeRows(self.token_ids[part], self.starts[part], self.block_table[part], self.real[part])
+            DecodeRows(
+                self.token_ids[part],
+                self.starts[part],
+                self.block_table[part],
+                self.real[part],
+                None if self.shared is None else self.shared[part],
+            )
             for part in (slice(0, middle), slice(middle, self.rows))
         )
         return first, second
 
-    def placed(self, rotations: torch.Tensor) -> PlacedTokens:
-        """rotations: see DeviceState."""
-        return place_tokens(self.token_ids, self.starts, self.block_table, self.real, rotations)
+    def placed(self, state: DeviceState) -> PlacedTokens:
+        padding_slot = state.padding_block * BLOCK_TOKENS
+        own = self.token_ids, self.starts, self.block_table, self.real, self.shared
+        return place_tokens(*own, state.rotations, padding_slot)
 
     def blocks_of(self, positions: torch.Tensor) -> torch.Tensor:
         """[rows] int64: the block of one position in each row."""
@@ -73,8 +83,12 @@ class DecodeInputs:
     follows: torch.Tensor
     # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
-    # How many of the tokens behind the first are drafts.
+    # How many of the tokens behind the first are drafts, or stand for some.
     drafts: torch.Tensor
+    # See DecodeRows.
+    shared: torch.Tensor
+    # 1 if a later row goes on with its prompt: what is guessed behind it is nobody's, and not written.
+    goes_on: torch.Tensor
     # [rows, blocks]
     block_table: torch.Tensor
 
@@ -82,7 +96,7 @@ class DecodeInputs:
         """With what is known of the batch before."""
         own = self.given, self.follows, self.positions, self.drafts
         token_ids, starts, real = follow_rows(*own, state.drawn, state.missing, state.guessed)
-        return DecodeRows(token_ids, starts, self.block_table, real)
+        return DecodeRows(token_ids, starts, self.block_table, real, self.shared)
 
 
 def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
@@ -91,17 +105,18 @@ def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
 
 
 def pack_decode_rows(
-    rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int, drafts: int = 0
+    rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int, drafts: int = 0, earlier: int = 0
 ) -> npt.NDArray[np.int32]:
-    """`padded_rows` rows of up to `blocks` blocks and `drafts` drafts. Those behind `rows` are in `padding_block`, and
-    so is what a row has no block for.
+    """`padded_rows` rows of up to `blocks` blocks and 1 + `drafts` tokens. Those behind `rows` are in `padding_block`,
+    and so is what a row has no block for. The prompts of the first `earlier` rows go on in later ones.
     """
     packed = np.zeros(packed_size(padded_rows, blocks, drafts), np.int32)
     first, second = _bounds(padded_rows, drafts)
-    follows, positions, drafted = packed[:first].reshape(FIELDS, padded_rows)
+    follows, positions, drafted, shared, goes_on = packed[:first].reshape(FIELDS, padded_rows)
     given = packed[first:second].reshape(padded_rows, 1 + drafts)
     table = packed[second:].reshape(padded_rows, blocks)
     follows[: len(rows)], follows[len(rows) :] = NO_ROW, FILLER
+    goes_on[:earlier] = 1
     given[:, 1:] = NO_TOKEN
     table.fill(padding_block)
     for index, row in enumerate(rows):
@@ -111,6 +126,8 @@ def pack_decode_rows(
             follows[index] = row.follows
         positions[index] = row.start
         drafted[index] = row.drafts
+        if row.shared:
+            shared[index] = row.shared
         count = min(len(row.block_ids), blocks)
         table[index, :count] = row.block_ids[:count]
     return packed
@@ -118,9 +135,9 @@ def pack_decode_rows(
 
 def unpack_decode_rows(packed: torch.Tensor, rows: int, drafts: int = 0) -> DecodeInputs:
     first, second = _bounds(rows, drafts)
-    follows, positions, drafted = packed[:first].view(FIELDS, rows)
+    follows, positions, drafted, shared, goes_on = packed[:first].view(FIELDS, rows)
     given = packed[first:second].view(rows, 1 + drafts)
-    return DecodeInputs(given, follows, positions, drafted, packed[second:].view(rows, -1))
+    return DecodeInputs(given, follows, positions, drafted, shared, goes_on, packed[second:].view(rows, -1))
 
 
 def _bounds(rows: int, drafts: int) -> tuple[int, int]:

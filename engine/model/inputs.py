@@ -61,7 +61,7 @@ def join_context(
     sampled: torch.Tensor | None = None,
 ) -> ForwardContext:
     """The context of rows that decode, and then of others. size: as in `build_context`."""
-    placed = [rows.placed(state.rotations) for rows in decoding]
+    placed = [rows.placed(state) for rows in decoding]
     parts: list[TokenTensors] = [each[:4] for each in placed]
     spans = list(pairwise(accumulate((rows.rows * rows.row_tokens for rows in decoding), initial=0)))
     absorbed = [
@@ -95,7 +95,7 @@ def join_context(
 
 def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
-    token_ids, rotations, slots, real, lengths = rows.placed(state.rotations)
+    token_ids, rotations, slots, real, lengths = rows.placed(state)
     return ForwardContext(
         token_ids=token_ids,
         rotations=rotations,

@@ -40,7 +40,8 @@ class ParallelConfig(Config):
     """
     prompt_wait_steps: int = Field(default=16, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
-    rank holds up all. It does not wait if none has come for as many steps. 0 waits for none.
+    rank holds up all. It does not wait if none has come for as many steps, nor if few tokens are left of it behind
+    cached blocks. 0 waits for none.
     """
 
     @property

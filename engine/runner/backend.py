@@ -16,13 +16,13 @@ from engine.exchange.interface import Exchange
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
 from engine.runner.balancer import Balancer
-from engine.runner.captured import capture_decoding, capture_drafting
+from engine.runner.captured import capture_decoding, capture_drafting, graph_sizes
 from engine.runner.depth_times import measure_depths
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.draft_pass import EagerPass
 from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.following import Following
-from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.launched_step import LaunchedStep
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
@@ -106,9 +106,8 @@ class ModelBackend:
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
         if resolved.decode_graphs:
-            sizes = config.graph_rows or default_sizes(config.max_requests, coarse=config.drafts.next_n == "auto")
             with torch.inference_mode():
-                given = sizes, self.context_tokens, two_batch
+                given = graph_sizes(config), self.context_tokens, two_batch
                 if self.draft_layers:
                     self._draft_graphs = capture_drafting(self._model, self.state, config, *given)
                 else:
@@ -172,7 +171,7 @@ class ModelBackend:
         prompts = None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
-            logits = self._graphs.run(rows, shape.tokens)
+            logits = self._graphs.run(rows, shape)
             if len(drawing) < len(rows):
                 logits = logits[self._indices(drawing)]
         else:
@@ -189,6 +188,11 @@ class ModelBackend:
             else:
                 logits = self._model.forward(*contexts, on_layers=on_layers)
         return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
+
+    @property
+    def captured_rows(self) -> int:
+        graphs = self._draft_graphs if self.draft_layers else self._graphs
+        return 0 if graphs is None else graphs.most_rows
 
     def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
         meter = self.state.sparse_meter

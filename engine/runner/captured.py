@@ -6,9 +6,22 @@ from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.draft_graphs import DraftGraphs
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.tails import most_rows
 from engine.two_batch import TwoBatch
 from mesh.blocks import blocks_for
+
+
+def graph_sizes(config: EngineConfig) -> list[int]:
+    """Ascending numbers of rows. Steps with drafts have no more rows than the state has."""
+    most = config.max_requests
+    if config.graph_rows is not None:
+        sizes = {min(rows, most) for rows in config.graph_rows} if config.drafts.most else {*config.graph_rows}
+    elif config.drafts.most:
+        sizes = {*default_sizes(most, coarse=config.drafts.next_n == "auto")}
+    else:
+        sizes = {*default_sizes(most), *default_sizes(most_rows(most, config.max_step_tokens))}
+    return sorted(sizes)
 
 
 def capture_decoding(
@@ -24,8 +37,6 @@ def capture_drafting(
     """As `capture_decoding`, for steps with drafts."""
     drafts = config.drafts
     depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
-    # No more rows than the state has.
-    sizes = sorted({min(size, config.max_requests) for size in sizes})
     return DraftGraphs(model, state, sizes, depths, blocks_for(longest + most_draft_positions(config)), two_batch)
 
 

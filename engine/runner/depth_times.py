@@ -42,7 +42,7 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     start = max(end - 1 - depth, 0)
     blocks = [block] * blocks_for(start + 1 + 2 * depth)
     batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
-    shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows)
+    shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows, rows=rows)
     # Each is launched before the one before it is collected, as a device that computes meanwhile is used.
     collected: list[float] = []
     before: Launched | None = None

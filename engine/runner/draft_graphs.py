@@ -17,10 +17,11 @@ from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size
 from engine.model.inputs import decode_context, decode_contexts
 from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers
-from engine.runner.draft_pass import Verified
+from engine.runner.draft_pass import DraftPass, Verified
 from engine.runner.draft_plan import are_first, plan_draws
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.guesses import guess, note_guesses
+from engine.runner.tail_pass import TailPass
 from engine.two_batch import NEVER, TwoBatch
 from kernels.draft_check import count_accepted, settle
 from kernels.host_copy import copy_to_device, to_device
@@ -45,24 +46,32 @@ class DraftGraphs:
         """
         pool = graph_pool()
         order = [(rows, depth) for depth in sorted(depths, reverse=True) for rows in sorted(sizes, reverse=True)]
-        self._graphs = {each: _DraftGraph(model, state, *each, blocks, two_batch, pool) for each in order}
+        self._state = state
+        self._graphs = {each: DraftGraph(model, state, *each, blocks, two_batch, pool) for each in order}
         self._sizes = sorted(sizes)
         self._depths = frozenset(depths)
 
+    @property
+    def most_rows(self) -> int:
+        return self._sizes[-1]
+
     def fit(self, shape: StepShape) -> bool:
         all_draw = shape.decode_only and not shape.beginning and not shape.prefills
-        return all_draw and 0 < shape.drawing <= self._sizes[-1] and shape.drafts in self._depths
+        return all_draw and 0 < shape.rows <= self._sizes[-1] and shape.drafts in self._depths
 
-    def run(self, rows: Sequence[Row], shape: StepShape) -> "CapturedPass":
+    def run(self, rows: Sequence[Row], shape: StepShape) -> DraftPass:
         """Queue the model's layers. To be finished before the next run."""
-        size = next(size for size in self._sizes if size >= shape.drawing)
-        return CapturedPass(self._graphs[size, shape.drafts], rows)
+        graph = self._graphs[next(size for size in self._sizes if size >= shape.rows), shape.drafts]
+        if not rows or rows[-1].decodes:
+            # So do those before it.
+            return CapturedPass(graph, rows)
+        return TailPass(graph, self._state, rows)
 
 
 class CapturedPass:
-    """engine.runner.draft_pass.DraftPass: by graphs."""
+    """engine.runner.draft_pass.DraftPass: by graphs, of rows that decode."""
 
-    def __init__(self, graph: "_DraftGraph", rows: Sequence[Row]) -> None:
+    def __init__(self, graph: "DraftGraph", rows: Sequence[Row]) -> None:
         self._graph = graph
         width = 1 + graph.depth
         self.draws = plan_draws(rows, range(0, len(rows) * width, width), width)
@@ -80,7 +89,7 @@ class CapturedPass:
         return Verified(self._graph.accepted, self._graph.drawn, self._graph.guesses)
 
 
-class _DraftGraph:
+class DraftGraph:
     """Its tensors are overwritten by each run: [rows, 1 + depth] draws, which are put in between its two parts, and
     what a DraftPass has.
     """
@@ -108,8 +117,9 @@ class _DraftGraph:
         self.compute_model()
         self.compute_drafts = capture(lambda: self._run_drafts(model, state), pool)
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        packed = pack_decode_rows(rows, self._rows, self._blocks, self._padding_block, self.depth)
+    def fill(self, rows: Sequence[Row], earlier: int = 0) -> None:
+        """See `GraphRows`."""
+        packed = pack_decode_rows(rows, self._rows, self._blocks, self._padding_block, self.depth, earlier)
         copy_to_device(packed, self._packed)
 
     def _run_model(self, model: Model, state: DeviceState) -> None:
@@ -120,13 +130,17 @@ class _DraftGraph:
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
-        rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real)
+        modules = model.config.draft_layers
+        # Their tokens come one later. If there is one module it writes them all.
+        shared = (inputs.shared - 1).clamp(min=0) if modules > 1 else None
+        rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real, shared)
         self.accepted = count_accepted(self.drawn, self.drafts)
         lines = self.accepted, self.drawn, self._first, self.positions, inputs.drafts
         last, positions = settle(*lines, None, state.drawn, state.missing)
         ends = None
-        if model.config.draft_layers > 1:
+        if modules > 1:
             ends = RowEnds(self._first, rows.blocks_of(self.positions - 1), last, rows.blocks_of(positions))
         states = compute_draft_layers(model, state, self.hidden, decode_context(rows, state), ends)
-        self.guesses = guess(model, state, states[last], positions, rows.block_table, rows.real, self.depth)
+        guessing = states[last], positions, rows.block_table, rows.real
+        self.guesses = guess(model, state, *guessing, self.depth, inputs.goes_on)
         note_guesses(state, slice(0, self._rows), self.guesses)

@@ -10,6 +10,7 @@ from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
 from engine.model.inputs import decode_contexts
 from engine.model.model import Model
+from engine.runner.graph_rows import graph_rows
 from engine.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
 
@@ -39,16 +40,21 @@ class DecodeGraphs:
         ]
         self._graphs.reverse()
 
-    def fit(self, shape: StepShape) -> bool:
-        return shape.decode_only and shape.tokens <= self._graphs[-1].rows
+    @property
+    def most_rows(self) -> int:
+        return self._graphs[-1].rows
 
-    def run(self, rows: Sequence[Row], most_rows: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] from the graph for `most_rows`, if that fits; to be read before the next run."""
-        graph = next(graph for graph in self._graphs if graph.rows >= most_rows)
-        packed = pack_decode_rows(rows, graph.rows, self._blocks, self._padding_block)
+    def fit(self, shape: StepShape) -> bool:
+        return shape.decode_only and shape.rows <= self.most_rows
+
+    def run(self, rows: Sequence[Row], shape: StepShape) -> torch.Tensor:
+        """Logits [rows, vocabulary] behind each row, if the shape fits; to be read before the next run."""
+        graph = next(graph for graph in self._graphs if graph.rows >= shape.rows)
+        computed, earlier = graph_rows(rows, 1)
+        packed = pack_decode_rows(computed, graph.rows, self._blocks, self._padding_block)
         copy_to_device(packed, graph.packed)
         graph.replay()
-        return graph.logits[: len(rows)]
+        return graph.logits[earlier : len(computed)]
 
 
 class _DecodeGraph:

@@ -21,18 +21,20 @@ def guess(
     block_table: torch.Tensor,
     real: torch.Tensor,
     count: int,
+    unwritten: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The tokens that may follow each row's last one: [rows, count] int64.
 
     Each module reads the guess of the one before it and what that made of its token; the last is run as often as
     guesses are left, on its own. hidden: [rows, hidden], what the first module made of the last tokens; positions:
     [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
+    unwritten: [rows] int32, 1 for rows whose guesses' KV is not written; None if there are none.
     """
     last = model.config.draft_layers - 1
     guesses: list[torch.Tensor] = []
     for number in range(count):
         if number:
-            rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table, real)
+            rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table, real, unwritten)
             hidden = model.draft(min(number, last), hidden, decode_context(rows, state))
         guesses.append(greedy(model.logits(hidden)))
     if not guesses:

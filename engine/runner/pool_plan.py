@@ -9,7 +9,7 @@ from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.pool_room import check_room
-from engine.runner.captured import capture_decoding, capture_drafting, most_draft_positions
+from engine.runner.captured import capture_decoding, capture_drafting, graph_sizes, most_draft_positions
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.two_batch_times import may_take_two
@@ -93,8 +93,7 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
         workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
         if not resolved.decode_graphs:
             return workspace + transfers
-        rows = max(config.graph_rows or [config.max_requests])
-        given = [rows], longest, ALWAYS if two else NEVER
+        given = graph_sizes(config)[-1:], longest, ALWAYS if two else NEVER
         if config.drafts.most:
             graphs = graph_bytes(lambda: capture_drafting(model, state, config, *given))
         else:

@@ -71,18 +71,22 @@ def place_tokens(
     starts: torch.Tensor,
     block_table: torch.Tensor,
     real: torch.Tensor,
+    shared: torch.Tensor | None,
     rotations: torch.Tensor,
+    padding_slot: int,
 ) -> PlacedTokens:
     """token_ids: [rows, n] int64, of which negative ones stand for no token and become 0 if n is more than 1; starts:
     [rows] int32, the position of each row's first token; block_table: [rows, blocks] int32, with room for all tokens;
-    real: [rows] bool; rotations: [positions, pairs] complex64, of all positions. All contiguous but token_ids, and the
-    table's rows. No rows give no tokens.
+    real: [rows] bool; shared: [rows] int32, of how many of the first tokens the KV is there: what is written for them
+    goes to `padding_slot`; None if it is there of none. rotations: [positions, pairs] complex64, of all positions. All
+    contiguous but token_ids, and the table's rows. No rows give no tokens.
     """
     rows = token_ids.shape[0]
     assert starts.shape == real.shape == (rows,) and block_table.shape[0] == rows and block_table.stride(1) == 1
     assert token_ids.dtype == torch.int64 and starts.dtype == block_table.dtype == torch.int32
     assert starts.is_contiguous() and real.is_contiguous() and rotations.is_contiguous()
-    given = token_ids, starts, block_table, real, rotations
+    assert shared is None or (shared.shape == (rows,) and shared.dtype == torch.int32 and shared.is_contiguous())
+    given = token_ids, starts, block_table, real, shared, rotations, padding_slot
     if token_ids.is_cuda:
         from kernels.decode_rows import triton
 

@@ -31,7 +31,9 @@ def place_tokens(
     starts: torch.Tensor,
     block_table: torch.Tensor,
     real: torch.Tensor,
+    shared: torch.Tensor | None,
     rotations: torch.Tensor,
+    padding_slot: int,
 ) -> tuple[torch.Tensor, ...]:
     count = token_ids.shape[1]
     positions, flat = starts.unsqueeze(1), token_ids.flatten()
@@ -39,5 +41,8 @@ def place_tokens(
         positions = positions + torch.arange(count, dtype=torch.int32, device=starts.device)
         flat, real = flat.clamp(min=0), real.repeat_interleave(count)
     block = block_table.gather(1, (positions // BLOCK_TOKENS).long())
-    slots = (block * BLOCK_TOKENS + positions % BLOCK_TOKENS).long().flatten()
-    return flat, rotations.index_select(0, positions.flatten()), slots, real, starts + count
+    slots = (block * BLOCK_TOKENS + positions % BLOCK_TOKENS).long()
+    if shared is not None:
+        known = torch.arange(count, device=starts.device) < shared.unsqueeze(1)
+        slots = slots.masked_fill(known, padding_slot)
+    return flat, rotations.index_select(0, positions.flatten()), slots.flatten(), real, starts + count

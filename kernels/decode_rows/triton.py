@@ -14,8 +14,8 @@ from kernels.kv_copy import BLOCK_TOKENS
 # The most tokens of a row.
 MOST_TOKENS = 8
 FOLLOW_POINTERS = ["given", "follows", "positions", "drafts", "drawn", "missing", "guessed"]
-PLACE_POINTERS = ["token_ids", "starts", "block_table", "real", "rotations", "lengths"]
-PLACE_SIZES = ["row_stride", "token_stride", "table_stride", "tokens"]
+PLACE_POINTERS = ["token_ids", "starts", "block_table", "real", "shared", "rotations", "lengths"]
+PLACE_SIZES = ["padding_slot", "row_stride", "token_stride", "table_stride", "tokens"]
 
 
 # A program does one row: some 30 bytes, and 12 a draft.
@@ -64,9 +64,9 @@ def follow_rows(
 # A program does one token. Reads and writes a rotation, 8 bytes a pair, and some 30 bytes besides.
 @triton.jit(do_not_specialize=PLACE_SIZES, do_not_specialize_on_alignment=PLACE_POINTERS)
 def _place_tokens(
-    token_ids, starts, block_table, real, rotations,
-    out_ids, out_rotations, out_slots, out_real, lengths, row_stride, token_stride, table_stride, tokens,
-    BLOCK_TOKENS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr,
+    token_ids, starts, block_table, real, shared, rotations,
+    out_ids, out_rotations, out_slots, out_real, lengths, padding_slot, row_stride, token_stride, table_stride, tokens,
+    BLOCK_TOKENS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr, SHARED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
@@ -79,8 +79,11 @@ def _place_tokens(
     if tokens > 1:
         token_id = tl.maximum(token_id, 0)
     block = tl.load(block_table + row * table_stride + position // BLOCK_TOKENS).to(tl.int64)
+    slot = block * BLOCK_TOKENS + position % BLOCK_TOKENS
+    if SHARED:
+        slot = tl.where(place < tl.load(shared + row), padding_slot, slot)
     tl.store(out_ids + token, token_id)
-    tl.store(out_slots + token, block * BLOCK_TOKENS + position % BLOCK_TOKENS)
+    tl.store(out_slots + token, slot)
     tl.store(out_real + token, tl.load(real + row))
     if place == 0:
         tl.store(lengths + row, start + tokens)
@@ -94,7 +97,9 @@ def place_tokens(
     starts: torch.Tensor,
     block_table: torch.Tensor,
     real: torch.Tensor,
+    shared: torch.Tensor | None,
     rotations: torch.Tensor,
+    padding_slot: int,
 ) -> tuple[torch.Tensor, ...]:
     (rows, count), device = token_ids.shape, token_ids.device
     tokens, pairs = rows * count, rotations.shape[1]
@@ -104,10 +109,11 @@ def place_tokens(
     lengths = torch.empty_like(starts)
     if tokens:
         _place_tokens[(tokens,)](
-            token_ids, starts, block_table, real.view(torch.uint8), torch.view_as_real(rotations),
+            token_ids, starts, block_table, real.view(torch.uint8), starts if shared is None else shared,
+            torch.view_as_real(rotations),
             ids, torch.view_as_real(turns), slots, belongs.view(torch.uint8), lengths,
-            *token_ids.stride(), block_table.stride(0),
-            count, BLOCK_TOKENS, 2 * pairs, triton.next_power_of_2(2 * pairs), num_warps=1,
+            padding_slot, *token_ids.stride(), block_table.stride(0),
+            count, BLOCK_TOKENS, 2 * pairs, triton.next_power_of_2(2 * pairs), shared is not None, num_warps=1,
             **dependent_launch(device),
         )  # fmt: skip
     return ids, turns, slots, belongs, lengths

@@ -15,6 +15,7 @@ from engine.oracle import OracleBackend, OracleStep
 from engine.oracle_tokens import oracle_tokens
 from engine.parallel.config import MOST_WORKER_RANKS
 from engine.protocol.messages import Cancel
+from engine.tails import SPARE_ROWS
 from tests.support.engines import (
     VOCABULARY,
     DeferredOracle,
@@ -49,8 +50,14 @@ def engine_beside(backend: Any, others: Others) -> Engine:
     return Engine(oracle_config(total_blocks=16), backend, lambda: 0.0, agreement=others)
 
 
+def shape_of(size: int, drafts: int, *, decode_only: bool, **others: Any) -> StepShape:
+    """size: rows if all of them decode, otherwise tokens."""
+    rows = size % (MOST_REQUESTS + SPARE_ROWS) if decode_only else 0
+    return StepShape(rows * (1 + drafts) if decode_only else size, decode_only, drafts=drafts, rows=rows, **others)
+
+
 SHAPES = st.builds(
-    StepShape,
+    shape_of,
     st.integers(0, MOST_STEP_TOKENS),
     decode_only=st.booleans(),
     stopping=st.booleans(),
@@ -78,6 +85,7 @@ def test_ranks_agree_on_the_least_shape_that_holds_both_of_the_largest_that_may_
         waiting_prompts=one.waiting_prompts + other.waiting_prompts,
         decodes=one.decodes or other.decodes,
         prefills=one.prefills or other.prefills,
+        rows=max(one.rows, other.rows),
     )
 
 
@@ -111,7 +119,7 @@ def test_a_rank_proposes_what_it_has_to_compute(backend: Any) -> None:
     Transcript().run(engine)
     assert others.proposals[:2] == [
         StepShape(80, False, drawing=2, beginning=2),
-        StepShape(2, True, drawing=2, decodes=True),
+        StepShape(2, True, drawing=2, decodes=True, rows=2),
     ]
     assert [shape for _, shape in backend.launches] == others.proposals[:2]
 

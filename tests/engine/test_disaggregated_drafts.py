@@ -18,6 +18,7 @@ from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.disaggregation import Pair, assert_nothing_moves
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
 from tests.support.remote_prompts import prefill_of
@@ -43,8 +44,12 @@ def settings_of(next_n: int) -> dict[str, Any]:
     return {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 32, "drafts": DraftsConfig(next_n=next_n)}
 
 
-def moving(checkpoint: Path, fabric: Fabric, next_n: int, layerwise_tokens: int) -> tuple[Engine, ModelBackend]:
+def moving(
+    checkpoint: Path, fabric: Fabric, next_n: int, layerwise_tokens: int, graphs: EagerGraphs | None = None
+) -> tuple[Engine, ModelBackend]:
     backend = model_backend(checkpoint, **settings_of(next_n))
+    if graphs is not None:
+        graphs.give_to(backend, [2, 8], next_n or None)
     transfer = TransferConfig(layerwise_tokens=layerwise_tokens)
     config = EngineConfig(model_dir=checkpoint, transfer=transfer, **settings_of(next_n))
     agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens)
@@ -92,6 +97,38 @@ def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: P
     for block in whole:
         (sent,), (landed,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))
         assert torch.equal(receiving.state.kv_pool[-1, landed], sending.state.kv_pool[-1, sent])
+
+
+@pytest.mark.parametrize("next_n", [0, 1, 3])
+def test_landed_prompts_go_on_in_graphs_to_the_same_tokens(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
+) -> None:
+    fabric, graphs = Fabric(random.Random(1)), EagerGraphs(monkeypatch)
+    decode, _ = moving(checkpoint, fabric, next_n, 64, graphs)
+    prefill, _ = moving(checkpoint, fabric, 1, 64)
+    run_undisturbed(Pair(fabric, decode, prefill), checkpoint)
+    assert graphs.runs and not graphs.others
+
+
+@pytest.mark.parametrize("next_n", [0, 1])
+def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
+) -> None:
+    fabric, graphs, prompt = Fabric(random.Random(1)), EagerGraphs(monkeypatch), random_prompt(134, 1)
+    plain, _ = moving(checkpoint, fabric, 0, 1 << 30)
+    plain.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    expected = Transcript().run(plain).token_ids
+    decode, _ = moving(checkpoint, fabric, next_n, 64)
+    prefill, _ = moving(checkpoint, fabric, next_n, 64, graphs)
+    prefill.submit(submit_of(0, prompt[:129], 1))
+    Transcript().run(prefill)
+    graphs.others.clear()
+    pair = Pair(fabric, decode, prefill)
+    pair.submit(submit_of(1, prompt, 30, ignore_eos=True, remote_prefill=True))
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == expected
+    assert not graphs.others
+    assert_nothing_moves(pair)
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])

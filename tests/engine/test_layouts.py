@@ -11,9 +11,11 @@ from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Cancel, Submit
+from engine.runner.backend import ModelBackend
 from mesh.domain.outputs import FinishReason
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, submit_of
 from tests.support.layouts import run_layout
 from tests.support.oracle_model import assert_greedy, load_oracle
@@ -114,23 +116,32 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
     assert all(found.token_ids[key] == expected[key] for key in range(1, len(submits)))
 
 
+class SecondTurns:
+    """Prompts that go on behind the answers to the first ones."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, list[int]] = {}
+
+    def submit(self, engine: Engine, transcript: Transcript) -> None:
+        for key in transcript.ends.keys() & set(range(len(PROMPTS))):
+            if 100 + key not in self.prompts:
+                prompt = self.prompts[100 + key] = [*PROMPTS[key], *transcript.token_ids[key], 9]
+                engine.submit(submit_of(100 + key, prompt, 8, ignore_eos=True))
+
+    def check(self, transcript: Transcript, reference: DeepseekV3ForCausalLM) -> None:
+        assert transcript.ends.keys() >= self.prompts.keys()
+        for key, prompt in self.prompts.items():
+            assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64
+            assert_greedy(reference, prompt, transcript.token_ids[key])
+
+
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
     checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig
 ) -> None:
-    second: dict[int, list[int]] = {}
-
-    def between_steps(engine: Engine, transcript: Transcript) -> None:
-        for key in transcript.ends.keys() & set(range(len(PROMPTS))):
-            if 100 + key not in second:
-                second[100 + key] = [*PROMPTS[key], *transcript.token_ids[key], 9]
-                engine.submit(submit_of(100 + key, second[100 + key], 8, ignore_eos=True))
-
-    transcript = run_layout(config_of(checkpoint, layout), submits_of(PROMPTS, 2), between_steps)
-    assert transcript.ends.keys() >= second.keys()
-    for key, prompt in second.items():
-        assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64
-        assert_greedy(reference, prompt, transcript.token_ids[key])
+    second = SecondTurns()
+    transcript = run_layout(config_of(checkpoint, layout), submits_of(PROMPTS, 2), second.submit)
+    second.check(transcript, reference)
 
 
 def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_there_before_it(checkpoint: Path) -> None:
@@ -147,3 +158,25 @@ def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_ther
 
     run_layout(config_of(checkpoint, ParallelConfig(dp=2)), submits_of(PROMPTS[:2], 4), between_steps)
     assert steps_without_requests == 1
+
+
+@pytest.mark.parametrize("layout", layouts(((1, 2, 2), "off"), ((2, 2, 2), "off")))
+@pytest.mark.parametrize("next_n", [0, 2])
+def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
+    checkpoint: Path,
+    reference: DeepseekV3ForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: ParallelConfig,
+    next_n: int,
+) -> None:
+    graphs, second = EagerGraphs(monkeypatch), SecondTurns()
+    config = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n), max_requests=64, max_step_tokens=256)
+
+    def prepare(backend: ModelBackend) -> None:
+        graphs.give_to(backend, [16, 64], next_n or None)
+
+    transcript = run_layout(config, submits_of(PROMPTS, 2), second.submit, prepare)
+    second.check(transcript, reference)
+    # The first prompts, one of which is short enough for a graph, on all ranks at once; with drafts also second turns
+    # behind no block.
+    assert graphs.others and all(shape.tokens > 128 or shape.beginning for shape in graphs.others)

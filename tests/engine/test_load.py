@@ -51,6 +51,15 @@ def test_the_decode_step_is_reported_with_its_batch_size() -> None:
     assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
 
 
+def test_tokens_of_prompts_in_a_decode_step_count_as_requests_that_decode() -> None:
+    meter = LoadMeter()
+    meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
+    meter.observe_step(0.012, decoding=4, beside=30)
+    load = load_of(meter)
+    assert load.decode_step_ms == pytest.approx(12) and load.decode_step_requests == 34
+    assert load.prefill_tokens_per_second == pytest.approx(2000)
+
+
 def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
     meter = LoadMeter()
     for _ in range(3000):

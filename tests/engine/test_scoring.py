@@ -36,6 +36,7 @@ class CountingBackend:
     asynchronous = False
     device_name = "counting"
     draft_layers = 0
+    captured_rows = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
     balance: BalanceReport | None = None

@@ -1,5 +1,7 @@
 """What decode rows compute and where it stands, and Triton's against the definition."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,17 +14,19 @@ ROTATIONS = rotation_table(frequencies(2 * PAIRS, 10000.0), POSITIONS)
 
 
 def draw_rows(rows: int, count: int) -> tuple[torch.Tensor, ...]:
-    """Their tokens lie in a wider tensor, and their blocks in a wider table."""
+    """Their tokens lie in a wider tensor, and their blocks in a wider table. The KV of some of their first tokens is
+    there.
+    """
     token_ids = torch.randint(-1, 500, (rows, count + 2))[:, 1 : 1 + count]
     starts = torch.randint(POSITIONS - count, (rows,), dtype=torch.int32)
     table = torch.randint(90, (rows, BLOCKS + 3), dtype=torch.int32)[:, :BLOCKS]
-    return token_ids, starts, table, torch.rand(rows) < 0.7
+    return token_ids, starts, table, torch.rand(rows) < 0.7, torch.randint(1 + count, (rows,), dtype=torch.int32)
 
 
 def test_a_token_stands_behind_the_one_before_it_and_in_the_block_of_its_position() -> None:
     table = torch.tensor([[7, 3], [5, 9]], dtype=torch.int32)
     token_ids, starts = torch.tensor([[11, -1], [13, 14]]), torch.tensor([63, 2], dtype=torch.int32)
-    placed = place_tokens(token_ids, starts, table, torch.tensor([True, False]), ROTATIONS)
+    placed = place_tokens(token_ids, starts, table, torch.tensor([True, False]), None, ROTATIONS, 0)
     assert placed.token_ids.tolist() == [11, 0, 13, 14]
     assert placed.slots.tolist() == [7 * 64 + 63, 3 * 64, 5 * 64 + 2, 5 * 64 + 3]
     assert placed.real.tolist() == [True, True, False, False]
@@ -30,9 +34,19 @@ def test_a_token_stands_behind_the_one_before_it_and_in_the_block_of_its_positio
     assert torch.equal(placed.rotations, ROTATIONS[[63, 64, 2, 3]])
 
 
+def test_what_is_written_for_tokens_whose_kv_is_there_goes_elsewhere() -> None:
+    table, starts = torch.tensor([[7, 3], [5, 9]], dtype=torch.int32), torch.tensor([62, 2], dtype=torch.int32)
+    token_ids, shared = torch.ones(2, 3, dtype=torch.int64), torch.tensor([2, 0], dtype=torch.int32)
+    placed = place_tokens(token_ids, starts, table, torch.tensor([True, True]), shared, ROTATIONS, 11 * 64)
+    assert placed.slots.tolist() == [11 * 64, 11 * 64, 3 * 64, 5 * 64 + 2, 5 * 64 + 3, 5 * 64 + 4]
+    assert placed.lengths.tolist() == [65, 5] and placed.real.all()
+
+
+@pytest.mark.parametrize("writes_all", [False, True])
 @pytest.mark.parametrize(("rows", "count"), [(0, 2), (1, 1), (5, 1), (7, 4)])
-def test_tokens_are_placed_as_defined(device: torch.device, rows: int, count: int) -> None:
-    given = [each.to(device) for each in (*draw_rows(rows, count), ROTATIONS)]
+def test_tokens_are_placed_as_defined(device: torch.device, rows: int, count: int, writes_all: bool) -> None:
+    *drawn, shared = (each.to(device) for each in draw_rows(rows, count))
+    given: tuple[Any, ...] = (*drawn, None if writes_all else shared, ROTATIONS.to(device), 17 * 64)
     found, expected = (place(*given) for place in (triton.place_tokens, reference.place_tokens))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)

@@ -79,6 +79,20 @@ def test_the_wait_for_each_other_is_foretold(costs: str) -> None:
     assert min(near.values()) > 0.8
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_few_tokens_of_a_prompt_take_what_as_many_requests_that_decode_take(tmp_path: Path, ranks: int) -> None:
+    path = tmp_path / "costs.json"
+    rising = msgspec.structs.replace(COSTS, decode_steps=((1.0, STEP_MS), (41.0, STEP_MS + 40)))
+    save_costs(CostFile(rising), path)
+    decode = {"replicas": 1, "ranks": ranks, "captured_rows": 64}
+    fleet = make_fleet(costs=str(path), decode=decode)
+    workload = make_workload(per_second=0.5, prompt={"mean": 21}, output={"mean": 30}, seconds=30)
+    _, result = ran(fleet, workload)
+    assert result.summary.ttft_ms is not None
+    # As a chunk of a prompt it would take 2.
+    assert result.summary.ttft_ms.p50 == pytest.approx(STEP_MS + 20, rel=0.05)
+
+
 def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     fleet = make_fleet(costs=costs, decode={"replicas": 1, "ranks": 4})
     mesh, running = SimulatedMesh(fleet, 0), list[list[int]]()

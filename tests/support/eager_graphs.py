@@ -1,32 +1,54 @@
 """Captured graphs on a CPU: what they capture runs as it is, over the same tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from engine.runner import draft_graphs
+from engine.batch import Batch, Launched, StepShape
+from engine.runner import draft_graphs, graphs
 from engine.runner.backend import ModelBackend
 from engine.runner.draft_graphs import DraftGraphs
+from engine.runner.graphs import DecodeGraphs
+from engine.two_batch import NEVER, TwoBatch
+from mesh.blocks import blocks_for
 
 
 class EagerGraphs:
-    """Graphs of drafting steps that a backend uses as it would use a GPU's.
+    """Graphs of decode steps that a backend uses as it would use a GPU's.
 
     Attributes:
         runs: how many were run since a backend was given them.
+        others: the shapes of steps of these backends that no graph computed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs = 0
-        monkeypatch.setattr(draft_graphs, "capture", self._capture)
-        monkeypatch.setattr(draft_graphs, "graph_pool", lambda: None)
+        self.others: list[StepShape] = []
+        self._monkeypatch = monkeypatch
+        for module in (graphs, draft_graphs):
+            monkeypatch.setattr(module, "capture", self._capture)
+            monkeypatch.setattr(module, "graph_pool", lambda: None)
 
-    def give_to(self, backend: ModelBackend, rows: list[int], drafts: int) -> None:
-        """rows: sizes of the steps that are captured."""
-        blocks = -(-backend.context_tokens // 64) + 1
+    def give_to(
+        self, backend: ModelBackend, rows: Sequence[int], drafts: int | None = None, two_batch: TwoBatch = NEVER
+    ) -> None:
+        """rows: sizes of the steps that are captured; drafts: None for a backend that does not draft."""
+        blocks = blocks_for(backend.context_tokens + (drafts or 0) + 1)
         with torch.inference_mode():
-            backend._draft_graphs = DraftGraphs(backend._model, backend.state, rows, [drafts], blocks)
+            if drafts is None:
+                backend._graphs = DecodeGraphs(backend._model, backend.state, rows, blocks, two_batch)
+            else:
+                given = backend._model, backend.state, rows, [drafts], blocks, two_batch
+                backend._draft_graphs = DraftGraphs(*given)
+        launch = backend.launch
+
+        def noted(batch: Batch, shape: StepShape) -> Launched:
+            if not backend._captures(shape):
+                self.others.append(shape)
+            return launch(batch, shape)
+
+        self._monkeypatch.setattr(backend, "launch", noted)
         self.runs = 0
 
     def _capture(self, work: Callable[[], None], pool: None) -> Callable[[], None]:

@@ -26,6 +26,8 @@ from tests.support.rank_threads import on_each_rank
 
 # What a rank does between two steps.
 BetweenSteps = Callable[[Engine, Transcript], None]
+# What a rank does with its backend before it serves.
+Prepare = Callable[[ModelBackend], None]
 
 
 class _NeverDue:
@@ -45,11 +47,18 @@ class _NeverDue:
 
 
 def run_layout(
-    config: EngineConfig, submits: Sequence[Submit], between_steps: BetweenSteps = lambda engine, transcript: None
+    config: EngineConfig,
+    submits: Sequence[Submit],
+    between_steps: BetweenSteps = lambda engine, transcript: None,
+    prepare: Prepare = lambda backend: None,
 ) -> Transcript:
     """What the requests get that are submitted to a worker of this layout at once, the DP ranks in turn."""
     layout, store = Layout.of(config.parallel), HashStore()
-    transcripts = on_each_rank(layout, lambda peers: _run_rank(config, peers, store, submits, between_steps), 60.0)
+
+    def run(peers: Peers) -> Transcript:
+        return _run_rank(config, peers, store, submits, between_steps, prepare)
+
+    transcripts = on_each_rank(layout, run, 60.0)
     merged = Transcript()
     for transcript in transcripts:
         merged.token_ids |= transcript.token_ids
@@ -60,9 +69,15 @@ def run_layout(
 
 
 def _run_rank(
-    config: EngineConfig, peers: Peers, store: HashStore, submits: Sequence[Submit], between_steps: BetweenSteps
+    config: EngineConfig,
+    peers: Peers,
+    store: HashStore,
+    submits: Sequence[Submit],
+    between_steps: BetweenSteps,
+    prepare: Prepare,
 ) -> Transcript:
     backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=exchange_of(peers, store))
+    prepare(backend)
     agreement, place = agreement_of(peers), peers.in_worker
     if not place.leads:
         _follow(backend, agreement, peers)

@@ -98,6 +98,26 @@ def test_graphs_change_no_token(plain: Transcript, monkeypatch: pytest.MonkeyPat
     assert graphs.runs > len(found.steps)
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_few_tokens_behind_cached_blocks_change_no_token_in_graphs(
+    monkeypatch: pytest.MonkeyPatch, overlap: str
+) -> None:
+    known = random_prompt(64, seed=9)
+    asked = [
+        submit_of(key, [*known, *random_prompt(9 + key, seed=key)], TOKENS, constraint=constraint, sampling=sampling)
+        for key, (constraint, sampling) in enumerate(ANSWERS)
+    ]
+    backend = model_backend(CHECKPOINT, **settings_of(0))
+    expected = served(backend, 0, *asked, overlap="off", prefix_cache=False)
+    graphs = EagerGraphs(monkeypatch)
+    backend = model_backend(CHECKPOINT, **settings_of(DRAFTS, max_requests=24))
+    graphs.give_to(backend, [24], DRAFTS)
+    # The first of them computes what the others find.
+    found = served(backend, DRAFTS, *asked, overlap=overlap, max_requests=24)
+    assert_same(found, expected)
+    assert sum(found.cached_tokens.values()) == 4 * 64 and len(graphs.others) == 1
+
+
 def test_another_worker_goes_on_with_drafts(drafting: ModelBackend, plain: Transcript) -> None:
     rest = []
     for key, (constraint, sampling) in enumerate(ANSWERS):

@@ -13,6 +13,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
+from tests.support.shapes import decoding
 
 LAYOUTS = [Layout(dp=2, ep=2, hosts=2), Layout(tp=2, dp=2, ep=4, hosts=2)]
 
@@ -21,17 +22,17 @@ LAYOUTS = [Layout(dp=2, ep=2, hosts=2), Layout(tp=2, dp=2, ep=4, hosts=2)]
 def test_ranks_of_all_hosts_agree_on_shapes_that_hold_all_proposals(layout: Layout) -> None:
     def act(peers: Peers) -> list[StepShape]:
         own, rank = agreement_of(peers), peers.in_worker.rank
-        return [own.agree(StepShape(step * 10 + rank, waiting_prompts=1)) for step in range(100)]
+        return [own.agree(decoding(step * 10 + rank, waiting_prompts=1)) for step in range(100)]
 
     last = layout.world - 1
-    expected = [StepShape(step * 10 + last, waiting_prompts=layout.world) for step in range(100)]
+    expected = [decoding(step * 10 + last, waiting_prompts=layout.world) for step in range(100)]
     assert on_each_rank(layout, act) == [expected] * layout.world
 
 
 def test_ranks_stop_when_all_hosts_want_to() -> None:
     def act(peers: Peers) -> list[bool]:
         own, rank = agreement_of(peers), peers.in_worker.rank
-        return [own.agree(StepShape(1, stopping=step >= rank)).stopping for step in range(5)]
+        return [own.agree(decoding(1, stopping=step >= rank)).stopping for step in range(5)]
 
     assert on_each_rank(Layout(dp=4, ep=4, hosts=2), act) == [[False, False, False, True, True]] * 4
 
@@ -48,7 +49,7 @@ def test_a_proposal_wakes_every_rank_of_the_other_host_and_is_due_until_they_ans
             while not own.due:
                 select.select([peers.wakeup], [], [], 20)
                 peers.wakeup.clear()
-        own.agree(StepShape(1))
+        own.agree(decoding(1))
         asleep.wait(20)
         return [before, own.due]
 

@@ -11,15 +11,16 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
+from tests.support.shapes import decoding
 
 # A rank sleeps, after it has looked for the others' proposals, long before so many seconds are over.
 ASLEEP = 0.2
 
 
 def test_ranks_agree_on_a_shape_that_holds_all_proposals() -> None:
-    proposals = [StepShape(5, drafts=1), StepShape(300, decode_only=False), StepShape(0, stopping=True)]
+    proposals = [StepShape(6, drafts=1, rows=3), StepShape(300, decode_only=False), StepShape(0, stopping=True)]
     agreed = on_each_rank(Layout(dp=3, ep=1), lambda peers: peers.steps.agree(proposals[peers.place.rank]))
-    assert agreed == [StepShape(300, decode_only=False, drafts=1)] * 3
+    assert agreed == [StepShape(300, decode_only=False, drafts=1, rows=3)] * 3
 
 
 def test_ranks_stop_when_all_want_to() -> None:
@@ -30,7 +31,7 @@ def test_ranks_stop_when_all_want_to() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_many_agreements_follow_one_another_in_order(ranks: int) -> None:
     def act(peers: Peers) -> list[int]:
-        return [peers.steps.agree(StepShape(step * 10 + peers.place.rank)).tokens for step in range(200)]
+        return [peers.steps.agree(decoding(step * 10 + peers.place.rank)).tokens for step in range(200)]
 
     assert on_each_rank(Layout(dp=ranks), act) == [[step * 10 + ranks - 1 for step in range(200)]] * ranks
 
@@ -48,7 +49,7 @@ def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
         else:
             assert asleep.wait(20)
             seen = []
-        own.agree(StepShape(1))
+        own.agree(decoding(1))
         return [*seen, own.due]
 
     assert on_each_rank(Layout(dp=2), act) == [[False, True, False], [False]]
@@ -64,7 +65,7 @@ def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypat
             if peers.place.rank == late:
                 time.sleep(ASLEEP)
             started = time.monotonic()
-            peers.steps.agree(StepShape(1))
+            peers.steps.agree(decoding(1))
             seconds.append(time.monotonic() - started)
         return seconds
 
@@ -82,7 +83,7 @@ def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> No
             for each in late:
                 if rank == each:
                     time.sleep(ASLEEP)
-                own.agree(StepShape(1))
+                own.agree(decoding(1))
                 woken.append(bool(select.select([peers.wakeup], [], [], 0)[0]))
 
         # Each sleeps, and is late then, in both places of its word.
@@ -95,7 +96,7 @@ def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> No
             else:
                 assert event.wait(20)
             for _ in range(3):
-                own.agree(StepShape(1))
+                own.agree(decoding(1))
             # The other has read since that this one is awake.
             peers.wakeup.clear()
         agree_late(0, 0)
@@ -113,7 +114,7 @@ def test_a_rank_that_does_not_answer_ends_the_wait_with_its_name() -> None:
             return
         try:
             with pytest.raises(RankLost, match=r"rank 1 of 2 has not answered for 0.2 s"):
-                peers.steps.agree(StepShape(1))
+                peers.steps.agree(decoding(1))
         finally:
             done.set()
 
@@ -124,10 +125,10 @@ def test_a_rank_that_has_ended_is_lost_but_not_what_it_proposed() -> None:
     def act(peers: Peers) -> StepShape:
         if peers.place.rank == 0:
             time.sleep(ASLEEP)
-        shape = peers.steps.agree(StepShape(peers.place.rank))
+        shape = peers.steps.agree(decoding(peers.place.rank))
         if peers.place.rank == 0:
             with pytest.raises(RankLost, match="rank 1 of 2 has ended"):
-                peers.steps.agree(StepShape(1))
+                peers.steps.agree(decoding(1))
         return shape
 
-    assert on_each_rank(Layout(dp=2), act) == [StepShape(1)] * 2
+    assert on_each_rank(Layout(dp=2), act) == [decoding(1)] * 2

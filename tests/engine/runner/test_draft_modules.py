@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
-from engine.runner import draft_graphs
 from engine.runner.backend import ModelBackend
-from engine.runner.draft_graphs import DraftGraphs
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (
@@ -26,6 +24,7 @@ from tests.support.checkpoints import (
     with_modules,
 )
 from tests.support.disaggregation import Pair, assert_nothing_moves
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.config import TransferConfig
@@ -140,11 +139,16 @@ def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -
     assert_same(backend, engine, whole)
 
 
-def test_behind_landed_blocks_the_modules_find_what_they_need(checkpoint: Path, whole: Whole) -> None:
-    fabric = Fabric(random.Random(1))
+@pytest.mark.parametrize("captured", [False, True])
+def test_behind_landed_blocks_the_modules_find_what_they_need(
+    checkpoint: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    fabric, graphs = Fabric(random.Random(1)), EagerGraphs(monkeypatch)
     backends, engines = [], []
-    for _ in range(2):
+    for receives in (True, False):
         backend = model_backend(checkpoint, **settings_of(MODULES))
+        if captured and receives:
+            graphs.give_to(backend, [4], MODULES)
         agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens=64)
         transfer = TransferConfig(layerwise_tokens=64)
         config = EngineConfig(model_dir=checkpoint, transfer=transfer, **settings_of(MODULES))
@@ -156,21 +160,14 @@ def test_behind_landed_blocks_the_modules_find_what_they_need(checkpoint: Path, 
     pair.submit(submit_of(0, LONG, 70, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids[0] == whole.answers[0]
+    assert bool(graphs.runs) == captured and not graphs.others
     assert_nothing_moves(pair)
     assert_same(backends[0], engines[0], whole)
 
 
 def test_graphs_compute_the_same_kv(checkpoint: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    def capture(work: Callable[[], None], pool: None) -> Callable[[], None]:
-        work()
-        return work
-
-    monkeypatch.setattr(draft_graphs, "capture", capture)
-    monkeypatch.setattr(draft_graphs, "graph_pool", lambda: None)
     backend = model_backend(checkpoint, **settings_of(MODULES))
-    blocks = -(-backend.context_tokens // 64) + 1
-    with torch.inference_mode():
-        backend._draft_graphs = DraftGraphs(backend._model, backend.state, [2, 4], [MODULES], blocks)
+    EagerGraphs(monkeypatch).give_to(backend, [2, 4], MODULES)
     engine = engine_over(backend, MODULES, overlap="on")
     assert served(engine, [SHORT, LONG], 70).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)

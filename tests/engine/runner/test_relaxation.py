@@ -20,6 +20,7 @@ from engine.thinking import ThinkTokens, read_think_tokens
 from mesh.domain.sampling import DraftUse, Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
+from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 TOKENS = 40
@@ -36,12 +37,14 @@ def relaxed_backend(**drafts: Any) -> ModelBackend:
     return model_backend(shipped_model(), **settings_of(acceptance="relaxed", **drafts))
 
 
-def served(backend: ModelBackend, *samplings: Sampling, thinking: bool = True, overlap: str = "off") -> Transcript:
+def served(
+    backend: ModelBackend, *samplings: Sampling, thinking: bool = True, overlap: str = "off", tokens: int = 50
+) -> Transcript:
     """Each request has the same prompt, whose last token opens the thinking or closes it."""
     settings = {"total_blocks": backend.total_blocks, "overlap": overlap, **settings_of()}
     config = EngineConfig(model_dir=Path("checkpoint"), **settings)
     engine = Engine(config, backend, time.monotonic)
-    prompt = [*random_prompt(50), THINK.open if thinking else THINK.close]
+    prompt = [*random_prompt(tokens), THINK.open if thinking else THINK.close]
     for key, sampling in enumerate(samplings):
         engine.submit(submit_of(key, prompt, TOKENS, sampling=sampling, ignore_eos=True))
     transcript = Transcript().run(engine)
@@ -84,6 +87,18 @@ def test_steps_launched_ahead_take_the_same_drafts(anything_goes: ModelBackend) 
     sampling = Sampling(**HOT, drafts=DraftUse.RELAXED)
     found, expected = (served(anything_goes, sampling, overlap=overlap) for overlap in ("on", "off"))
     assert found.token_ids == expected.token_ids and relaxed_tokens(found) == relaxed_tokens(expected) > 0
+
+
+def test_few_tokens_behind_cached_blocks_take_the_same_drafts_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Sampling(**HOT, drafts=DraftUse.RELAXED), Sampling(temperature=1.2, seed=5, drafts=DraftUse.RELAXED)]
+    rule = {"top_n": 1000, "delta": 0.999}
+    expected = served(relaxed_backend(**rule), *asked, overlap="on", tokens=70)
+    graphs, backend = EagerGraphs(monkeypatch), relaxed_backend(**rule)
+    graphs.give_to(backend, [8], 2)
+    found = served(backend, *asked, overlap="on", tokens=70)
+    assert len(graphs.others) == 1 and found.cached_tokens == {0: 0, 1: 64}
+    assert found.token_ids == expected.token_ids
+    assert relaxed_tokens(found) == relaxed_tokens(expected) > 0 and relaxed_outputs(found) == {0, 1}
 
 
 @pytest.mark.parametrize("use", [DraftUse.UNSPECIFIED, DraftUse.OFF, DraftUse.STRICT])

@@ -1,0 +1,48 @@
+"""The rows of a decode graph that compute a step's: few tokens of a prompt take several.
+
+Each of them attends to what is before its own tokens. A layer writes the KV of all rows before it attends, so tokens of
+one prompt may be in different rows. In two micro-batches earlier tokens have to be in the earlier one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.batch import Row
+
+
+class GraphRows(NamedTuple):
+    """All have one token, and perhaps drafts behind it; more of a prompt's tokens stand for these."""
+
+    rows: Sequence[Row]
+    # The first so many are parts of prompts that go on in later rows. The others end the step's rows, one each, in
+    # their order.
+    earlier: int
+
+
+def graph_rows(rows: Sequence[Row], width: int) -> GraphRows:
+    """rows: of a batch; width: the most tokens of a row of the graph; no row that decodes has more."""
+    if not rows or rows[-1].decodes:
+        # So do those before it.
+        return GraphRows(rows, 0)
+    earlier: list[Row] = []
+    last: list[Row] = []
+    for row in rows:
+        parts = [row] if row.decodes else _parts(row, width)
+        earlier += parts[:-1]
+        last.append(parts[-1])
+    return GraphRows([*earlier, *last], len(earlier))
+
+
+def _parts(row: Row, width: int) -> list[Row]:
+    return [
+        Row(
+            row.token_ids[first : first + width],
+            row.start + first,
+            row.block_ids,
+            None,
+            drafts=min(width, row.tokens - first) - 1,
+            shared=min(max(row.shared - first, 0), width),
+            next_token=row.token_ids[first + width] if first + width < row.tokens else row.next_token,
+        )
+        for first in range(0, row.tokens, width)
+    ]

@@ -1,0 +1,41 @@
+"""Which chunks of prompts are computed as rows that decode, so that the step can be a captured graph. Pure.
+
+What is left of a prompt behind cached KV is often a few tokens. Launched kernel by kernel, a step of all layers takes
+the host longer than they take the device, on every rank of the worker. As rows of a graph they cost the device no more:
+so few queries attend in the absorbed form either way, as decode rows do (`engine.model.inputs.absorbed_is_cheaper`).
+"""
+
+import msgspec
+
+from engine.request import Request
+from engine.step_plan import Chunk
+
+# Prompts of more tokens behind a long context attend in fewer multiplications in the expanded form.
+MOST_TOKENS = 128
+# Of the largest graph without drafts, more than there may be requests.
+SPARE_ROWS = 64
+
+
+def most_rows(max_requests: int, max_step_tokens: int) -> int:
+    """Of the graphs without drafts, unless they are configured."""
+    return min(max_requests + SPARE_ROWS, max_step_tokens)
+
+
+class Tails(msgspec.Struct, frozen=True):
+    """What the backend captures: see `engine.batch.Backend`."""
+
+    captured_rows: int = 0
+    draft_layers: int = 0
+
+    def rows(self, chunk: Chunk[Request], drafts: int) -> int | None:
+        """How many rows with up to so many drafts compute the chunk; None if it is no tail. Asked before its launch."""
+        progress, tokens = chunk.request.progress, chunk.tokens
+        if tokens > MOST_TOKENS or chunk.request.prompt_scores is not None:
+            return None
+        if not self.draft_layers:
+            return tokens
+        rows = -(-tokens // (1 + drafts))
+        # Draft layers compute a prompt's first token too, and every row of their graphs draws. What later modules read
+        # of the token before a row is that of the row before the step.
+        fits = progress.computed_at_most > 0 and tokens == progress.left and (rows == 1 or self.draft_layers == 1)
+        return rows if fits else None

@@ -1,0 +1,8 @@
+"""Shapes of steps that ranks propose."""
+
+from engine.batch import StepShape
+
+
+def decoding(rows: int, *, stopping: bool = False, waiting_prompts: int = 0) -> StepShape:
+    """Of rows without drafts."""
+    return StepShape(rows, stopping=stopping, waiting_prompts=waiting_prompts, rows=rows)
