@@ -2,7 +2,7 @@
 
 The ranks exchange experts in every layer, so a step takes as long as its slowest rank: a prompt on one of them holds up
 what decodes on all. Prompts of several ranks in one step hold it up once. TensorRT-LLM waits for them likewise
-(`attention_dp_config.batching_wait_iters`).
+(`attention_dp_config.batching_wait_iters`). What `mesh.tails` calls a tail holds up nobody, and waits for none.
 """
 
 from dataclasses import dataclass, replace

@@ -18,7 +18,6 @@ from engine.preemption import giving_way, make_room_to_grow
 from engine.standing import ALONE, Standing
 from engine.step_plan import Candidate, Chunk, Limits, RequestT, Schedulable, StepPlan
 from engine.under_way import BlocksUnderWay
-from mesh.blocks import BLOCK_TOKENS
 
 # So many waiting requests are passed over in a step at most: each costs a look into the pool.
 MOST_PASSED_OVER = 32
@@ -108,7 +107,7 @@ def _chunks(
     level = (0.0, 0)
     for candidate in admitted:
         level = max(level, _level(candidate.request, standing))
-        work.append((level, candidate.request, _step_tokens(candidate), candidate.computed_again))
+        work.append((level, candidate.request, candidate.step_tokens, candidate.computed_again))
     if standing is not ALONE:
         work.sort(key=lambda each: each[0])
     chunks = []
@@ -154,7 +153,7 @@ def _admit(
     admitted: list[Candidate[RequestT]] = []
     passed_over = 0
     for candidate in waiting if places > 0 else ():
-        tokens = _step_tokens(candidate)
+        tokens = candidate.step_tokens
         if (tokens and budget.left(candidate.request) <= 0) or passed_over == MOST_PASSED_OVER:
             break
         if _awaits_blocks(candidate, under_way):
@@ -175,11 +174,3 @@ def _admit(
 
 def _awaits_blocks(candidate: Candidate[RequestT], under_way: BlocksUnderWay) -> bool:
     return candidate.shares_next and under_way.has(candidate.request, len(candidate.cached_blocks))
-
-
-def _step_tokens(candidate: Candidate[RequestT]) -> int:
-    """What is left to compute, if it takes part in the step."""
-    if candidate.waits:
-        return 0
-    cached = len(candidate.cached_blocks) * BLOCK_TOKENS
-    return candidate.request.progress.left - cached + candidate.computed_again

@@ -14,6 +14,7 @@ from engine.step_work import StepWork
 from engine.tenants import Tenants
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS
+from mesh.tails import is_tail
 
 # What a token of an answer counts, in tokens of a prompt: about what it takes of a GPU, and what providers ask for it.
 OUTPUT_WEIGHT = 4
@@ -76,7 +77,8 @@ class Schedule:
         """The next step. Nothing changes before `carry_out`.
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
-        prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them.
+        prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
+        tokens are left of them behind cached blocks.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
@@ -135,7 +137,7 @@ class Schedule:
     def _candidates(self, standing: Standing, prompts_begin: bool) -> Iterator[Candidate[Request]]:
         """prompts_begin: see `plan`."""
         candidates = self._all_candidates(standing)
-        return candidates if prompts_begin else takewhile(lambda candidate: candidate.waits, candidates)
+        return candidates if prompts_begin else takewhile(_holds_up_nobody, candidates)
 
     def _all_candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
         for request in self._waiting.in_order(standing):
@@ -151,3 +153,7 @@ class Schedule:
         self._block_tables.release(request)
         self._tenants.give_back(request.key)
         self.enqueue(request)
+
+
+def _holds_up_nobody(candidate: Candidate[Request]) -> bool:
+    return candidate.waits or is_tail(candidate.step_tokens, len(candidate.cached_blocks))

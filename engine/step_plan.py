@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from engine.under_way import Computed
+from mesh.blocks import BLOCK_TOKENS
 
 
 class Schedulable(Computed, Protocol):
@@ -57,6 +58,13 @@ class Candidate(Generic[RequestT]):
     computed_again: int = 0
     # Once it is computed, the first block that is not cached could be shared.
     shares_next: bool = False
+
+    @property
+    def step_tokens(self) -> int:
+        """What is left to compute, if it takes part in the step."""
+        if self.waits:
+            return 0
+        return self.request.progress.left - len(self.cached_blocks) * BLOCK_TOKENS + self.computed_again
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ import msgspec
 
 from engine.request import Request
 from engine.step_plan import Chunk
+from mesh.tails import MOST_TOKENS
 
-# Prompts of more tokens behind a long context attend in fewer multiplications in the expanded form.
-MOST_TOKENS = 128
 # Of the largest graph without drafts, more than there may be requests.
 SPARE_ROWS = 64
 

@@ -101,10 +101,10 @@ class Worker:
 
     def add_placement(self, rank: int, key: PlacementKey, now: float, work: PlacedWork) -> None:
         """Count it as load of that rank."""
-        if not self._begins_prompts_together or not work.prompt_seconds:
+        begins_at, before = work.begins_at, self.prompts_begin_at
+        if not self._begins_prompts_together or not work.prompt_seconds or begins_at is None:
             self.ranks[rank].add_placement(key, now, work)
             return
-        begins_at, before = work.begins_at, self.prompts_begin_at
         self.prompts_begin_at = begins_at if begins_at >= self.prompts_end_at else min(before, begins_at)
         self.ranks[rank].add_placement(key, now, work, begins_at)
         self.prompts_end_at = self._last_prompt_ends_at

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mesh.tails import is_tail
 from scheduler.candidates import PlacementKnobs, PlacementRequest, Unreported, blocks
 from scheduler.terms import Terms
 
@@ -13,8 +14,8 @@ class PlacedWork(msgspec.Struct, frozen=True, gc=False):
     # How long the rank computes for the prompt, and when the prompt comes; 0 is at once.
     prompt_seconds: float = 0.0
     comes_at: float = 0.0
-    # When the prompt begins on a rank whose prompts begin with those of others.
-    begins_at: float = 0.0
+    # When the prompt begins on a rank whose prompts begin with those of others; None if it waits for none of them.
+    begins_at: float | None = 0.0
     # If the rank decodes: when the request ends if it has as many tokens as it may have.
     ends_at: float | None = None
 
@@ -28,7 +29,8 @@ def placed_work(
     ends_ms = chosen.ttft_ms - knobs.costs.request_ms + (request.max_tokens - 1) * chosen.tpot_ms
     if chosen.prefill_worker_id is None:
         load = Unreported(1, chosen.uncached_tokens, lacking)
-        begins_at = now + chosen.wait_ms / 1000
+        alone = is_tail(chosen.uncached_tokens, chosen.cached_blocks)
+        begins_at = None if alone else now + chosen.wait_ms / 1000
         return {decode: PlacedWork(load, prompt_seconds, begins_at=begins_at, ends_at=now + ends_ms / 1000)}
     # The second token of a pair waits for the end of a step.
     ends_ms += chosen.tpot_ms / 2

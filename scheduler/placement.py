@@ -150,8 +150,7 @@ def _alone(
     if joint is None:
         ttft_ms = knobs.costs.request_ms + wait_ms + queue_ms + found.ms
     else:
-        token_ms = found.computing_ms / found.uncached_tokens
-        wait_ms = prompt_begins_ms(worker, joint, token_ms, wait_ms, pace, candidates.now, knobs)
+        wait_ms = prompt_begins_ms(worker, joint, found, wait_ms, pace, candidates.now, knobs)
         # The rank's own prompts may wait likewise: their end is known, and not how long they take.
         ttft_ms = knobs.costs.request_ms + max(wait_ms, queue_ms) + found.ms
     delay_ms = 0.0

@@ -57,8 +57,8 @@ def best_offers(
         found = source(request, worker, pace, store, knobs)
         queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
         if worker.joint_prompts is not None:
-            token_ms, called_at = found.computing_ms / found.uncached_tokens, candidates.now + calls_ms / 1000
-            begins_ms = prompt_begins_ms(worker, worker.joint_prompts, token_ms, 0.0, pace, called_at, knobs)
+            called_at = candidates.now + calls_ms / 1000
+            begins_ms = prompt_begins_ms(worker, worker.joint_prompts, found, 0.0, pace, called_at, knobs)
             queue_ms = max(queue_ms, begins_ms)
         best = offers.get(worker.namespace)
         if best is None or queue_ms + found.ms <= best.ready_ms or best.rejection is not None or not best.connected:

@@ -5,6 +5,7 @@ import msgspec
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.targets import StoreTarget
+from mesh.tails import is_tail
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 
 
@@ -22,6 +23,11 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     computing_ms: float = 0.0
     # How many of the uncached tokens are attended to sparsely.
     sparse_tokens: int = 0
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether it waits for no prompt of another rank, once it is fetched."""
+        return is_tail(self.uncached_tokens, self.cached_blocks)
 
 
 def source(

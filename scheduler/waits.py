@@ -5,6 +5,7 @@ from math import ceil, inf
 
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
 from scheduler.joint_prompts import JointPrompts
+from scheduler.sources import Source
 
 # Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
 SHORTEST_KNOWN_STEP_MS = 50.0
@@ -52,19 +53,23 @@ def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: Plac
 def prompt_begins_ms(
     candidate: CandidateWorker,
     joint: JointPrompts,
-    token_ms: float,
+    found: Source,
     wait_ms: float,
     pace: Pace,
     now: float,
     knobs: PlacementKnobs,
 ) -> float:
-    """How long a prompt, each of whose tokens takes `token_ms`, waits to begin beside those of other ranks.
+    """How long a prompt waits to begin beside those of other ranks.
 
     wait_ms: until a step begins in which it has a place.
     """
     comes_at = now + knobs.costs.request_ms / 4000
     longest_ms = 0.0
-    if candidate.requests or candidate.requests_beside:
+    token_ms = found.computing_ms / found.uncached_tokens
+    if found.is_tail:
+        if comes_at < joint.begin_at:
+            return wait_ms
+    elif candidate.requests or candidate.requests_beside:
         longest_ms = joint.wait_steps * quiet_step_ms(candidate, pace, knobs)
     begins_at = joint.begins_at(comes_at, comes_at + wait_ms / 1000, token_ms / 1000, longest_ms / 1000)
     return (begins_at - comes_at) * 1000

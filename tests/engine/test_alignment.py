@@ -100,6 +100,27 @@ def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int, comes
     assert on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps, comes)) == [None, waits]
 
 
+def steps_until_next_turn(peers: Peers) -> int | None:
+    """The same of a prompt whose first block is cached, before which others came on that rank."""
+    config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=20))
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=peers.steps)
+    transcript = Transcript()
+    engine.submit(submit_of(0, prompt_of(100), 40 if peers.place.rank == 0 else 1))
+    begun = None
+    for step in range(45):
+        if step == 5 and peers.place.rank == 1:
+            engine.submit(submit_of(1, prompt_of(100) + prompt_of(30, seed=1), 5))
+        transcript.record(engine.step())
+        if begun is None and 1 in transcript.token_ids:
+            begun = step - 5
+    assert_at_rest(engine)
+    return begun
+
+
+def test_few_tokens_behind_cached_blocks_wait_for_no_other_prompt() -> None:
+    assert on_each_rank(Layout(dp=2), steps_until_next_turn) == [None, 0]
+
+
 def test_a_prompt_that_nobody_decodes_beside_does_not_wait_to_be_asked_again() -> None:
     engine = oracle_engine(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=1000))
     transcript = Transcript()

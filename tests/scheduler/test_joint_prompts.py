@@ -9,7 +9,7 @@ from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerRole, WorkerState
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Unreported
 from scheduler.joint_prompts import JointPrompts
-from scheduler.placed_work import PlacedWork
+from scheduler.placed_work import PlacedWork, placed_work
 from scheduler.placement import predict
 from scheduler.registry import Registry
 from tests.support.registries import make_registry
@@ -50,6 +50,31 @@ def first_token_ms(**changes: Any) -> float:
     candidate = make_candidate(rank=0, load=make_load(prefill_tokens_per_second=RATE), requests_beside=1, **changes)
     (terms,) = predict_alone(make_request(), [candidate], PlacementKnobs(COSTS))
     return terms.ttft_ms
+
+
+@pytest.mark.parametrize("begin_at", [-0.15, 0.2])
+def test_few_tokens_behind_cached_blocks_wait_for_no_other_rank(begin_at: float) -> None:
+    waits_for_none = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=0)
+    waits = JointPrompts(begin_at, begin_at + 0.1, False, STEP_TOKENS, wait_steps=20)
+    # Of ten blocks the last one is left; with one more, so many tokens wait.
+    few = {joint: first_token_ms(joint_prompts=joint, cached_blocks=9) for joint in (waits, waits_for_none)}
+    assert few[waits] == few[waits_for_none] < 100
+    many = {joint: first_token_ms(joint_prompts=joint, cached_blocks=7) for joint in (waits, waits_for_none)}
+    assert many[waits] > many[waits_for_none] + 90
+
+
+def test_a_placement_of_few_tokens_leaves_when_prompts_begin() -> None:
+    registry, clock, _ = several()
+    place(registry, 0, clock.now + 0.3)
+    before = joint(registry)
+    few = PlacedWork(Unreported(1, 30, 1), 0.03, begins_at=None)
+    registry.add_placement("w", 1, ("few", 0), few)
+    assert (joint(registry).begin_at, joint(registry).end_at) == (before.begin_at, before.end_at)
+    knobs, request = PlacementKnobs(COSTS), make_request()
+    for cached, begins in ((9, False), (7, True)):
+        (terms,) = predict_alone(request, [make_candidate(rank=0, cached_blocks=cached)], knobs)
+        (work,) = placed_work(request, terms, 0.0, knobs).values()
+        assert (work.begins_at is not None) == begins
 
 
 def test_the_wait_for_other_ranks_is_a_part_of_the_time_to_the_first_token() -> None:
