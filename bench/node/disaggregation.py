@@ -68,6 +68,8 @@ class Options:
     settings: tuple[str, ...] = ()
     # Of arrivals before the others, which are not counted: as long as an answer takes, or longer.
     warm_up_seconds: float = 0.0
+    # Whether all rates send the same prompts.
+    same_prompts: bool = False
 
     @property
     def tpot_ms(self) -> float:
@@ -163,13 +165,13 @@ def load_options(
     requests: int | None = None,
     seconds: float | None = None,
 ) -> LoadOptions:
-    """number: of the loads of one mesh, each of which has prompts of its own: others would be cached. requests: how
+    """number: of the loads of one mesh, each of which has prompts of its own, if these are not to be cached. requests: how
     many, in place of some seconds of them. seconds: by default those of a rate.
     """
     return LoadOptions(
         grpc=gateway,
         warmup=0,
-        seed=number,
+        seed=0 if options.same_prompts else number,
         rate=rate,
         requests=requests,
         duration_s=None if requests else seconds or options.seconds,
@@ -244,6 +246,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("out/disaggregation.json"))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--gpus", type=int, default=2, help="an even number")
+    parser.add_argument("--same-prompts", action="store_true", help="so that those of an earlier rate are cached")
     given = parser.parse_args()
     if given.gpus < 2 or given.gpus % 2:
         parser.error("--gpus must be even: half of them compute prompts in one of the meshes")
@@ -252,6 +255,7 @@ def main() -> int:
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
         given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up,
+        given.same_prompts,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

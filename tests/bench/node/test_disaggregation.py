@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.node.disaggregation import MESHES, Options, settings_of, write_model
+from bench.load.client import Target
+from bench.load.run import plan
+from bench.node.disaggregation import MESHES, Options, load_options, settings_of, write_model
 from cli.launcher.composition import compose
 from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings
@@ -22,6 +24,16 @@ def test_both_meshes_take_all_gpus_and_settings_that_services_know(tmp_path: Pat
         check_settings(specs)
         used = [gpu for spec in specs if spec.gpu is not None for gpu in spec.gpu.own]
         assert sorted(used) == names
+
+
+@pytest.mark.parametrize("same_prompts", [False, True])
+def test_a_later_rate_sends_the_prompts_of_an_earlier_one_if_asked_to(same_prompts: bool) -> None:
+    options = Options((2.0, 4.0), 10.0, 100, 10, 9, None, 32, same_prompts=same_prompts)
+    first, second = (
+        {tuple(job.prompt) for job in plan(load_options("host:1", options, rate, number), Target("", 1000)).jobs}
+        for number, rate in enumerate(options.rates)
+    )
+    assert first & second == (first if same_prompts else set())
 
 
 def test_the_bound_of_a_token_is_in_proportion_to_the_layers() -> None:
