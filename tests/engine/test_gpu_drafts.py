@@ -73,6 +73,6 @@ def test_a_dummy_step_with_drafts_writes_to_no_block_of_a_request() -> None:
     assert isinstance(backend, ModelBackend)
     with torch.inference_mode():
         backend.state.kv_pool.fill_(0.5)
-    assert execute(backend, Batch(0, ()), StepShape(12, drafts=3, drawing=3)) == []
+    assert execute(backend, Batch(0, ()), StepShape(12, drafts=3, drawing=3, rows=3)) == []
     written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
     assert written.nonzero().flatten().tolist() == [backend.state.padding_block]

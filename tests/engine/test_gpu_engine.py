@@ -94,7 +94,9 @@ def test_dummies_and_the_shapes_of_other_ranks_change_no_token(checkpoint: Path,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [StepShape(1), StepShape(16), StepShape(90), StepShape(90, decode_only=False)])
+@pytest.mark.parametrize(
+    "shape", [StepShape(1, rows=1), StepShape(16, rows=16), StepShape(90, rows=90), StepShape(90, decode_only=False)]
+)
 def test_a_dummy_step_writes_to_no_block_of_a_request(checkpoint: Path, shape: StepShape) -> None:
     _, backend = make_backend(checkpoint)
     with torch.inference_mode():

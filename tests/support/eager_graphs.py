@@ -14,6 +14,18 @@ from engine.two_batch import NEVER, TwoBatch
 from mesh.blocks import blocks_for
 
 
+def note_others(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, others: list[StepShape]) -> None:
+    """Add to `others` the shapes of steps that no graph computes."""
+    launch = backend.launch
+
+    def noted(batch: Batch, shape: StepShape) -> Launched:
+        if not backend._captures(shape):
+            others.append(shape)
+        return launch(batch, shape)
+
+    monkeypatch.setattr(backend, "launch", noted)
+
+
 class EagerGraphs:
     """Graphs of decode steps that a backend uses as it would use a GPU's.
 
@@ -41,14 +53,7 @@ class EagerGraphs:
             else:
                 given = backend._model, backend.state, rows, [drafts], blocks, two_batch
                 backend._draft_graphs = DraftGraphs(*given)
-        launch = backend.launch
-
-        def noted(batch: Batch, shape: StepShape) -> Launched:
-            if not backend._captures(shape):
-                self.others.append(shape)
-            return launch(batch, shape)
-
-        self._monkeypatch.setattr(backend, "launch", noted)
+        note_others(self._monkeypatch, backend, self.others)
         self.runs = 0
 
     def _capture(self, work: Callable[[], None], pool: None) -> Callable[[], None]:

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from cli.launcher.shipped_model import shipped_model
-from engine.config import DraftsConfig, EngineConfig
+from engine.batch import StepShape
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from engine.two_batch import ALWAYS, NEVER
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import model_backend, random_prompt
-from tests.support.eager_graphs import EagerGraphs
+from tests.support.eager_graphs import EagerGraphs, note_others
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 KNOWN = random_prompt(150)
@@ -88,6 +89,19 @@ def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(logprobs, abs=1e-3)
     # The prompt that was not known.
     assert [shape.tokens for shape in graphs.others] == [len(KNOWN)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("next_n", [0, 1, 3])
+def test_graphs_of_a_gpu_give_the_tokens_of_the_cpu(
+    expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int
+) -> None:
+    settings = settings_of(next_n, dtype="float32", device="cuda", warm_up="off")
+    resolved = resolve(EngineConfig(model_dir=shipped_model(), **settings), Hardware(1, 1 << 30))
+    backend, others = ModelBackend(resolved), list[StepShape]()
+    note_others(monkeypatch, backend, others)
+    assert served(engine_over(backend, next_n, overlap="on")).token_ids == expected.token_ids
+    assert [shape.tokens for shape in others] == [len(KNOWN)]
 
 
 @pytest.mark.parametrize(("next_n", "sizes"), [(0, [100]), (1, [48])])
