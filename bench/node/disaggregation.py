@@ -1,15 +1,17 @@
 """Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--isl 3500] [--osl 400]
-[--layers N] [--model DIR] [--meshes NAME ...] [--set SERVICE.KEY=VALUE] [--output FILE]`
+[--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--set SERVICE.KEY=VALUE] [--output FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
 engine.parallel.prompt_wait_steps) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
 layers with random weights, INT4 experts and KV in FP8, or the checkpoint --model. Requests arrive by a Poisson process;
 lengths are uniform within 30% of --isl and --osl. Requests of the first rate warm the mesh up and are not counted; then
 each rate follows the one before without a pause, so that new requests meet answers at all positions. A request is good
-if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. Then
-the prefill worker of "pd" becomes a decode worker and goes back, and requests are sent behind each change.
+if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
+--same-prompts each rate first sends the requests of the one before once more, which are cached but for 1 to 64 tokens.
+With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. Then the prefill
+worker of "pd" becomes a decode worker and goes back, and requests are sent behind each change.
 """
 
 import argparse
@@ -70,6 +72,8 @@ class Options:
     warm_up_seconds: float = 0.0
     # Whether all rates send the same prompts.
     same_prompts: bool = False
+    # Drafts behind each token.
+    next_n: int = 0
 
     @property
     def tpot_ms(self) -> float:
@@ -99,15 +103,15 @@ class Result:
     changes: list[RoleChange]
 
 
-def write_model(directory: Path, layers: int) -> Path:
+def write_model(directory: Path, layers: int, mtp_modules: int = 0) -> Path:
     """A directory from which workers with random weights, and a gateway, are started."""
     write_tokenizer(directory, int(DEEPSEEK_R1["vocab_size"]), int(DEEPSEEK_R1["max_position_embeddings"]))
-    return write_shape(directory, SHAPE, layers, "w4a8")
+    return write_shape(directory, SHAPE, layers, "w4a8", mtp_modules)
 
 
 def settings_of(mesh: str, options: Options) -> list[str]:
     """As `deepmesh up --set`."""
-    both = [f"engine.max_requests={options.max_requests}"]
+    both = [f"engine.max_requests={options.max_requests}", f"engine.drafts.next_n={options.next_n}"]
     if options.model is None:
         both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
     decode = [f"decode.{setting}" for setting in both]
@@ -126,7 +130,8 @@ async def run(options: Options, log: Path, console: Console) -> Result:
     with ExitStack() as stack:
         directory = options.model
         if directory is None:
-            directory = write_model(Path(stack.enter_context(tempfile.TemporaryDirectory())), options.layers)
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            directory = write_model(scratch, options.layers, min(options.next_n, 1))
         for name in options.meshes:
             started = time.monotonic()
             prefill = int(name == "pd")
@@ -165,8 +170,8 @@ def load_options(
     requests: int | None = None,
     seconds: float | None = None,
 ) -> LoadOptions:
-    """number: of the loads of one mesh, each of which has prompts of its own, if these are not to be cached. requests: how
-    many, in place of some seconds of them. seconds: by default those of a rate.
+    """number: of the loads of one mesh, each of which has prompts of its own, if these are not to be cached. requests:
+    how many, in place of some seconds of them. seconds: by default those of a rate.
     """
     return LoadOptions(
         grpc=gateway,
@@ -246,6 +251,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("out/disaggregation.json"))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--gpus", type=int, default=2, help="an even number")
+    parser.add_argument("--next-n", type=int, default=0, help="drafts behind each token")
     parser.add_argument("--same-prompts", action="store_true", help="so that those of an earlier rate are cached")
     given = parser.parse_args()
     if given.gpus < 2 or given.gpus % 2:
@@ -254,8 +260,7 @@ def main() -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
-        given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up,
-        given.same_prompts,
+        given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up, given.same_prompts, given.next_n,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

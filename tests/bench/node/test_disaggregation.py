@@ -14,7 +14,7 @@ from cli.settings.check import check_settings
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_both_meshes_take_all_gpus_and_settings_that_services_know(tmp_path: Path, count: int) -> None:
-    options = Options((1.0,), 1.0, 100, 10, 9, None, 32, count)
+    options = Options((1.0,), 1.0, 100, 10, 9, None, 32, count, next_n=1)
     names = [str(gpu) for gpu in range(count)]
     directory = write_model(tmp_path, options.layers)
     for name in MESHES:
