@@ -43,9 +43,9 @@ ALIGNMENT = 128
 # Up to this many expected rows an expert, reading the weights takes longer than the products, and a masked layout
 # wastes nothing.
 MASKED_EXPECTED_ROWS = 64
-# The most rows of a masked layout, shared experts aside: some 2 GB at DeepSeek's widths, no more than prompts take. As
-# many take 256 tokens of two ranks with half of its experts each, or of four with a quarter.
-MASKED_ROWS = 65536
+# The most rows of a masked layout, shared experts aside: some 2.3 GB at DeepSeek's widths, no more than prompts take.
+# As many take 256 tokens of each of four ranks with a quarter of its experts and room for eight copies of others.
+MASKED_ROWS = 72 * 1024
 
 
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int = 0) -> RowsByExpert:

@@ -6,8 +6,9 @@ import torch
 
 from kernels.w4a8_gemm.weight import Int4Experts
 
-# Tiles of rows that one call can have: of all masked layouts, and of contiguous ones of half a million rows.
-MOST_ROW_TILES = 4096
+# Tiles of rows that one call can have: of all masked layouts that `kernels.moe_permute` chooses, and of contiguous ones
+# of half a million rows.
+MOST_ROW_TILES = 4608
 
 
 @dataclass(frozen=True, slots=True)

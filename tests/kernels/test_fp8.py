@@ -9,6 +9,7 @@ from kernels.moe_permute import (
     ContiguousLayout,
     ExpertOutputs,
     MaskedLayout,
+    choose_layout,
     combine,
     expand_contiguous,
     expand_masked,
@@ -83,7 +84,7 @@ def test_an_aligned_tile_of_rows_has_one_expert() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (129, 257, False)]
+    ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (129, 289, False)]
 )
 def test_layouts_are_masked_while_experts_have_few_rows_and_room_is_small(
     tokens: int, experts: int, masked: bool
@@ -111,10 +112,17 @@ def test_shared_experts_do_not_count_for_the_expected_rows(shared: int) -> None:
 
 
 def test_shared_experts_do_not_count_for_the_memory() -> None:
-    x, routed = quantize(torch.randn(256, 128)), torch.rand(256, 256).argsort(dim=1)[:, :8]
-    experts = torch.cat([routed, torch.full((256, 1), 256)], dim=1)
-    assert isinstance(expand_quantized(x, experts, 257, shared=1).layout, MaskedLayout)
-    assert isinstance(expand_quantized(x, experts, 257).layout, ContiguousLayout)
+    x, routed = quantize(torch.randn(256, 128)), torch.rand(256, 288).argsort(dim=1)[:, :8]
+    experts = torch.cat([routed, torch.full((256, 1), 288)], dim=1)
+    assert isinstance(expand_quantized(x, experts, 289, shared=1).layout, MaskedLayout)
+    assert isinstance(expand_quantized(x, experts, 289).layout, ContiguousLayout)
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(2, 4), (4, 8), (8, 4)])
+def test_steps_of_256_rows_a_rank_are_not_padded_beside_copies_of_experts(ranks: int, copies: int) -> None:
+    slots, tokens = 256 // ranks + copies, 256 * ranks
+    experts = torch.rand(tokens, slots * ranks).argsort(dim=1)[:, :8]
+    assert isinstance(choose_layout(experts, slots, elsewhere=slots * (ranks - 1)), MaskedLayout)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
