@@ -148,9 +148,9 @@ def even_layout(rows: int) -> MaskedLayout:
     return MaskedLayout(positions, torch.full((ROUTED,), rows, dtype=torch.int32, device="cuda"), capacity)
 
 
-def random_int4(outputs: int, inputs: int) -> Int4Experts:
+def random_int4(outputs: int, inputs: int, experts: int = ROUTED) -> Int4Experts:
     """Codes of all kinds but that of -8, and scales up to 1."""
-    shape = (ROUTED, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES)
+    shape = (experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES)
     tiles = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
     # No code is -0, which means -8: each magnitude has its lowest bit set.
     tiles[..., :WEIGHT_BYTES] |= 0x11

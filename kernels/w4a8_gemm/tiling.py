@@ -7,14 +7,18 @@ from dataclasses import dataclass
 class Tiling:
     """`Shape` in the CUDA source."""
 
-    # Rows of a tile.
+    # Rows of a tile; they are copied by boxes.
     rows: int
     # Each of them multiplies `parts` times 64 outputs; one more copies.
     warpgroups: int
     parts: int
 
+    @property
+    def box_rows(self) -> int:
+        return min(self.rows, 64)
 
-# The last one is for any number of rows.
+
+# The last one is for any number of rows: a tile of it that has 32, 64 or 96 rows or fewer is made as of so many.
 TILINGS = (
     Tiling(16, 4, 1),
     Tiling(24, 4, 1),
@@ -22,7 +26,6 @@ TILINGS = (
     Tiling(40, 4, 1),
     Tiling(48, 4, 1),
     Tiling(64, 4, 1),
-    Tiling(96, 2, 2),
     Tiling(128, 2, 2),
 )
 
@@ -45,4 +48,4 @@ class TilingTable:
 
 # Measured on an H200 with random choices of experts. Tiles hold most experts' rows: a second tile would decode the
 # weights again.
-H200 = TilingTable((11, 17, 24, 31, 38, 53, 82))
+H200 = TilingTable((11, 17, 24, 31, 38, 53))

@@ -103,7 +103,7 @@ def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
 def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
     _, outputs, inputs = weight.shape
     rows, address = prod(layout.shape), x.values.data_ptr()
-    boxes = encode_rows(address, rows=rows, row_bytes=inputs, box_rows=tiling.rows, box_bytes=GROUP)
+    boxes = encode_rows(address, rows=rows, row_bytes=inputs, box_rows=tiling.box_rows, box_bytes=GROUP)
     return Operands(boxes, weight.tiles.data_ptr(), x.scales.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
 
 

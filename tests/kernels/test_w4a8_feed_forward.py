@@ -64,9 +64,12 @@ def few_touched(experts: int, touched: int, device: str) -> MaskedLayout:
 
 
 def contiguous(device: str) -> ContiguousLayout:
-    """Of five experts; one has no rows, one has padding, and the last tiles are nobody's."""
-    row_experts = torch.arange(5).repeat_interleave(torch.tensor([128, 0, 1280, 256, 128]))
-    row_experts[-28:] = row_experts[100:128] = PADDING
+    """Of five experts; one has no rows, the others' last tiles have padding, and the last two tiles are nobody's."""
+    used = torch.tensor([20, 0, 1280, 198, 60])
+    tiles = -(-used // 128)
+    row_experts = torch.arange(5).repeat_interleave(tiles * 128)
+    place = torch.arange(len(row_experts)) - ((tiles.cumsum(0) - tiles) * 128)[row_experts]
+    row_experts[place >= used[row_experts]] = PADDING
     row_experts = torch.cat([row_experts, torch.full((256,), PADDING)]).int().to(device)
     return ContiguousLayout(torch.zeros(1, 1, dtype=torch.int64), row_experts)
 

@@ -9,7 +9,7 @@ from kernels.w4a8_gemm.profile import ROWS, find_or_measure, measure_table
 from kernels.w4a8_gemm.tiling import H200, TILINGS, Tiling
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 24), (32, 48), (64, 96), (96, 128), (4096, 128)])
+@pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 24), (32, 48), (64, 128), (96, 128), (4096, 128)])
 def test_a_tile_holds_most_experts_rows(rows: int, expected: int) -> None:
     assert H200.choose(rows, 8192).rows == expected
 

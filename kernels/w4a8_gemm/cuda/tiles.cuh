@@ -126,11 +126,20 @@ struct Walk {
       tile.first_row = tile.row_tile * ROWS;
       tile.first_output_tile = at / together * OUTPUT_TILES;
       tile.expert = given.layout[tile.first_row];
-      if (tile.expert < 0) continue;
-      tile.rows = ROWS;
+      tile.rows = used_rows(tile.first_row);
+      if (!tile.rows) continue;
       advance();
       return;
     }
+  }
+
+  // Padding follows an expert's rows.
+  __device__ __forceinline__ int used_rows(int first_row) const {
+    int used = 0;
+#pragma unroll
+    for (int at = threadIdx.x % 32; at < (ROWS + 31) / 32 * 32; at += 32)
+      used += __popc(__ballot_sync(~0u, at < ROWS && given.layout[first_row + at] >= 0));
+    return used;
   }
 };
 

@@ -14,6 +14,9 @@
 // CTAs that share rows by multicast made every shape slower, by up to 20%: the cache's bandwidth is no limit. Nor do
 // warpgroups that take turns at the tensor cores gain anything.
 //
+// Experts that many tokens choose have more rows than a tile, most others fewer: a large tile is made as of the fewest rows, by
+// steps, that hold its own. It then copies and multiplies these alone.
+//
 // Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
 // one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
 // (progress.cuh), and weights are copied meanwhile. A product alone is the last one of none.
@@ -26,43 +29,8 @@
 #include "outputs.cuh"
 #include "products.cuh"
 #include "progress.cuh"
+#include "shape.cuh"
 #include "tiles.cuh"
-
-constexpr int WARPGROUP = 128, PRODUCERS = WARPGROUP / 32, SHARED_BYTES = 230000;
-
-// A tile of ROWS rows: each of WARPGROUPS warpgroups multiplies PARTS times 64 outputs.
-template <int ROWS, int WARPGROUPS, int PARTS>
-struct Shape {
-  static constexpr int OUTPUT_TILES = WARPGROUPS * PARTS, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-  static constexpr int X_BYTES = ROWS * GROUP_INPUTS;
-  // Rows that a warp stores together, and bytes of shared memory that it needs for that.
-  static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS, STORED_BYTES = (STORED + 15) / 16 * 16 * 32;
-  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED_BYTES + MOST_EXPERTS * 4 + ROWS * 4;
-  static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (X_BYTES + OUTPUT_TILES * TILE_BYTES + ROWS * 4 + 32);
-  static constexpr int STAGES = FIT < 12 ? FIT : 12;
-  static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 64, REGISTERS = WARPGROUPS == 2 ? 232 : 104;
-};
-
-template <int ROWS, int WARPGROUPS, int PARTS>
-struct Shared {
-  using Of = Shape<ROWS, WARPGROUPS, PARTS>;
-  u8 x[Of::STAGES][Of::X_BYTES];
-  u8 weight[Of::STAGES][Of::OUTPUT_TILES][TILE_BYTES];
-  // 16 outputs a row for each warp.
-  uint4 rows[Of::CONSUMERS / 32][Of::STORED_BYTES / 16];
-  u64 full[Of::STAGES], empty[Of::STAGES];
-  // The first producer writes a tile here before the tile's first stage. It is at most STAGES tiles ahead of a consumer that
-  // still stores one.
-  Tile tiles[Of::STAGES + 1];
-  float scales[Of::STAGES + 1][ROWS];
-  int ends[MOST_EXPERTS];
-};
-
-// A thread's share of a tile of weights of one group, and of its scales.
-struct Words {
-  uint4 half[2];
-  u32 scales;
-};
 
 template <int ROWS, int WARPGROUPS, int PARTS, bool MINIMUM>
 struct Product {
@@ -96,14 +64,16 @@ struct Product {
     __syncwarp();
   }
 
-  // A warp's share of a stage: every fourth tile of weights; the last warp copies the rows too. stride: bytes from a tile of
-  // outputs to the next.
-  __device__ __forceinline__ void copy_group(const TensorMap& x, int first_row, int warp, int tiles, const u8* weight,
-                                             long long stride, int group, int stage) const {
+  // A warp's share of a stage: every fourth tile of weights; the last warp copies the boxes of rows too. stride: bytes from a
+  // tile of outputs to the next.
+  __device__ __forceinline__ void copy_group(const TensorMap& x, int first_row, int warp, int boxes, int tiles,
+                                             const u8* weight, long long stride, int group, int stage) const {
     u64* full = &shared.full[stage];
-    bool rows = warp == PRODUCERS - 1;
-    arrive_and_expect(full, tiles * TILE_BYTES + rows * Of::X_BYTES);
-    if (rows) copy_box(shared.x[stage], x, group * GROUP_INPUTS, first_row, full);
+    arrive_and_expect(full, tiles * TILE_BYTES + boxes * Of::BOX_BYTES);
+#pragma unroll
+    for (int i = 0; i < ROWS / Of::BOX_ROWS; i++)
+      if (i < boxes)
+        copy_box(shared.x[stage] + i * Of::BOX_BYTES, x, group * GROUP_INPUTS, first_row + i * Of::BOX_ROWS, full);
 #pragma unroll
     for (int i = 0; i < (Of::OUTPUT_TILES + PRODUCERS - 1) / PRODUCERS; i++)
       if (i < tiles) copy_run(shared.weight[stage][warp + i * PRODUCERS], weight + i * PRODUCERS * stride, TILE_BYTES, full);
@@ -130,6 +100,7 @@ struct Product {
       slot = slot == Of::STAGES ? 0 : slot + 1;
       int groups = operands.groups, tiles = min(Of::OUTPUT_TILES, operands.output_tiles - tile.first_output_tile);
       int own = (tiles - warp + PRODUCERS - 1) / PRODUCERS;
+      int boxes = warp == PRODUCERS - 1 ? (tile.rows + Of::BOX_ROWS - 1) / Of::BOX_ROWS : 0;
       long long stride = groups * (long long)TILE_BYTES;
       const u8* weight = operands.weight + (tile.expert * operands.output_tiles + tile.first_output_tile + warp) * stride;
       int* counter = waited_for(tile, warp);
@@ -138,7 +109,7 @@ struct Product {
 #pragma unroll 1
       for (int group = 0; group < groups; group++, weight += TILE_BYTES) {
         wait(&shared.empty[stage], phase);
-        if (threadIdx.x % 32 == 0) copy_group(operands.x, tile.first_row, warp, own, weight, stride, group, stage);
+        if (threadIdx.x % 32 == 0) copy_group(operands.x, tile.first_row, warp, boxes, own, weight, stride, group, stage);
         if (++stage == Of::STAGES) stage = 0, phase ^= 1;
       }
       if (counter) tell_seen(counter, stores, reads);
@@ -158,7 +129,8 @@ struct Product {
 
   // Start a group's products. Four warpgroups decode all operands first, while the tensor cores work for the others (64 rows:
   // 142 us instead of 154). Two decode an operand while the product before is made (128 rows: 226 us instead of 234).
-  __device__ __forceinline__ void multiply_group(int stage, const Words& words, float (&products)[ROWS / 2]) const {
+  template <int HALF>
+  __device__ __forceinline__ void multiply_group(int stage, const Words& words, float (&products)[HALF]) const {
     constexpr bool AT_ONCE = WARPGROUPS > 2;
     u64 x = descriptor<1>(shared_address(shared.x)) + stage * (Of::X_BYTES / 16);
     u32 a[4][4];
@@ -177,10 +149,11 @@ struct Product {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ static void add(const float (&products)[ROWS / 2], u32 scales, float (&total)[ROWS / 2]) {
+  template <int HALF>
+  __device__ __forceinline__ static void add(const float (&products)[HALF], u32 scales, float (&total)[HALF]) {
     float first = __uint_as_float(scales << 16), second = __uint_as_float(scales & 0xFFFF0000u);
 #pragma unroll
-    for (int j = 0; j < ROWS / 2; j += 4) {
+    for (int j = 0; j < HALF; j += 4) {
       total[j] = fmaf(products[j], first, total[j]);
       total[j + 1] = fmaf(products[j + 1], first, total[j + 1]);
       total[j + 2] = fmaf(products[j + 2], second, total[j + 2]);
@@ -200,7 +173,9 @@ struct Product {
     return given.factors[(tile.expert * tiles + at) * (TILE_OUTPUTS / 2) + threadIdx.x % WARPGROUP / 4];
   }
 
-  __device__ __forceinline__ void store(int slot, const Tile& tile, int part, const float (&total)[ROWS / 2], float factor) const {
+  template <int HALF>
+  __device__ __forceinline__ void store(int slot, const Tile& tile, int part, const float (&total)[HALF], float factor) const {
+    constexpr int MADE = HALF * 2, STORED = MADE > 64 ? HALF : MADE;
     const Operands& operands = tile.gated ? given.first : given.last;
     int warp = threadIdx.x % WARPGROUP / 32, at = output_tile(tile, part);
     int rows = at < operands.output_tiles ? tile.rows : 0;
@@ -208,12 +183,60 @@ struct Product {
     long long width = operands.output_tiles * (long long)columns;
     long long place = tile.first_row * width + at * columns + warp * (columns / 4);
 #pragma unroll
-    for (int first = 0; first < ROWS; first += Of::STORED, place += Of::STORED * width) {
-      Outputs<Of::STORED> outputs(shared.rows[threadIdx.x / 32],
-                                  reinterpret_cast<const float2*>(&shared.scales[slot][first]) + threadIdx.x % 4);
+    for (int first = 0; first < MADE; first += STORED, place += STORED * width) {
+      Outputs<STORED> outputs(shared.rows[threadIdx.x / 32],
+                              reinterpret_cast<const float2*>(&shared.scales[slot][first]) + threadIdx.x % 4);
       if (tile.gated) outputs.store_gated(total + first / 2, factor, given.inner + place, width, rows - first);
       else outputs.store(total + first / 2, given.out + place, width, rows - first);
     }
+  }
+
+  // A tile of up to MADE rows: its sums, from its first stage on, which is there, and their storing.
+  template <int MADE>
+  __device__ __forceinline__ void make(int slot, const Tile& tile, int& stage, int& phase) const {
+    int groups = __shfl_sync(~0u, tile.gated ? given.first.groups : given.last.groups, 0);
+    float total[PARTS][MADE / 2] = {}, factors[PARTS];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) factors[part] = gated_factor(tile, part);
+    Words words = load_words(stage, 0);
+#pragma unroll 1
+    for (int group = 0; group < groups; group++) {
+      int next = stage + 1 == Of::STAGES ? 0 : stage + 1;
+      phase ^= next == 0;
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+        float products[MADE / 2];
+        multiply_group(stage, words, products);
+        u32 weight_scales = words.scales;
+        if (part < PARTS - 1) {
+          words = load_words(stage, part + 1);
+        } else if (group + 1 < groups) {
+          wait(&shared.full[next], phase);
+          words = load_words(next, 0);
+        }
+        wgmma_wait<0>();
+        pin(products);
+        if (part == PARTS - 1) {
+          __syncwarp();
+          if (threadIdx.x % 32 == 0) arrive(&shared.empty[stage]);
+        }
+        add(products, weight_scales, total[part]);
+      }
+      stage = next;
+    }
+    Tile stored = shared.tiles[slot];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) store(slot, stored, part, total[part], factors[part]);
+    if (stored.gated) tell_stored(&given.progress[stored.row_tile]);
+  }
+
+  // Of the fewest rows that hold the tile's.
+  template <int MADE>
+  __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int& stage, int& phase) const {
+    if constexpr (MADE > Of::STEP) {
+      if (rows <= MADE - Of::STEP) return make_fitting<MADE - Of::STEP>(slot, tile, rows, stage, phase);
+    }
+    make<MADE>(slot, tile, stage, phase);
   }
 
   __device__ __forceinline__ void consume() const {
@@ -221,41 +244,9 @@ struct Product {
     while (true) {
       wait(&shared.full[stage], phase);
       Tile tile = shared.tiles[slot];
-      if (!tile.rows) break;
-      int groups = __shfl_sync(~0u, tile.gated ? given.first.groups : given.last.groups, 0);
-      float total[PARTS][ROWS / 2] = {}, factors[PARTS];
-#pragma unroll
-      for (int part = 0; part < PARTS; part++) factors[part] = gated_factor(tile, part);
-      Words words = load_words(stage, 0);
-#pragma unroll 1
-      for (int group = 0; group < groups; group++) {
-        int next = stage + 1 == Of::STAGES ? 0 : stage + 1;
-        phase ^= next == 0;
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-          float products[ROWS / 2];
-          multiply_group(stage, words, products);
-          u32 weight_scales = words.scales;
-          if (part < PARTS - 1) {
-            words = load_words(stage, part + 1);
-          } else if (group + 1 < groups) {
-            wait(&shared.full[next], phase);
-            words = load_words(next, 0);
-          }
-          wgmma_wait<0>();
-          pin(products);
-          if (part == PARTS - 1) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) arrive(&shared.empty[stage]);
-          }
-          add(products, weight_scales, total[part]);
-        }
-        stage = next;
-      }
-      tile = shared.tiles[slot];
-#pragma unroll
-      for (int part = 0; part < PARTS; part++) store(slot, tile, part, total[part], factors[part]);
-      if (tile.gated) tell_stored(&given.progress[tile.row_tile]);
+      int rows = __shfl_sync(~0u, tile.rows, 0);
+      if (!rows) break;
+      make_fitting<ROWS>(slot, tile, rows, stage, phase);
       slot = slot == Of::STAGES ? 0 : slot + 1;
     }
   }
@@ -295,5 +286,4 @@ BOTH(32, 4, 1)
 BOTH(40, 4, 1)
 BOTH(48, 4, 1)
 BOTH(64, 4, 1)
-BOTH(96, 2, 2)
 BOTH(128, 2, 2)
