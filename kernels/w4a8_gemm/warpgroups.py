@@ -46,12 +46,12 @@ class Arguments(ctypes.Structure):
         ("factors", ctypes.c_void_p),
         ("inner", ctypes.c_void_p),
         ("progress", ctypes.c_void_p),
+        ("drawn", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("experts", ctypes.c_int),
         ("capacity", ctypes.c_int),
         ("contiguous", ctypes.c_int),
         ("static_scales", ctypes.c_int),
-        ("padding", ctypes.c_byte * 8),
     )
 
 
@@ -67,8 +67,8 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling
         tiling = tiling or choose_tiling(weight, layout)
         last = _operands(x, weight, layout, tiling)
         none = Operands(x=last.x)
-        arguments = Arguments(first=none, last=last, experts=weight.shape[0], static_scales=x.static)
-        _launch(arguments, weight.has_minimum, layout, tiling, out)
+        arguments = Arguments(first=none, last=last, static_scales=x.static)
+        _launch(arguments, weight, weight.has_minimum, layout, tiling, out)
     return out
 
 
@@ -87,10 +87,10 @@ def w4a8_feed_forward(
     arguments = Arguments(
         first=_operands(x, experts.gate_up, layout, tiling), last=_operands(inner, experts.down, layout, tiling),
         factors=experts.factors.data_ptr(), inner=values.data_ptr(), progress=experts.progress.data_ptr(),
-        experts=experts.gate_up.shape[0], static_scales=True,
+        static_scales=True,
     )  # fmt: skip
     has_minimum = experts.gate_up.has_minimum or experts.down.has_minimum
-    _launch(arguments, has_minimum, layout, tiling, out)
+    _launch(arguments, experts.gate_up, has_minimum, layout, tiling, out)
     return out
 
 
@@ -107,11 +107,15 @@ def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling
     return Operands(boxes, weight.tiles.data_ptr(), x.scales.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
 
 
-def _launch(arguments: Arguments, has_minimum: bool, layout: Layout, tiling: Tiling, out: torch.Tensor) -> None:
+def _launch(
+    arguments: Arguments, weight: Int4Experts, has_minimum: bool, layout: Layout, tiling: Tiling, out: torch.Tensor
+) -> None:
+    """weight: of the only or the first product."""
     contiguous = isinstance(layout, ContiguousLayout)
     # A tile of a contiguous layout belongs to one expert.
     assert not contiguous or TILINGS[-1].rows % tiling.rows == 0
     arguments.layout, arguments.out = _rows_of_experts(layout).data_ptr(), out.data_ptr()
+    arguments.drawn, arguments.experts = weight.drawn.data_ptr(), weight.shape[0]
     arguments.capacity, arguments.contiguous = layout.shape[-1], contiguous
     kind = "full" if has_minimum else "symmetric"
     name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}"

@@ -30,6 +30,8 @@ class Int4Experts:
     tiles: torch.Tensor
     # Whether any weight is -8, which takes longer to decode. Scales of absmax / 7 leave none.
     has_minimum: bool
+    # [1] int32, zero: the Hopper kernel's own, which leaves zero. Calls must not overlap.
+    drawn: torch.Tensor
     # For the product on Hopper.
     tilings: TilingTable = H200
 
@@ -44,7 +46,8 @@ def int4_experts(tiles: torch.Tensor) -> Int4Experts:
     """tiles: [experts, outputs / 64, inputs / 128, 4224] uint8. Looks through them for -8; once, after loading."""
     assert tiles.dim() == 4 and tiles.shape[-1] == TILE_BYTES
     assert tiles.dtype == torch.uint8 and tiles.is_contiguous()
-    return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles))
+    drawn = torch.zeros(1, dtype=torch.int32, device=tiles.device)
+    return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles), drawn)
 
 
 def take_turns(gate_up: torch.Tensor) -> torch.Tensor:

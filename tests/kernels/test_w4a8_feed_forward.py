@@ -120,7 +120,7 @@ def check(experts: Int4FeedForward, layout: Layout, tiling: Tiling | None) -> No
     for _ in range(2):
         found = warpgroups.w4a8_feed_forward(x, experts, layout, tiling)
         torch.cuda.synchronize()
-        assert not experts.progress.any()
+        assert not experts.progress.any() and not experts.gate_up.drawn.any()
         for _, at in used_rows(layout):
             # Sums differ in their last bits, and so some values are rounded to e4m3's other neighbour.
             assert relative_error(found[at], expected[at]) < 2e-2

@@ -1,7 +1,7 @@
 // How a tile of the last product learns that the first one's warps, on all multiprocessors, have stored the rows that it reads.
 //
 // A counter for each tile of rows, zero before the kernel: warps that have stored their part add to it, then tiles that have
-// seen all of these. The last of the latter makes it zero again, for the next kernel. A CTA makes its tiles in order, those of
+// seen all of these. The last of the latter makes it zero again, for the next kernel. CTAs draw tiles in order, those of
 // the first product before the others, and the former wait for nothing, so that every tile's turn comes.
 
 #pragma once

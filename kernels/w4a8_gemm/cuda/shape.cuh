@@ -34,6 +34,8 @@ struct Shared {
   Tile tiles[Of::STAGES + 1];
   float scales[Of::STAGES + 1][ROWS];
   int ends[MOST_EXPERTS];
+  // Of the producers' next tile, by turns.
+  int numbers[2];
 };
 
 // A thread's share of a tile of weights of one group, and of its scales.

@@ -29,6 +29,8 @@ struct Arguments {
   u8* inner;
   // By tile of rows: see `progress.cuh`.
   int* progress;
+  // How many tiles CTAs have drawn; zero before and after.
+  int* drawn;
   unsigned short* out;
   // capacity: rows that an expert has room for; all rows of a contiguous layout.
   int experts, capacity, contiguous, static_scales;
@@ -39,30 +41,28 @@ struct Tile {
   int expert, first_row, rows, first_output_tile, row_tile, gated;
 };
 
-// Goes through the tiles of this CTA, every one of `gridDim`: those of the first product, then those of the last one. Tiles of
-// one expert's weights follow each other, so that what several tiles of rows share is read from memory once. While some CTAs
-// make one tile more of the first product than others, these begin with the last one's, if rows of that are ready by then.
+// Finds tiles by their ascending numbers: those of the first product, then those of the last one. Tiles of one expert's weights
+// follow each other, so that what several tiles of rows share is read from memory once.
 template <int ROWS, int OUTPUT_TILES>
 struct Walk {
   const Arguments& given;
   // Masked layouts: tiles of rows of each expert and of all experts before it.
   const int* ends;
-  int index, expert, gated;
-  // CTAs that make one tile more of the first product; tiles of the last one that this CTA makes meanwhile.
-  int late, ahead;
+  // Tiles of rows, and tiles, of both products.
+  int row_tiles, tiles;
+  int expert, gated;
 
   __device__ __forceinline__ Walk(const Arguments& given, const int* ends)
-      : given(given), ends(ends), index(blockIdx.x), expert(0), gated(1), late(0), ahead(0) {}
+      : given(given), ends(ends), row_tiles(given.contiguous ? ends[0] : ends[given.experts - 1]),
+        tiles(row_tiles * (wide_tiles(given.first) + wide_tiles(given.last))), expert(0), gated(1) {}
 
-  // The next tile; one without rows if none is left. A whole warp calls this, and the shuffles tell the compiler that the
-  // tile is the same for all of its threads.
-  __device__ __forceinline__ Tile next() {
+  // The tile of a number above the one before; a tile without rows behind the last one. A whole warp calls this, and the
+  // shuffles tell the compiler that the tile is the same for all of its threads.
+  __device__ __forceinline__ Tile at(int number) {
     Tile tile{0, 0, 0, 0, 0, 0};
-    if (gated) find(given.first, tile);
-    if (!tile.rows) {
-      if (gated) begin_last();
-      find(given.last, tile);
-    }
+    int behind = number - row_tiles * wide_tiles(given.first);
+    if (gated && behind >= 0) gated = expert = 0;
+    if (number < tiles) find(gated ? given.first : given.last, gated ? number : behind, tile);
     return Tile{__shfl_sync(~0u, tile.expert, 0), __shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.rows, 0),
                 __shfl_sync(~0u, tile.first_output_tile, 0), __shfl_sync(~0u, tile.row_tile, 0), __shfl_sync(~0u, gated, 0)};
   }
@@ -72,27 +72,13 @@ struct Walk {
   }
 
  private:
-  __device__ __forceinline__ void begin_last() {
-    int ctas = gridDim.x, tiles = given.contiguous ? given.capacity / ROWS : ends[given.experts - 1];
-    int first_tiles = tiles * wide_tiles(given.first);
-    // If no CTA has two tiles of the first product, no rows are ready before all of these tiles are made.
-    int rounds = first_tiles < ctas ? 0 : given.first.groups / given.last.groups;
-    late = first_tiles % ctas;
-    index = (blockIdx.x + ctas - late) % ctas;
-    if (index < ctas - late) ahead = late ? rounds : 0;
-    else index += rounds * (ctas - late);
-    expert = gated = 0;
-  }
-
-  __device__ __forceinline__ void advance() { index += ahead-- > 0 ? gridDim.x - late : gridDim.x; }
-
-  __device__ __forceinline__ void find(const Operands& operands, Tile& tile) {
-    if (given.contiguous) find_contiguous(wide_tiles(operands), tile);
-    else find_masked(wide_tiles(operands), tile);
+  __device__ __forceinline__ void find(const Operands& operands, int index, Tile& tile) {
+    if (given.contiguous) find_contiguous(wide_tiles(operands), index, tile);
+    else find_masked(wide_tiles(operands), index, tile);
   }
 
   // The first expert from this one on whose tiles end behind the index. Few may have any: the warp looks at 32 at a time.
-  __device__ __forceinline__ void find_expert(int wide) {
+  __device__ __forceinline__ void find_expert(int wide, int index) {
     for (; expert < given.experts; expert += 32) {
       int other = expert + threadIdx.x % 32;
       u32 behind = __ballot_sync(~0u, other < given.experts && index < ends[other] * wide);
@@ -102,9 +88,8 @@ struct Walk {
     }
   }
 
-  __device__ __forceinline__ void find_masked(int wide, Tile& tile) {
-    find_expert(wide);
-    if (expert >= given.experts) return;
+  __device__ __forceinline__ void find_masked(int wide, int index, Tile& tile) {
+    find_expert(wide, index);
     int begin = expert ? ends[expert - 1] : 0;
     int row_tiles = ends[expert] - begin, at = index - begin * wide, row_tile = at % row_tiles, row = row_tile * ROWS;
     tile.expert = expert;
@@ -112,25 +97,18 @@ struct Walk {
     tile.rows = min(given.layout[expert] - row, ROWS);
     tile.first_output_tile = at / row_tiles * OUTPUT_TILES;
     tile.row_tile = begin + row_tile;
-    advance();
   }
 
   // Tiles that run at about the same time share weights (eight tiles of rows) and rows (16 of outputs).
-  __device__ __forceinline__ void find_contiguous(int wide, Tile& tile) {
+  __device__ __forceinline__ void find_contiguous(int wide, int index, Tile& tile) {
     constexpr int TOGETHER = 8;
-    int row_tiles = given.capacity / ROWS;
-    for (; index < row_tiles * wide; advance()) {
-      int block = index / (TOGETHER * wide), at = index % (TOGETHER * wide);
-      int together = min(TOGETHER, row_tiles - block * TOGETHER);
-      tile.row_tile = block * TOGETHER + at % together;
-      tile.first_row = tile.row_tile * ROWS;
-      tile.first_output_tile = at / together * OUTPUT_TILES;
-      tile.expert = given.layout[tile.first_row];
-      tile.rows = used_rows(tile.first_row);
-      if (!tile.rows) continue;
-      advance();
-      return;
-    }
+    int block = index / (TOGETHER * wide), at = index % (TOGETHER * wide);
+    int together = min(TOGETHER, row_tiles - block * TOGETHER);
+    tile.row_tile = block * TOGETHER + at % together;
+    tile.first_row = tile.row_tile * ROWS;
+    tile.first_output_tile = at / together * OUTPUT_TILES;
+    tile.expert = given.layout[tile.first_row];
+    tile.rows = used_rows(tile.first_row);
   }
 
   // Padding follows an expert's rows.
@@ -157,4 +135,18 @@ __device__ __forceinline__ void count_tiles(const int* counts, int experts, int*
     if (expert < experts) ends[expert] = before + sum;
     before += __shfl_sync(~0u, sum, 31);
   }
+}
+
+// One warp counts the tiles of a contiguous layout that belong to an expert, which come before the others.
+template <int ROWS>
+__device__ __forceinline__ void count_used_tiles(const int* layout, int row_tiles, int* used) {
+  int lane = threadIdx.x % 32, first = 0, last = row_tiles;
+  // Tiles before `first` belong to an expert, those from `last` on to none. Each lane looks at the end of a part of the rest.
+  while (first < last) {
+    int part = (last - first + 31) / 32, at = min(first + (lane + 1) * part, last) - 1;
+    int parts = __popc(__ballot_sync(~0u, layout[at * ROWS] >= 0));
+    last = min(first + (parts + 1) * part - 1, last);
+    first = min(first + parts * part, last);
+  }
+  if (lane == 0) *used = first;
 }

@@ -8,7 +8,8 @@
 // tensor cores sum the products over a group of 128 inputs; these sums are scaled by the group's scale of each output and
 // added in float32. A row's own scale is applied when the tile is stored.
 //
-// A CTA fills a multiprocessor and goes from tile to tile. Four warps copy weights and rows into a ring of stages of 128
+// A CTA fills a multiprocessor and draws one tile after another: tiles take unlike times, by their rows and by the bandwidth
+// that a multiprocessor gets. Four warps copy weights and rows into a ring of stages of 128
 // inputs each, and run ahead into the next tile while sums are stored. One warp took as long to issue a stage's copies as
 // memory took to deliver them (16 rows of 7168 to 4096: 134 us instead of 120; 64 rows: 187 instead of 151). Clusters of two
 // CTAs that share rows by multicast made every shape slower, by up to 20%: the cache's bandwidth is no limit. Nor do
@@ -26,6 +27,7 @@
 #include "../../cuda/copies.cuh"
 #include "../../cuda/registers.cuh"
 #include "../../cuda/staging.cuh"
+#include "draws.cuh"
 #include "outputs.cuh"
 #include "products.cuh"
 #include "progress.cuh"
@@ -51,7 +53,10 @@ struct Product {
       fence_async_proxy();
     }
     wait_for_earlier();
-    if (threadIdx.x < 32 && !given.contiguous) count_tiles<ROWS>(given.layout, given.experts, shared.ends);
+    if (threadIdx.x < 32) {
+      if (given.contiguous) count_used_tiles<ROWS>(given.layout, given.capacity / ROWS, shared.ends);
+      else count_tiles<ROWS>(given.layout, given.experts, shared.ends);
+    }
     __syncthreads();
   }
 
@@ -90,9 +95,10 @@ struct Product {
     Walk<ROWS, Of::OUTPUT_TILES> walk(given, shared.ends);
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % PRODUCERS, 0);
     int stores = walk.wide_tiles(given.first) * (Of::CONSUMERS / 32), reads = walk.wide_tiles(given.last);
-    int stage = 0, phase = 1, slot = 0;
+    int stage = 0, phase = 1, slot = 0, number = blockIdx.x;
+    Draws<WARPGROUP> draws(given.drawn, shared.numbers, warp == 0 && threadIdx.x % 32 == 0);
     while (true) {
-      Tile tile = walk.next();
+      Tile tile = walk.at(number);
       const Operands& operands = tile.gated ? given.first : given.last;
       wait(&shared.empty[stage], phase);
       if (warp == 0) describe(slot, tile, operands.x_scales);
@@ -109,10 +115,12 @@ struct Product {
 #pragma unroll 1
       for (int group = 0; group < groups; group++, weight += TILE_BYTES) {
         wait(&shared.empty[stage], phase);
+        if (group == max(groups - DRAWN_AHEAD, 0)) draws.draw();
         if (threadIdx.x % 32 == 0) copy_group(operands.x, tile.first_row, warp, boxes, own, weight, stride, group, stage);
         if (++stage == Of::STAGES) stage = 0, phase ^= 1;
       }
       if (counter) tell_seen(counter, stores, reads);
+      number = draws.number(walk.tiles);
     }
     if (threadIdx.x % 32 == 0) arrive(&shared.full[stage]);
   }
