@@ -5,20 +5,23 @@
 
 The engine that serves, one rank a GPU (dp, ep), over random weights. Tokens draw their experts by Zipf's law; without
 groups, and the first ranks' experts are the most popular: two ranks have an imbalance ((largest - mean) / mean) of 1 at
-most, four of 3. "uniform" and "skewed" leave experts where they are; "balanced" is the same skew after
-engine.balance has moved experts. Decode steps behind contexts of 3,500 tokens, prompts of as many. Experts move while
-the first of --rows decode: what that costs is in the second table, beside as many such steps in which none may move.
+most, four of 3. "uniform" and "skewed" leave experts where they are; "counted" is uniform with engine.balance as it is
+by default; "balanced" is the same skew after it has moved experts. Decode steps behind contexts of 3,500 tokens,
+prompts of as many. Experts move while the first of --rows decode: what that costs is in the second table, beside as
+many such steps in which none may move.
 """
 
 import argparse
 import gc
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -37,8 +40,9 @@ from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from mesh.blocks import BLOCK_TOKENS
 
+ResultT = TypeVar("ResultT")
 SHAPE = "r1-one-group"
-WAYS = ("uniform", "skewed", "balanced")
+WAYS = ("uniform", "counted", "skewed", "balanced")
 STEPS = 30
 # Full steps of prompts.
 PREFILL_STEPS = 4
@@ -90,34 +94,51 @@ class Moving:
 def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times], Moving, Moving]:
     """On each rank at once. Steps in which no expert may move, then those in which they may."""
     torch.manual_seed(exchange.place.rank)
-    times = {}
     popularity = zipf(SHAPES[SHAPE]["n_routed_experts"], options.zipf)
-    engine, logits = _engine(options, exchange, BalanceConfig())
-    times["uniform"] = _times(engine, options)
-    logits.set_popularity(popularity)
-    times["skewed"] = _times(engine, options)
-    still = move_experts(engine, options.rows[0], options.moving_steps)
-    engine.stop()
-    # The memory of its weights and of its KV.
-    del engine
-    gc.collect()
-    torch.cuda.empty_cache()
-    engine, logits = _engine(options, exchange, options.balance)
-    logits.set_popularity(popularity)
-    moving = move_experts(engine, options.rows[0], options.moving_steps)
-    times["balanced"] = _times(engine, options)
-    engine.stop()
-    return times, still, moving
+    times = {}
+
+    def unmoved(engine: RankEngine, logits: SkewedLogits) -> Moving:
+        times["uniform"] = _times(engine, options)
+        logits.set_popularity(popularity)
+        times["skewed"] = _times(engine, options)
+        return move_experts(engine, options.rows[0], options.moving_steps)
+
+    def counted(engine: RankEngine, _: SkewedLogits) -> None:
+        times["counted"] = _times(engine, options)
+
+    def moved(engine: RankEngine, logits: SkewedLogits) -> Moving:
+        logits.set_popularity(popularity)
+        moving = move_experts(engine, options.rows[0], options.moving_steps)
+        times["balanced"] = _times(engine, options)
+        return moving
+
+    still = _with_engine(options, exchange, BalanceConfig(interval_steps=None), unmoved)
+    _with_engine(options, exchange, BalanceConfig(), counted)
+    return times, still, _with_engine(options, exchange, options.balance, moved)
 
 
-def _engine(options: Options, exchange: PeerExchange, balance: BalanceConfig) -> tuple[RankEngine, SkewedLogits]:
+def _with_engine(
+    options: Options,
+    exchange: PeerExchange,
+    balance: BalanceConfig,
+    act: Callable[[RankEngine, SkewedLogits], ResultT],
+) -> ResultT:
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(options, Path(scratch), balance)
         shape = SHAPES[SHAPE]
         mixtures = options.layers - shape["first_k_dense_replace"]
         logits = SkewedLogits(mixtures, shape["n_routed_experts"], torch.device("cuda"))
-        model = make_rank(resolved, exchange, lambda _: logits)
-        return RankEngine(resolved, model, exchange, exchange.peers), logits
+        engine = RankEngine(resolved, make_rank(resolved, exchange, lambda _: logits), exchange, exchange.peers)
+    # As ranks that serve do: collections need not visit what was loaded.
+    gc.freeze()
+    result = act(engine, logits)
+    engine.stop()
+    # The memory of its weights and of its KV.
+    del engine
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
 
 
 def _resolved(options: Options, directory: Path, balance: BalanceConfig) -> ResolvedEngineConfig:
@@ -211,7 +232,7 @@ def imbalances_of(moving: Moving) -> dict[str, str]:
     if not looks:
         return dict.fromkeys(WAYS, "")
     said = [f"{each.mean_imbalance:.3f} ({each.largest_imbalance:.3f})" for each in (looks[0], looks[-1])]
-    return {"uniform": "", "skewed": said[0], "balanced": said[1]}
+    return {"uniform": "", "counted": "", "skewed": said[0], "balanced": said[1]}
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ class Balancer:
 
     def __init__(self, layers: Mapping[int, BalancedLayer], exchange: Exchange, config: BalanceConfig) -> None:
         """Called by all ranks at once. layers: by their index, those whose experts may move."""
-        assert config.interval_steps is not None
+        assert isinstance(config.interval_steps, int)
         # Elsewhere layers are numbered from 0.
         self._indices = list(layers)
         self._layers = list(layers.values())
@@ -58,7 +58,7 @@ class Balancer:
         self._held = np.array([layer.slots.placement.experts for layer in self._layers])
         # [layers, experts], of all ranks. Steps that measured or warmed up have counted, and nobody asked for their
         # tokens.
-        self._counts: npt.NDArray[np.int64] = self._sums().cpu().numpy()
+        self._counts = _read(HostCopies([self._sums()]))
         self._loads = np.zeros(self._counts.shape)
         self._counted: HostCopies | None = None
         self._to_plan: deque[int] = deque()
@@ -90,7 +90,7 @@ class Balancer:
 
     def _look(self, counted: HostCopies) -> None:
         self._counted = None
-        counts = counted.read()[0].numpy()
+        counts = _read(counted)
         self._loads *= DECAY
         self._loads += counts - self._counts
         self._counts = counts
@@ -142,6 +142,12 @@ class Balancer:
         if self._file is not None and self._exchange.place.rank == 0:
             held = [layer.slots.placement.experts for layer in self._layers]
             save_placements(self._file, dict(zip(self._indices, held, strict=True)))
+
+
+def _read(counted: HostCopies) -> npt.NDArray[np.int64]:
+    """A copy in ordinary memory: pinned memory is slow to get, and so goes back for the next counts."""
+    counts: npt.NDArray[np.int64] = counted.read()[0].numpy().copy()
+    return counts
 
 
 def save_placements(path: Path, experts: Mapping[int, Sequence[int]]) -> None:

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_gate import NO_EXPERT
 
 PAIRS = 256
@@ -12,8 +13,11 @@ PAIRS = 256
 # A program routes PAIRS choices.
 @triton.jit
 def _route(
-    choices, slots, copies, chosen, out, pairs, k, most_copies, NO_EXPERT: tl.constexpr, PAIRS: tl.constexpr
+    choices, slots, copies, chosen, out, pairs, k, most_copies, NO_EXPERT: tl.constexpr, PAIRS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     there = pair < pairs
     token = pair // k
@@ -31,6 +35,7 @@ def route(choices: torch.Tensor, slots: torch.Tensor, copies: torch.Tensor, chos
     pairs = choices.numel()
     if pairs:
         _route[(triton.cdiv(pairs, PAIRS),)](
-            choices, slots, copies, chosen, out, pairs, choices.shape[1], slots.shape[1], NO_EXPERT, PAIRS
-        )
+            choices, slots, copies, chosen, out, pairs, choices.shape[1], slots.shape[1], NO_EXPERT, PAIRS,
+            **dependent_launch(choices.device),
+        )  # fmt: skip
     return out
