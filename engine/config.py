@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.balance.config import BalanceConfig
+from engine.balance.config import AUTO_INTERVAL, BalanceConfig
 from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from mesh.config import Config
@@ -177,9 +177,18 @@ class EngineConfig(Config):
             raise ValueError("engine.drafts.acceptance=relaxed needs a model: the oracle's tokens must be exact")
         return self
 
+    @property
+    def settled_balance(self) -> BalanceConfig:
+        """`balance` with an interval that is not "auto"."""
+        if self.balance.interval_steps != "auto":
+            return self.balance
+        # Between hosts all ranks get what one of them receives, and experts in host memory stay where they are.
+        moves = self.parallel.hosts == 1 and self.offload.layers == 0
+        return self.balance.model_copy(update={"interval_steps": AUTO_INTERVAL if moves else None})
+
     @model_validator(mode="after")
     def _experts_in_host_memory_stay_where_they_are(self) -> Self:
-        if self.offload.layers != 0 and self.balance.interval_steps is not None:
+        if self.offload.layers != 0 and isinstance(self.balance.interval_steps, int):
             raise ValueError(
                 "engine.offload.layers does not go with engine.balance.interval_steps: experts in host memory do not"
                 " move between ranks, leave one of them out"

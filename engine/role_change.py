@@ -48,11 +48,11 @@ def check_keeps_weights(before: EngineConfig, after: EngineConfig) -> None:
 
 def _loaded_by(config: EngineConfig) -> dict[str, Any]:
     """What weights, and their place, depend on."""
-    layout = Layout.of(config.parallel)
+    layout, balance = Layout.of(config.parallel), config.settled_balance
     return {
         **config.model_dump(mode="json", exclude=set(MAY_DIFFER)),
         "parallel": f"(tp {layout.tp}, dp {layout.dp}, ep {layout.ep})",
-        "balance": f"({config.balance.redundant} copies, moved: {config.balance.interval_steps is not None})",
+        "balance": f"({balance.redundant} copies, moved: {balance.interval_steps is not None})",
         # The draft layer is loaded if there are any.
         "drafts": "some" if config.drafts.most else "none",
     }

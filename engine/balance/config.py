@@ -1,18 +1,22 @@
 """Configuration of how a worker's ranks share the load of routed experts."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mesh.config import Config
 
+# Between looks if `interval_steps` is "auto": tens of seconds, in which an expert is chosen thousands of times.
+AUTO_INTERVAL = 1000
+
 
 class BalanceConfig(Config):
     """Matters to workers of several ranks only."""
 
-    interval_steps: int | None = Field(default=None, ge=16)
+    interval_steps: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
     """After so many steps the ranks look at which experts tokens chose, and move experts if that evens the load; None
-    leaves the experts where they are.
+    leaves the experts where they are. "auto": 1000 for ranks of one host whose GPUs hold all experts, else None.
     """
     redundant: int = Field(default=0, ge=0)
     """Room on each part of the experts (`engine.parallel.ep`) for so many copies of experts that many tokens choose."""

@@ -123,7 +123,7 @@ class ModelBackend:
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
         # Behind all steps that no request asked for, whose choices do not count.
-        self._balancer = _make_balancer(self._model, exchange, config.balance)
+        self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     @property

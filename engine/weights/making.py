@@ -23,6 +23,6 @@ def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None)
         drafts=config.drafts.most,
         fp8_queries=config.query_weights == "fp8",
         exchange=exchange,
-        balance=config.balance,
+        balance=config.settled_balance,
         offloading=Offloading(resolved),
     )

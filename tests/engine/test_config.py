@@ -102,3 +102,19 @@ def test_quantized_weights_are_refused_in_float32() -> None:
 def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load(EngineConfig, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 1000),
+        (["balance.redundant=2"], 1000),
+        (["balance.interval_steps=64"], 64),
+        (["balance.interval_steps=null"], None),
+        (["offload.layers=auto"], None),
+        (["parallel.hosts=2", "parallel.dp=4"], None),
+    ],
+)
+def test_experts_may_move_by_default_between_ranks_of_one_host(overrides: list[str], expected: int | None) -> None:
+    config = load(EngineConfig, overrides=["backend=oracle", *overrides])
+    assert config.settled_balance == config.balance.model_copy(update={"interval_steps": expected})
