@@ -291,7 +291,4 @@ __device__ __forceinline__ void run(const Arguments& given) {
 BOTH(16, 4, 1)
 BOTH(24, 4, 1)
 BOTH(32, 4, 1)
-BOTH(40, 4, 1)
-BOTH(48, 4, 1)
-BOTH(64, 4, 1)
 BOTH(128, 2, 2)
