@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bench.rank.floor import BF16, ITEM_BYTES
 from engine.model.config import ModelConfig
-from engine.model.quantization import LinearKind
+from engine.model.quantization import LinearKind, Stored
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def weights_of(config: ModelConfig, gpus: int, offloaded: int = 0, slots: int = 
     gate = hidden * config.n_routed_experts * BF16
     expert = 3 * hidden * config.moe_intermediate_size * ITEM_BYTES[config.quantization.experts]
     rest = (
-        layers * _attention(config) * linear
+        layers * (_attention(config) * linear + _absorbed(config))
         + dense * 3 * hidden * config.intermediate_size * feed_forward
         + (layers - dense) * (shared + gate)
         + 2 * config.vocab_size * hidden * BF16
@@ -56,9 +56,18 @@ def kv_bytes_a_token(config: ModelConfig, item_bytes: int) -> int:
 
 def _attention(config: ModelConfig) -> float:
     """Numbers in a layer's projections."""
-    hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    hidden, heads = config.hidden_size, config.num_attention_heads
     queries = hidden if config.q_lora_rank is None else config.q_lora_rank
     compress = 0 if config.q_lora_rank is None else hidden * config.q_lora_rank
-    expand = latent * heads * (config.qk_nope_head_dim + config.v_head_dim)
     out = heads * config.v_head_dim * hidden
-    return compress + queries * heads * config.qk_head_dim + hidden * config.latent_dim + expand + out
+    return compress + queries * heads * config.qk_head_dim + hidden * config.latent_dim + _expansion(config) + out
+
+
+def _expansion(config: ModelConfig) -> int:
+    """Numbers in a layer's projection from latents to keys and values."""
+    return config.kv_lora_rank * config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim)
+
+
+def _absorbed(config: ModelConfig) -> int:
+    """Bytes of that projection for the absorbed form, beside the one that is multiplied in FP8."""
+    return _expansion(config) * BF16 if config.quantization.linear is Stored.FP8 else 0

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence, Set
 from operator import itemgetter
 
 import torch
-from torch.nn import functional
 
 from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext, SharedLatents
+from engine.model.expansion import Latents, make_expansion
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
@@ -29,6 +29,7 @@ from kernels.mla_projections import absorb_query, expand_values, expand_values_q
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, select_lines
 
+ExpandedKeys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
 
@@ -53,11 +54,10 @@ class Attention:
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
-        # Never in FP8: the absorbed form multiplies along its rows as well as along its columns.
-        self._expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
+        self._expansion = make_expansion(config, heads, allocate)
         self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
         # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
-        by_head = self._expand.view(heads, -1, latent)
+        by_head = self._expansion.weight.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
 
@@ -71,13 +71,19 @@ class Attention:
             yield whole(f"{prefix}.q_a_layernorm.weight", self._query_norm)
             yield from cut(self._query.parameters(f"{prefix}.q_b_proj"), 0, self._share)
         yield whole(f"{prefix}.kv_a_layernorm.weight", self._latent_norm)
-        yield from cut([whole(f"{prefix}.kv_b_proj.weight", self._expand)], 0, self._share)
+        yield from cut(self._expansion.parameters(f"{prefix}.kv_b_proj"), 0, self._share)
         yield from cut(self._output.parameters(f"{prefix}.o_proj"), 1, self._share)
 
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
         if self._query is not None:
             self._query.finish()
+        self._expansion.finish()
+
+    @property
+    def derived_bytes(self) -> int:
+        """What it holds beside its parameters."""
+        return self._expansion.derived_bytes
 
     @property
     def input_forms(self) -> Set[InputForm]:
@@ -170,10 +176,10 @@ class Attention:
         self, row: ExpandedRows, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         query = self._rotated(row, query, context)
-        values, log_sum = self._attend(query, self._known(row, latents, pool, context), row.plan)
+        values, log_sum = self._attend(query, self._known(row, latents, pool, context), row.plan, context)
         for part in row.earlier:
-            known = read_latents(pool, part.slots, latents.dtype, context.kv_scale)
-            merge_attention(values, log_sum, *self._attend(query, known, part.plan))
+            known = self._expansion.read(pool, part.slots, context.kv_scale)
+            merge_attention(values, log_sum, *self._attend(query, known, part.plan, context))
         return values
 
     def _attend_and_quantize(
@@ -186,7 +192,7 @@ class Attention:
         out: QuantizedRows,
     ) -> None:
         """For a row without earlier parts, which would have to be merged."""
-        keys = self._expand_latents(self._known(row, latents, pool, context))
+        keys = self._expanded_keys(self._known(row, latents, pool, context), context)
         rotated = self._rotated(row, query, context)
         attend_and_quantize(rotated, *keys, row.plan, out, scale=self.config.softmax_scale)
 
@@ -196,13 +202,11 @@ class Attention:
         rotate_(query[:, :, self.config.qk_nope_head_dim :], context.rotations[row.first : row.stop])
         return query
 
-    def _known(
-        self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def _known(self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> Latents:
         """Latents that the row attends to: its own, behind those of its prefix that are expanded with them."""
         if row.known is None:
-            return latents[row.first : row.stop]
-        return read_latents(pool, row.known, latents.dtype, context.kv_scale)
+            return self._expansion.computed(latents[row.first : row.stop])
+        return self._expansion.read(pool, row.known, context.kv_scale)
 
     def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
@@ -214,24 +218,25 @@ class Attention:
         if self.index == row.measured_layer:
             sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
         rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
-        values, log_sum = attend(
-            row, selection, query, lambda begin, end: self._expand_latents(latents[begin:end]), scale
-        )
+
+        def expand(begin: int, end: int) -> ExpandedKeys:
+            return self._expanded_keys(self._expansion.read(pool, row.slots[begin:end], context.kv_scale), context)
+
+        values, log_sum = attend(row, selection, query, expand, scale)
         if sampled is not None:
             measure(row, selection, sampled, latents, log_sum, scale)
         return values
 
     def _attend(
-        self, query: torch.Tensor, latents: torch.Tensor, plan: PrefillPlan
+        self, query: torch.Tensor, latents: Latents, plan: PrefillPlan, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
+        """query: [queries, heads, nope + rope], rotated. Returns like mla_prefill."""
         attend = quantized_mla_prefill if plan.quantized else mla_prefill
-        return attend(query, *self._expand_latents(latents), plan, scale=self.config.softmax_scale)
+        return attend(query, *self._expanded_keys(latents, context), plan, scale=self.config.softmax_scale)
 
-    def _expand_latents(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _expanded_keys(self, latents: Latents, context: ForwardContext) -> ExpandedKeys:
         """The keys' parts, [keys, heads, nope] and for all heads [keys, rope], and [keys, heads, value]."""
         config = self.config
-        expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
-        expanded = expanded.unflatten(1, (self._heads, -1))
+        expanded = self._expansion.forward(latents, context.workspace).unflatten(1, (self._heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
-        return nope, latents[:, config.kv_lora_rank :], value
+        return nope, latents.shared, value

@@ -62,6 +62,11 @@ class Model:
         for index, module in enumerate(self.mtp, start=len(self.layers)):
             yield Part(list(module.parameters(f"model.layers.{index}")), module.layer.finish)
 
+    def derived_bytes(self) -> int:
+        """What it holds beside its parameters, made of them when they are filled."""
+        drafting = [module.layer for module in self.mtp]
+        return sum(layer.attention.derived_bytes for layer in (*self.layers, *drafting))
+
     def balanced_layers(self) -> dict[int, BalancedLayer]:
         """By index, the layers whose experts may move between ranks."""
         return {index: BalancedLayer(slots, mixture.experts.weights()) for index, mixture, slots in self._balanced()}

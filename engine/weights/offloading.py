@@ -119,7 +119,7 @@ def _sizes(config: ModelConfig, allocate: Allocator, layer: int) -> tuple[int, i
     model = Model(config, allocate.without_memory())
     mixture = model.layers[layer].feed_forward
     assert isinstance(mixture, MixtureOfExperts)
-    return _bytes(model.parameters()), _bytes(mixture.experts.parameters(""))
+    return _bytes(model.parameters()) + model.derived_bytes(), _bytes(mixture.experts.parameters(""))
 
 
 def _bytes(parameters: NamedParameters) -> int:

@@ -8,10 +8,10 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm import deep_gemm, reference
-from kernels.fp8_gemm.weight import BlockScaled, block_scaled
+from kernels.fp8_gemm.weight import BLOCK, BlockScaled, block_scaled
 from kernels.fp8_gemm.workspace import Workspace, make_workspace
 
-__all__ = ["BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace"]
+__all__ = ["BLOCK", "BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace"]
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.Tensor:

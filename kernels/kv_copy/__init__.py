@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.act_quant import GROUP, Quantized
 from kernels.kv_copy import reference
 
 BLOCK_TOKENS = reference.BLOCK_TOKENS
@@ -32,3 +33,19 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
 
         return triton.read_latents(pool, slots, dtype, scale)
     return reference.read_latents(pool, slots, dtype, scale)
+
+
+def read_compressed(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, *, width: int
+) -> tuple[Quantized, torch.Tensor]:
+    """The latents at these slots of an e4m3 pool, in order: the first `width` numbers of each as they are stored, whose
+    groups all have the pool's scale, and [tokens, rest] the others as `read_latents` returns them.
+
+    Pool and slots as there; width: a multiple of 128.
+    """
+    assert pool.is_contiguous() and pool.dtype == COMPRESSED and width % GROUP == 0 and width < pool.shape[2]
+    if pool.is_cuda:
+        from kernels.kv_copy import triton
+
+        return triton.read_compressed(pool, slots, dtype, scale, width)
+    return reference.read_compressed(pool, slots, dtype, scale, width)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.act_quant.quantized import Quantized, empty_quantized
+
 BLOCK_TOKENS = 64
 
 
@@ -55,3 +57,14 @@ def scatter_blocks(
     shape = (layers, len(blocks), *stored.shape[2:])
     pieces = staging[: layers * len(blocks) * stored[0, 0].numel()].view(shape)
     stored[first_layer : first_layer + layers, blocks.long()] = pieces
+
+
+def read_compressed(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int
+) -> tuple[Quantized, torch.Tensor]:
+    flat = pool.view(-1, pool.shape[2])
+    out = empty_quantized(len(slots), width, device=pool.device)
+    # As bytes: few operations support one-byte floats.
+    out.values.view(torch.uint8).copy_(flat.view(torch.uint8)[slots, :width])
+    out.scales.fill_(scale)
+    return out, read_latents(pool, slots, dtype, scale)[:, width:].contiguous()

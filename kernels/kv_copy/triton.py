@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
@@ -41,6 +42,37 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     if tokens:
         _read[(tokens,)](pool, slots, out, width, scale, triton.next_power_of_2(width), num_warps=2)
     return out
+
+
+# A program reads one latent, and copies the part of it that stays as it is stored. Reads 1 byte a value, writes 1 of
+# these and 2 of the others.
+@triton.jit(do_not_specialize=["scale_stride"])
+def _read_compressed(
+    pool, slots, values, scales, rest, width, copied, scale, scale_stride,
+    GROUP: tl.constexpr, COPIED: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    stored = pool + tl.load(slots + token) * width
+    column, group, other = tl.arange(0, COPIED), tl.arange(0, COPIED // GROUP), tl.arange(0, REST)
+    tl.store(values + token * copied + column, tl.load(stored + column, mask=column < copied), mask=column < copied)
+    tl.store(scales + group * scale_stride + token, scale, mask=group * GROUP < copied)
+    inside = other < width - copied
+    found = tl.load(stored + copied + other, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(rest + token * (width - copied) + other, found.to(rest.dtype.element_ty), mask=inside)
+
+
+def read_compressed(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int
+) -> tuple[Quantized, torch.Tensor]:
+    tokens, whole = slots.shape[0], pool.shape[2]
+    out = empty_quantized(tokens, width, device=pool.device)
+    rest = torch.empty(tokens, whole - width, dtype=dtype, device=pool.device)
+    if tokens:
+        _read_compressed[(tokens,)](
+            pool, slots, out.values, out.scales, rest, whole, width, scale, out.scales.stride(1),
+            GROUP, triton.next_power_of_2(width), triton.next_power_of_2(whole - width), num_warps=1,
+        )  # fmt: skip
+    return out, rest
 
 
 # A program copies 4 KiB of a job from pinned memory. This ends before a copy engine would start.

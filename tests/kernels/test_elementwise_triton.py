@@ -115,3 +115,14 @@ def test_compressed_latents_are_read_back(tokens: int) -> None:
     slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
     found = kv_copy.read_latents(pool, slots, torch.bfloat16, 0.3)
     assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, 0.3))
+
+
+@pytest.mark.parametrize("width", [128, 384])
+@pytest.mark.parametrize("tokens", [0, 1, 77])
+def test_compressed_latents_are_read_as_they_are_stored(tokens: int, width: int, poisoned: None) -> None:
+    pool = random(3, BLOCK_TOKENS, width + ROPE).to(torch.float8_e4m3fn)
+    slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
+    found, rest = kv_copy.read_compressed(pool, slots, torch.bfloat16, 0.3, width)
+    expected, expected_rest = kv_copy_reference.read_compressed(pool, slots, torch.bfloat16, 0.3, width)
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales) and torch.equal(rest, expected_rest)

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.kv_copy import BLOCK_TOKENS, read_latents, slot_runs
+from kernels.act_quant import dequantize
+from kernels.kv_copy import BLOCK_TOKENS, read_compressed, read_latents, slot_runs
 
 block_ids = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)
 
@@ -32,3 +33,11 @@ def test_a_compressed_latent_is_read_as_scale_times_what_is_stored() -> None:
     pool = torch.randn(3, BLOCK_TOKENS, 12).to(torch.float8_e4m3fn)
     slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
     assert torch.equal(read_latents(pool, slots, torch.float32, 0.25), pool.float().view(-1, 12)[slots] * 0.25)
+
+
+def test_compressed_latents_stay_as_they_are_stored() -> None:
+    pool = torch.randn(3, BLOCK_TOKENS, 140).to(torch.float8_e4m3fn)
+    slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
+    found, rest = read_compressed(pool, slots, torch.float32, 0.25, width=128)
+    expected = read_latents(pool, slots, torch.float32, 0.25)
+    assert torch.equal(dequantize(found), expected[:, :128]) and torch.equal(rest, expected[:, 128:])

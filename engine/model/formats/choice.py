@@ -23,6 +23,8 @@ class Formats:
     # Whether shared experts are a layer of their own, instead of the last ones of the experts' grouped products.
     shared_apart: bool
     gate_dtype: torch.dtype
+    # Whether keys and values are expanded from latents in FP8, with the published weight.
+    fp8_expansion: bool = False
 
 
 def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool, fp8_queries: bool = False) -> Formats:
@@ -43,6 +45,7 @@ def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool
         shared_apart=stored.experts is Stored.NVFP4 or stored.experts is not stored.linear_of(LinearKind.FEED_FORWARD),
         # Quantized checkpoints hold the gate in bfloat16.
         gate_dtype=dtype if stored.quantized else torch.float32,
+        fp8_expansion=stored.linear is Stored.FP8,
     )
 
 

@@ -14,8 +14,8 @@ EIGHT = Asked("h200", 8, 3500, 1000)
 
 def test_an_eighth_of_r1_takes_what_the_benchmark_takes() -> None:
     weights = weights_of(R1, 8)
-    # bench.rank makes 100 GB.
-    assert weights.total == pytest.approx(100e9, rel=0.02)
+    # bench.rank made 100 GB when kv_b_proj was kept in bf16 alone; in FP8 too it takes 1 GB more.
+    assert weights.total == pytest.approx(101e9, rel=0.02)
     assert kv_bytes_a_token(R1, 2) == 70_272
 
 

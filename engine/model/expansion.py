@@ -1,0 +1,119 @@
+"""Keys and values from latents: attention's projection `kv_b_proj`, in the form that the checkpoint has it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from engine.model.activations import Activations
+from engine.model.allocator import Allocator
+from engine.model.config import ModelConfig
+from engine.model.parameters import NamedParameters, whole
+from kernels.act_quant import Quantized, quantize
+from kernels.block_quant import dequantize_blocks
+from kernels.fp8_gemm import BLOCK, Workspace, block_scaled, fp8_gemm
+from kernels.kv_copy import COMPRESSED, read_compressed, read_latents
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Latents of keys as the expansion reads them."""
+
+    # [keys, latent], normalized: of the model's dtype, or e4m3.
+    compressed: Activations
+    # [keys, rope] of the model's dtype, rotated: the part of the keys that all heads share.
+    shared: torch.Tensor
+
+
+class Expansion(Protocol):
+    @property
+    def weight(self) -> torch.Tensor:
+        """[heads * (nope + value), latent] of the model's dtype, which is multiplied in the absorbed form: there along
+        its rows as well as along its columns.
+        """
+
+    @property
+    def derived_bytes(self) -> int:
+        """What it holds beside its parameters."""
+
+    def parameters(self, prefix: str) -> NamedParameters: ...
+
+    def finish(self) -> None:
+        """Called once, when all parameters are filled."""
+
+    def computed(self, latents: torch.Tensor) -> Latents:
+        """latents: [keys, latent + rope] of this step."""
+
+    def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
+        """Latents at these slots of the pool, in order, as `read_latents` takes them."""
+
+    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
+        """Returns [keys, heads * (nope + value)] of the model's dtype."""
+
+
+class PlainExpansion:
+    derived_bytes = 0
+
+    def __init__(self, rows: int, latent: int, allocate: Allocator) -> None:
+        self.weight = allocate(rows, latent)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield whole(f"{prefix}.weight", self.weight)
+
+    def finish(self) -> None:
+        """Multiplied as it is published."""
+
+    def computed(self, latents: torch.Tensor) -> Latents:
+        width = self.weight.shape[1]
+        return Latents(latents[:, :width], latents[:, width:])
+
+    def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
+        return self.computed(read_latents(pool, slots, self.weight.dtype, scale))
+
+    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
+        assert isinstance(latents.compressed, torch.Tensor)
+        return functional.linear(latents.compressed, self.weight)
+
+
+class Fp8Expansion:
+    """Multiplied as it is published, e4m3 in blocks of 128x128 with a scale each, and kept in the model's dtype too."""
+
+    def __init__(self, rows: int, latent: int, allocate: Allocator) -> None:
+        self.weight = allocate(rows, latent)
+        values = allocate(rows, latent, dtype=torch.float8_e4m3fn)
+        self.published = block_scaled(values, allocate(-(-rows // BLOCK), latent // BLOCK, dtype=torch.float32))
+
+    @property
+    def derived_bytes(self) -> int:
+        return self.weight.numel() * self.weight.itemsize
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield whole(f"{prefix}.weight", self.published.values)
+        yield whole(f"{prefix}.weight_scale_inv", self.published.scales)
+
+    def finish(self) -> None:
+        dequantize_blocks(self.published.values, self.published.scales, self.weight)
+
+    def computed(self, latents: torch.Tensor) -> Latents:
+        width = self.weight.shape[1]
+        return Latents(quantize(latents[:, :width]), latents[:, width:])
+
+    def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
+        if pool.dtype == COMPRESSED:
+            # They are e4m3 already, and are not rounded twice.
+            return Latents(*read_compressed(pool, slots, self.weight.dtype, scale, width=self.weight.shape[1]))
+        return self.computed(read_latents(pool, slots, self.weight.dtype))
+
+    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
+        assert isinstance(latents.compressed, Quantized)
+        return fp8_gemm(latents.compressed, self.published, workspace)
+
+
+def make_expansion(config: ModelConfig, heads: int, allocate: Allocator) -> Expansion:
+    """heads: of this rank."""
+    rows, latent = heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank
+    # A rank's share of the rows may end within a block.
+    in_blocks = rows % BLOCK == 0 and latent % BLOCK == 0
+    form = Fp8Expansion if allocate.formats.fp8_expansion and in_blocks else PlainExpansion
+    return form(rows, latent, allocate)
