@@ -176,11 +176,9 @@ class MixtureOfExperts:
         rows = hidden.in_form(self.experts.input_form)
         if self.slots is not None:
             choices = self.slots.route(choices, counts=exchanges or self._group.rank == 0)
-        # Experts elsewhere in mind, rows come as they are sent.
-        given = self.experts.to_send(rows) if self._group.divides else rows
         if not exchanges:
-            return Begun(lambda: Dispatched(given, weights, choices))
-        return self._group.begin_dispatch(given, weights, choices, beside=beside)
+            return Begun(lambda: Dispatched(rows, weights, choices))
+        return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
 
     def _computed(self, sent: Begun[Dispatched]) -> ExpertOutputs:
         rows, weights, choices, _ = sent.finish()

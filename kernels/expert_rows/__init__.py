@@ -18,18 +18,23 @@ def place_rows(
     expert_count: int,
     pre_scale: torch.Tensor | None,
     input_scale: torch.Tensor | None,
+    first: int = 0,
+    elsewhere: int = 0,
 ) -> tuple[ScaledRows, Layout]:
-    """Copy each token once per chosen expert, quantized.
+    """Copy each token, quantized, once per chosen expert among `expert_count` from number `first` on; there are
+    `elsewhere` more.
 
-    x: [tokens, width] float32 or bfloat16; choices: [tokens, k] int64 below expert_count, contiguous, distinct within a
-    token; pre_scale: [width] float32, by which channels are multiplied; input_scale: [expert_count] float32, all equal,
-    or None for one of each row. Magnitudes above 448 scales become 448 scales. Rows that no token has are undefined.
+    x: [tokens, width] float32 or bfloat16; choices: [tokens, k] int64, contiguous, distinct within a token; pre_scale:
+    [width] float32, by which channels are multiplied; input_scale: [expert_count] float32, all equal, or None for one
+    of each row. Magnitudes above 448 scales become 448 scales. Rows that no token has are undefined.
     """
     assert x.shape[0] == choices.shape[0] and x.is_contiguous()
     assert choices.dtype == torch.int64 and choices.is_contiguous()
     assert pre_scale is None or pre_scale.shape == x.shape[1:]
-    rows: tuple[ScaledRows, Layout] = _backend(x).place_rows(x, choices, expert_count, pre_scale, input_scale)
-    return rows
+    placed: tuple[ScaledRows, Layout] = _backend(x).place_rows(
+        x, choices, expert_count, pre_scale, input_scale, first, elsewhere
+    )
+    return placed
 
 
 def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None) -> ScaledRows:
@@ -42,10 +47,9 @@ def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: 
 def place_quantized(
     x: ScaledRows, choices: torch.Tensor, expert_count: int, first: int, elsewhere: int
 ) -> tuple[ScaledRows, Layout]:
-    """Copy each token once per chosen expert among `expert_count` from number `first` on; there are `elsewhere` more.
+    """`place_rows` of tokens that are quantized already.
 
-    x: of `quantize_rows`, [tokens, width]; choices: [tokens, k] int64, contiguous, distinct within a token. Static
-    scales stay those of x. Rows that no token has are undefined.
+    x: of `quantize_rows`, [tokens, width]. Static scales stay those of x.
     """
     assert x.values.shape[0] == choices.shape[0]
     assert choices.dtype == torch.int64 and choices.is_contiguous()

@@ -19,11 +19,14 @@ def place_rows(
     expert_count: int,
     pre_scale: torch.Tensor | None,
     input_scale: torch.Tensor | None,
+    first: int,
+    elsewhere: int,
 ) -> tuple[ScaledRows, Layout]:
-    layout = choose_layout(choices, expert_count)
+    layout = choose_layout(choices, expert_count, first, elsewhere)
     scaled = x.float() if pre_scale is None else x.float() * pre_scale
     copies = scaled.new_zeros(*layout.shape, x.shape[1])
-    copies.flatten(0, -2)[layout.positions.flatten()] = scaled.repeat_interleave(choices.shape[1], dim=0)
+    source, target = kept_rows(layout)
+    copies.flatten(0, -2)[target] = scaled[source]
     return _quantize(copies, layout, input_scale), layout
 
 

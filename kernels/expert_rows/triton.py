@@ -8,8 +8,8 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.expert_rows import reference
-from kernels.moe_permute import choose_layout, contiguous_layout, masked_capacity
-from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.moe_permute import contiguous_layout, masked_capacity
+from kernels.moe_permute.layout import NOWHERE, ContiguousLayout, Layout, MaskedLayout
 from kernels.moe_permute.triton import copy_rows
 from kernels.moe_permute.triton_masked import chunk_size, empty_masked, place_copies
 from kernels.w4a8_gemm import ScaledRows
@@ -45,31 +45,40 @@ def _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED: tl.con
 
 
 @triton.jit
+def _store_row(position, values, scales, columns, quantized, scale, WIDTH: tl.constexpr, STATIC: tl.constexpr):
+    """Store some columns of a row, and its scale; nothing of a copy that is nowhere."""
+    tl.store(values + position * WIDTH + columns, quantized, mask=columns < tl.where(position >= 0, WIDTH, 0))
+    if not STATIC:
+        tl.store(scales + position, scale, mask=position >= 0)
+
+
+@triton.jit
 def _find_places(
-    experts, own, counted, first, expert_count, choices,
+    experts, own, counted, copy, first, expert_count, choices,
     CHUNK: tl.constexpr, CHOSEN: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """How many choices before `first` chose each of `own` [CHOSEN], and how many of all each of `counted` [COUNTED]."""
+    """How many choices before the copy chose each of `own` [CHOSEN], and how many of all each of `counted`
+    [COUNTED]."""
     before = tl.zeros([CHUNK, CHOSEN], tl.int32)
     count = tl.zeros([CHUNK, COUNTED], tl.int32)
     # Most programs count no expert.
-    stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, first)
+    stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, copy)
     for start in range(0, stop, CHUNK):
         index = start + tl.arange(0, CHUNK)
-        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
-        before += ((others[:, None] == own[None, :]) & (index < first)[:, None]).to(tl.int32)
+        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32) - first
+        before += ((others[:, None] == own[None, :]) & (index < copy)[:, None]).to(tl.int32)
         count += (others[:, None] == counted[None, :]).to(tl.int32)
     return tl.sum(before, axis=0), tl.sum(count, axis=0)
 
 
 # A program quantizes PART values of a token and copies them to the token's k rows. It finds these by itself: they are
 # behind those of the same experts' earlier choices, which it reads, 8 bytes each, from the cache. Reads 2 bytes a value
-# and 4 of its channel, writes k.
-@triton.jit(do_not_specialize=["choices"])
+# and 4 of its channel, writes as many as there are rows.
+@triton.jit(do_not_specialize=["choices", "first"])
 def _place_masked(
-    x, pre_scale, input_scale, experts, positions, counts, values, scales, choices, expert_count, capacity,
+    x, pre_scale, input_scale, experts, positions, counts, values, scales, choices, first, expert_count, capacity,
     CHOICES: tl.constexpr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, COUNTED: tl.constexpr,
-    CHUNK: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+    CHUNK: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     token, part = tl.program_id(0), tl.program_id(1)
@@ -77,23 +86,20 @@ def _place_masked(
     inside, chosen = columns < WIDTH, choice < CHOICES
     by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
     counted = (token * tl.num_programs(1) + part) * COUNTED + tl.arange(0, COUNTED)
-    first = token * CHOICES
+    copy = token * CHOICES
     wait_for_earlier(DEPENDENT)
-    # No choice is -2.
-    own = tl.load(experts + first + choice, mask=chosen, other=-2).to(tl.int32)
+    own = tl.load(experts + copy + choice, mask=chosen, other=-1).to(tl.int32) - first
     row = tl.load(x + token.to(tl.int64) * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
-    places, count = _find_places(experts, own, counted, first, expert_count, choices, CHUNK, CHOSEN, COUNTED)
-    found = own * capacity + places
+    places, count = _find_places(experts, own, counted, copy, first, expert_count, choices, CHUNK, CHOSEN, COUNTED)
+    found = tl.where((own >= 0) & (own < expert_count), own * capacity + places, NOWHERE)
     # The token's first program stores them.
-    tl.store(positions + first + choice, found.to(tl.int64), mask=part * CHOSEN + choice < CHOICES)
+    tl.store(positions + copy + choice, found.to(tl.int64), mask=part * CHOSEN + choice < CHOICES)
     tl.store(counts + counted, count, mask=counted < expert_count)
     scale = _scale_of(row, static_scale, STATIC)
     quantized = _quantize(row, scale)
     for each in tl.static_range(CHOICES):
         position = tl.sum(tl.where(choice == each, found, 0), axis=0).to(tl.int64)
-        tl.store(values + position * WIDTH + columns, quantized, mask=inside)
-        if not STATIC:
-            tl.store(scales + position, scale)
+        _store_row(position, values, scales, columns, quantized, scale, WIDTH, STATIC)
 
 
 # A program quantizes PART values of a token and copies them to its k rows. Reads 2 bytes a value once and 4 from the
@@ -113,9 +119,7 @@ def _place_in(
     quantized = _quantize(row, scale)
     for choice in tl.static_range(CHOICES):
         position = tl.load(positions + token * CHOICES + choice)
-        tl.store(values + position * WIDTH + columns, quantized, mask=inside)
-        if not STATIC:
-            tl.store(scales + position, scale)
+        _store_row(position, values, scales, columns, quantized, scale, WIDTH, STATIC)
 
 
 # A program quantizes PART values of a token. Reads 2 bytes a value and 4 of its channel, writes 1.
@@ -166,38 +170,40 @@ def place_rows(
     expert_count: int,
     pre_scale: torch.Tensor | None,
     input_scale: torch.Tensor | None,
+    first: int,
+    elsewhere: int,
 ) -> tuple[ScaledRows, Layout]:
-    capacity = masked_capacity(choices, expert_count)
+    capacity = masked_capacity(choices, expert_count, elsewhere)
     if capacity is None:
-        layout = choose_layout(choices, expert_count)
+        layout = contiguous_layout(choices, expert_count, first)
         return place_in(layout, x, pre_scale, input_scale), layout
-    return _place_in_masked(x, choices, expert_count, capacity, pre_scale, input_scale)
+    masked = empty_masked(choices, expert_count, capacity, 0, elsewhere)
+    return _place_in_masked(masked, x, choices, pre_scale, input_scale, first), masked
 
 
 def _place_in_masked(
+    layout: MaskedLayout,
     x: torch.Tensor,
     choices: torch.Tensor,
-    expert_count: int,
-    capacity: int,
     pre_scale: torch.Tensor | None,
     input_scale: torch.Tensor | None,
-) -> tuple[ScaledRows, Layout]:
-    width, copies = x.shape[1], choices.numel()
-    counts = torch.empty(expert_count, dtype=torch.int32, device=x.device)
-    layout = MaskedLayout(torch.empty_like(choices), counts, capacity)
+    first: int,
+) -> ScaledRows:
+    """Fills the layout too."""
+    width, copies, expert_count = x.shape[1], choices.numel(), len(layout.counts)
     rows = _empty_rows(layout.shape, width, input_scale, x.device)
     if not copies:
-        counts.zero_()
-        return rows, layout
+        layout.counts.zero_()
+        return rows
     part = _part(width, rows.static, copies)
     grid = (len(choices), triton.cdiv(width, part))
     _place_masked[grid](
-        x, pre_scale, input_scale, choices, layout.positions, counts, rows.values, rows.scales, copies, expert_count,
-        capacity, choices.shape[1], triton.next_power_of_2(choices.shape[1]), width, part,
+        x, pre_scale, input_scale, choices, layout.positions, layout.counts, rows.values, rows.scales, copies, first,
+        expert_count, layout.capacity, choices.shape[1], triton.next_power_of_2(choices.shape[1]), width, part,
         triton.next_power_of_2(triton.cdiv(expert_count, prod(grid))), min(chunk_size(copies), MOST_CHUNK),
-        pre_scale is not None, rows.static, num_warps=_warps(part), **dependent_launch(x.device),
+        pre_scale is not None, rows.static, NOWHERE, num_warps=_warps(part), **dependent_launch(x.device),
     )  # fmt: skip
-    return rows, layout
+    return rows
 
 
 def place_in(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.expert_rows import reference
+from kernels.moe_gate import NO_EXPERT
 from kernels.moe_permute import NOWHERE, choose_layout
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.w4a8_gemm import ScaledRows
@@ -54,7 +55,7 @@ def test_tokens_are_scaled_and_copied_to_their_experts(
     input_scale = torch.full((experts,), 0.005, device=device) if static else None
     chosen = random_choices(tokens, experts, choices, device)
     (found, layout), (expected, expected_layout) = (
-        module.place_rows(x, chosen, experts, pre_scale, input_scale) for module in (triton, reference)
+        module.place_rows(x, chosen, experts, pre_scale, input_scale, 0, 0) for module in (triton, reference)
     )
     assert same_layouts(layout, expected_layout) and found.static == expected.static == static
     for one, other in zip(used_rows(found, layout), used_rows(expected, layout), strict=True):
@@ -78,10 +79,31 @@ def test_quantized_tokens_are_copied_to_the_experts_that_are_placed(
     kept = layout.positions != NOWHERE
     assert torch.equal(kept, (chosen >= first) & (chosen < first + held))
     # As tokens that are quantized where they are placed.
-    whole, whole_layout = reference.place_rows(x, chosen, experts, pre_scale, input_scale)
+    whole, whole_layout = reference.place_rows(x, chosen, experts, pre_scale, input_scale, 0, 0)
     for rows, positions in ((expected, layout.positions), (whole, whole_layout.positions)):
         for one, other in zip(rows_at(found, layout.positions[kept]), rows_at(rows, positions[kept]), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), PLACEMENTS)
+@pytest.mark.parametrize(("pre_scaled", "static"), [(False, False), (True, True)])
+def test_tokens_are_quantized_for_the_experts_that_are_placed(
+    tokens: int, experts: int, choices: int, width: int, pre_scaled: bool, static: bool, device: torch.device
+) -> None:
+    x = torch.randn(tokens, width, device=device).bfloat16()
+    pre_scale = torch.rand(width, device=device) + 0.5 if pre_scaled else None
+    chosen, held, first = random_choices(tokens, experts, choices, device), -(-experts // 2), experts // 4
+    chosen[1::3] = NO_EXPERT
+    input_scale = torch.full((held,), 0.005, device=device) if static else None
+    (found, layout), (expected, expected_layout) = (
+        module.place_rows(x, chosen, held, pre_scale, input_scale, first, experts - held)
+        for module in (triton, reference)
+    )
+    assert same_layouts(layout, expected_layout) and found.static == expected.static == static
+    used = layout.positions[layout.positions != NOWHERE]
+    assert len(used) == int(((chosen >= first) & (chosen < first + held)).sum())
+    for one, other in zip(rows_at(found, used), rows_at(expected, used), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("tokens", "experts", "choices", "width"), PLACEMENTS)

@@ -111,9 +111,9 @@ class W4A8Experts:
         if isinstance(hidden, ScaledRows):
             rows, layout = place_quantized(hidden, choices, shape.count, shape.first, shape.elsewhere)
         else:
-            assert isinstance(hidden, torch.Tensor) and not shape.elsewhere
+            assert isinstance(hidden, torch.Tensor)
             scales = self._gate_up_pre_scale, self._gate_up_input_scale
-            rows, layout = place_rows(hidden, choices, shape.count, *scales)
+            rows, layout = place_rows(hidden, choices, shape.count, *scales, shape.first, shape.elsewhere)
         if self._together is not None:
             return w4a8_feed_forward(rows, self._together, layout), layout.positions
         gate_up = w4a8_grouped_gemm(rows, self._gate_up.weight, layout)
