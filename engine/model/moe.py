@@ -19,6 +19,7 @@ from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
 from engine.model.turns import Turns
 from kernels.fp8_gemm import Workspace
+from kernels.fp8_gemm.weight import BLOCK
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
@@ -40,7 +41,8 @@ class _Chosen:
     hidden: Normalized
     # Rows, weights and choices, of all ranks if these divide the experts.
     sent: Begun[Dispatched]
-    # What shared experts of their own make of the tokens; None if they are the routed ones' last, or another rank's.
+    # What shared experts of their own make of the tokens, or this rank's part of that if all ranks have the tokens;
+    # None if they are the routed ones' last, or another rank's.
     shared: torch.Tensor | None
     # Whether `shared` is computed on the side stream.
     aside: bool
@@ -56,8 +58,8 @@ def chunk_tokens(ranks: int) -> int:
 class MixtureOfExperts:
     """Shared experts are the last ones of the routed experts' grouped products, or a layer of their own.
 
-    A worker's ranks divide the routed experts; each computes the shared ones of its own rows, and the first those of
-    rows that all have.
+    A worker's ranks divide the routed experts; each computes the shared ones of its own rows, and its share of their
+    width for few rows that all have. Where it cannot be divided the first computes these.
     """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
@@ -85,6 +87,11 @@ class MixtureOfExperts:
             index,
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
+        # A copy, for few rows that all ranks have: the others would wait for one that reads the whole.
+        self._shared_part = None
+        ranks = allocate.group.share.count
+        if not joined and allocate.group.has_everywhere(1) and shared * width % (ranks * BLOCK) == 0:
+            self._shared_part = FeedForward(hidden, shared * width, allocate, allocate.group.share)
         self._side_stream = allocate.side_stream
         # A choice of no expert is like one of an expert elsewhere.
         self._skips_padding = group.share.count > 1
@@ -94,6 +101,8 @@ class MixtureOfExperts:
         yield from self.experts.parameters(prefix)
         if self._shared is not None:
             yield from self._shared.parameters(f"{prefix}.shared_experts")
+        if self._shared_part is not None:
+            yield from self._shared_part.parameters(f"{prefix}.shared_experts")
 
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
@@ -159,7 +168,7 @@ class MixtureOfExperts:
     def _choose(
         self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool, *, exchanges: bool
     ) -> _Chosen:
-        apart = self._shared if exchanges or self._group.rank == 0 else None
+        apart = self._shared_of(exchanges)
         if apart is None:
             return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), None, False, exchanges)
         if hidden.plain.is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
@@ -168,6 +177,12 @@ class MixtureOfExperts:
             return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
         sent = self._send(hidden, counted, beside, exchanges)
         return _Chosen(hidden, sent, apart.forward(hidden, workspace), False, exchanges)
+
+    def _shared_of(self, exchanges: bool) -> FeedForward | None:
+        """What computes shared experts here, or this rank's part of them; None if nothing does."""
+        if exchanges or not self._group.divides:
+            return self._shared
+        return self._shared_part or (self._shared if self._group.rank == 0 else None)
 
     def _send(
         self, hidden: Normalized, counted: torch.Tensor | None, beside: bool, exchanges: bool

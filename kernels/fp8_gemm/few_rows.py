@@ -36,6 +36,8 @@ class ClusterTiling:
 
 # Its CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other kernels.
 ALONE = ClusterTiling(192, 1)
+# Beside other kernels: the narrowest of which there are not too many for the room that these leave.
+BESIDE, MOST_BESIDE = (ClusterTiling(64, 1), ClusterTiling(128, 1)), 24
 # In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
 # would take longer to add up a tile.
 TILINGS = [
@@ -107,7 +109,7 @@ def choose_tiling(outputs: int, inputs: int, *, beside: bool = False) -> Cluster
     """
     units = inputs // BLOCK
     if beside and units <= MOST_UNITS:
-        return ALONE
+        return next((tiling for tiling in BESIDE if tiling.tiles(outputs) <= MOST_BESIDE), ALONE)
     for tiling in TILINGS:
         fewest = LONG if tiling.outputs == 112 else 1
         if tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and fewest <= units / tiling.ctas <= MOST_UNITS:

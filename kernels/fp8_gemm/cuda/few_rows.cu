@@ -293,15 +293,36 @@ struct Product {
     cluster_wait();
   }
 
-  // Stores the sums of a CTA without turns, which has no cluster.
+  // Likewise, of a CTA without a cluster.
+  struct TurnSums {
+    // The first turn's are not used.
+    float4 turns[Of::TURNS][Of::EIGHTS][Of::TURN];
+    u8 rows[ROWS * Of::ROW_BYTES];
+  };
+
+  // Sums over turns, and stores.
   __device__ __forceinline__ void store_alone(const float (&total)[ROWS / 2]) const {
-    u8* rows = shared.weight[0];
-    static_assert(sizeof(shared.weight) >= ROWS * Of::ROW_BYTES, "they fit in the ring");
+    static_assert(sizeof(shared.weight) + sizeof(shared.x) >= sizeof(TurnSums), "they fit in the ring");
+    TurnSums& sums = reinterpret_cast<TurnSums&>(shared);
     meet();
+    if (Of::TURNS > 1) {
+      if (turn() > 0) {
 #pragma unroll
-    for (int j = 0; j < Of::EIGHTS; j++) stage_rows(rows, j, part(total, j));
+        for (int j = 0; j < Of::EIGHTS; j++) sums.turns[turn()][j][threadIdx.x % Of::TURN] = part(total, j);
+      }
+      meet();
+    }
+    if (turn() == 0) {
+#pragma unroll
+      for (int j = 0; j < Of::EIGHTS; j++) {
+        float4 sum = part(total, j);
+#pragma unroll
+        for (int other = 1; other < Of::TURNS; other++) add(sum, sums.turns[other][j][threadIdx.x % Of::TURN]);
+        stage_rows(sums.rows, j, sum);
+      }
+    }
     meet();
-    write_rows<1>(rows);
+    write_rows<1>(sums.rows);
   }
 
   __device__ __forceinline__ void consume() const {
@@ -309,8 +330,9 @@ struct Product {
     // Activations arrive after the previous kernel's end anyway. The wait tells all storing threads that it has ended.
     wait_for_earlier();
     multiply_units(total);
-    // Exactly the tilings with turns have clusters: a CTA without a cluster cannot send to itself.
+    // A CTA without a cluster cannot send to itself, and tilings without turns have none.
     if constexpr (Of::TURNS == 1) store_alone(total);
+    else if (own.ranks == 1) store_alone(total);
     else if (own.ranks == 4) store<4>(total);
     else if (own.ranks == 3) store<3>(total);
     else store<2>(total);

@@ -98,6 +98,22 @@ def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Pa
         assert relative_error(logits, expected) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [1, 3, MANY_ROWS])
+def test_ranks_divide_shared_experts_for_few_rows(tmp_path: Path, rows: int) -> None:
+    # Each rank's part of the width is a whole block.
+    checkpoint, prompt = tiny_checkpoint(tmp_path, moe_intermediate_size=512), random_prompt(rows)
+    expected, _ = computed(load_model(checkpoint, torch.float32, CPU), prompt, [rows])
+
+    def compute(peers: Peers) -> tuple[torch.Tensor, set[int]]:
+        model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers))
+        shared = [each for each in model.parameters() if "shared_experts.down_proj" in each.name]
+        return computed(model, prompt, [rows])[0], {each.place.shape[1] for each in shared}
+
+    for logits, widths in on_each_rank(Layout(tp=4, ep=4), compute):
+        assert relative_error(logits, expected) < 1e-5
+        assert widths == {512, 128}
+
+
 @torch.inference_mode()
 def drafted(model: Model, prompt: list[int]) -> torch.Tensor:
     """What the MTP module makes of each token: [tokens, hidden]."""
