@@ -33,13 +33,13 @@ def _cases(requests: int, context: int, heads: int, query_tokens: int) -> Iterab
     providers: list[tuple[str, torch.dtype, Attend]] = [
         ("deepmesh, Triton", torch.bfloat16, _triton_decode),
         ("deepmesh, Triton", E4M3, _triton_decode),
-        ("deepmesh, CUDA", torch.bfloat16, lambda q, pool, plan: bf16.mla_decode(q, pool, plan, SCALE)),
+        ("deepmesh, CUDA", torch.bfloat16, lambda q, pool, plan: bf16.attend(q, pool, plan, SCALE).joined()),
     ]
     if flash_mla.available():
         providers.append(
             ("flash_mla", torch.bfloat16, lambda q, pool, plan: flash_mla.mla_decode(q, pool, plan, SCALE))
         )
-    providers.append(("deepmesh, CUDA", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
+    providers.append(("deepmesh, CUDA", E4M3, lambda q, pool, plan: fp8.attend(q, pool, plan, SCALE, 1.0).joined()))
     if heads == HEADS and _load_extension():
         providers.append(("flash_mla, FP8 extension", E4M3, _extension_decode))
     for provider, dtype, attend in providers:

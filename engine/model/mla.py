@@ -17,7 +17,8 @@ from engine.model.sparse_attention import SparseRow, attend, measure
 from kernels.act_quant import QuantizedRows, empty_quantized, quantize_into
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
-from kernels.mla_decode import mla_decode
+from kernels.mla_decode import Attended
+from kernels.mla_decode import attend as attend_latents
 from kernels.mla_prefill import (
     PrefillPlan,
     attend_and_quantize,
@@ -25,7 +26,7 @@ from kernels.mla_prefill import (
     mla_prefill,
     quantized_mla_prefill,
 )
-from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
+from kernels.mla_projections import absorb_query, expand_attended, expand_values
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, select_lines
 
@@ -109,8 +110,7 @@ class Attention:
             parts = [part for _, part in in_order]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
         if len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
-            attended = self._absorbed(context.absorbed[0], query, pool, context)
-            return expand_values_quantized(attended, self._absorb_value)
+            return expand_attended(self._attended(context.absorbed[0], query, pool, context), self._absorb_value)
         out = empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
             if not row.earlier:
@@ -130,8 +130,8 @@ class Attention:
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """First tokens and values, [tokens, heads, value], of these rows and of all that are not expanded."""
         for absorbed in context.absorbed:
-            attended = self._absorbed(absorbed, query, pool, context)
-            yield absorbed.first, expand_values(attended, self._absorb_value)
+            attended = self._attended(absorbed, query, pool, context)
+            yield absorbed.first, expand_values(attended.joined(), self._absorb_value)
         for row in expanded:
             yield row.first, self._expanded(row, query, latents, pool, context)
         for sparse in context.sparse:
@@ -158,12 +158,11 @@ class Attention:
         everybody = self._everybody.gather(slots[latents.own].view(pool.dtype)).view(torch.uint8)
         slots[latents.slots] = everybody[latents.order]
 
-    def _absorbed(
+    def _attended(
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        """Attended latents [tokens, heads, latent]."""
+    ) -> Attended:
         config, own = self.config, slice(rows.first, rows.stop)
-        return mla_decode(
+        return attend_latents(
             absorb_query(query[own], self._absorb_query, context.rotations[own]),
             pool,
             rows.plan,

@@ -7,9 +7,10 @@ attention is multi-query over the cached latent.
 import torch
 
 from kernels.mla_decode import flash_mla, reference
+from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.plan import DecodePlan, plan_decode
 
-__all__ = ["DecodePlan", "mla_decode", "plan_decode"]
+__all__ = ["Attended", "DecodePlan", "attend", "mla_decode", "plan_decode"]
 
 
 def mla_decode(
@@ -23,17 +24,24 @@ def mla_decode(
     give no rows. On a GPU this runs our kernels, or flash_mla for a bf16 pool with few heads if that works. For
     an e4m3 pool of DeepSeek's widths on Hopper the products are in FP8, with each head's query quantized.
     """
+    return attend(query, pool, plan, value_width=value_width, scale=scale, kv_scale=kv_scale).joined()
+
+
+def attend(
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, *, value_width: int, scale: float, kv_scale: float = 1.0
+) -> Attended:
+    """`mla_decode`, where requests that several multiprocessors share may be left in pieces."""
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
     assert pool.dtype in (query.dtype, torch.float8_e4m3fn)
     if not query.is_cuda:
-        return reference.mla_decode(query, pool, plan, value_width, scale, kv_scale)
+        return Attended(reference.mla_decode(query, pool, plan, value_width, scale, kv_scale))
     return _on_device(query, pool, plan, value_width, scale, kv_scale)
 
 
 def _on_device(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
-) -> torch.Tensor:
+) -> Attended:
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
     from kernels.mla_decode import bf16, fp8, triton
     from kernels.mla_decode.parts import HEADS
@@ -41,10 +49,10 @@ def _on_device(
     packaged = flash_mla.takes(query, pool, value_width)
     # Measured: flash_mla is faster with 16 heads, ours with 128, where it reads every latent once for two row tiles.
     if bf16.takes(query, pool, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):
-        return bf16.mla_decode(query, pool, plan, scale)
+        return bf16.attend(query, pool, plan, scale)
     if packaged:
-        return flash_mla.mla_decode(query, pool, plan, scale)
+        return Attended(flash_mla.mla_decode(query, pool, plan, scale))
     if fp8.takes(query, pool, value_width):
-        return fp8.mla_decode(query, pool, plan, scale, kv_scale)
+        return fp8.attend(query, pool, plan, scale, kv_scale)
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    return triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors)
+    return Attended(triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors))

@@ -7,6 +7,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.parts import CUDA, Work, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
@@ -40,12 +41,12 @@ def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
     )
 
 
-def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
+def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> Attended:
     tokens, heads, _ = query.shape
     device = query.device
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
-        return out
+        return Attended(out)
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     arguments = Arguments(
@@ -53,7 +54,7 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
         pool.data_ptr(), query.data_ptr(), scale * math.log2(math.e),
     )  # fmt: skip
     divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
-    return out
+    return Attended(out, divided.pieces)
 
 
 def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:

@@ -7,6 +7,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.parts import CUDA, HEADS, Work, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
@@ -40,14 +41,12 @@ def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
     )
 
 
-def mla_decode(
-    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float, kv_scale: float
-) -> torch.Tensor:
+def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float, kv_scale: float) -> Attended:
     tokens, heads, _ = query.shape
     device = query.device
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
-        return out
+        return Attended(out)
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
     arguments = Arguments(
         *_pool_boxes(pool.data_ptr(), pool.shape[0]), _query_boxes(query.data_ptr(), tokens * heads), divided.work,
@@ -55,7 +54,7 @@ def mla_decode(
     )  # fmt: skip
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
-    return out
+    return Attended(out, divided.pieces)
 
 
 def _pool_boxes(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.mla_decode.attended import Pieces
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import CudaKernel, load_kernel
 
@@ -68,15 +69,21 @@ class DividedWork:
     scheduled: bool
     kept: tuple[torch.Tensor, ...]
 
+    @property
+    def pieces(self) -> Pieces | None:
+        """Those that the attention kernel leaves."""
+        return self if self.work.part_count > 1 else None
+
     def attend(self, kernel: CudaKernel, threads: int, arguments: ctypes.Structure) -> None:
-        """Launch the attention kernel on every part and row tile, and after it the kernel that combines pieces."""
-        work = self.work
+        """Launch the attention kernel on every part and row tile."""
         # A kernel launched as a dependent one reads the schedule before it waits, so a new schedule must be complete.
-        grid = (work.part_count * self.row_tiles, 1, 1)
+        grid = (self.work.part_count * self.row_tiles, 1, 1)
         kernel.launch(grid, threads, arguments, dependent=self.scheduled)
-        if work.part_count > 1:
-            combining = load_kernel(CUDA / "combine.cu", "combine", self.kept[0].device.index or 0)
-            combining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, work, dependent=True)
+
+    def join(self) -> None:
+        """Launch the kernel that combines pieces, behind the attention kernel."""
+        combining = load_kernel(CUDA / "combine.cu", "combine", self.kept[0].device.index or 0)
+        combining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, self.work, dependent=True)
 
 
 def divide_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) -> DividedWork:

@@ -6,9 +6,10 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection is absorbed into the 
 import torch
 
 from kernels.act_quant import Quantized, quantize
+from kernels.mla_decode import Attended
 from kernels.mla_projections import reference
 
-__all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
+__all__ = ["absorb_query", "expand_attended", "expand_values", "expand_values_quantized"]
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -53,6 +54,17 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
         if few_tokens.takes_values(attended, weight):
             return few_tokens.expand_values_quantized(attended, weight)
     return quantize(expand_values(attended, weight).flatten(1))
+
+
+def expand_attended(attended: Attended, weight: torch.Tensor) -> Quantized:
+    """`expand_values_quantized` of what attention left: pieces of few tokens are joined in the same kernel."""
+    if attended.pieces is not None:
+        from kernels.mla_projections import pieces
+
+        _check(attended.latents, weight)
+        if pieces.takes(attended, weight):
+            return pieces.expand_pieces(attended, weight)
+    return expand_values_quantized(attended.joined(), weight)
 
 
 def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:

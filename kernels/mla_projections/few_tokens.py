@@ -95,15 +95,19 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     if not tokens:
         return out
     tile_tokens, tiles = choose_tiles(tokens)
-    head_rows = weight.stride(0) // LATENT
-    arguments = ExpandArguments(
+    arguments = expand_arguments(attended, weight, out, tile_tokens)
+    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
+    kernel.launch((heads, tiles, 1), THREADS, arguments, dependent=True)
+    return out
+
+
+def expand_arguments(attended: torch.Tensor, weight: torch.Tensor, out: Quantized, tile_tokens: int) -> ExpandArguments:
+    (tokens, heads, _), head_rows = attended.shape, weight.stride(0) // LATENT
+    return ExpandArguments(
         _boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
         _boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
         out.values.data_ptr(), out.scales.data_ptr(), tokens, heads, head_rows, out.scales.stride(1),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
-    kernel.launch((heads, tiles, 1), THREADS, arguments, dependent=True)
-    return out
 
 
 def choose_tiles(tokens: int) -> tuple[int, int]:

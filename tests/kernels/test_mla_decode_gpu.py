@@ -85,7 +85,7 @@ def test_a_bfloat16_pool_is_attended_to_at_deepseeks_shapes(
     if provider == "ours, CUDA":
         if not bf16.takes(case.query, case.pool, case.value_width):
             pytest.skip("needs a Hopper GPU")
-        found = bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+        found = bf16.attend(case.query, case.pool, case.plan, SCALE).joined()
     elif provider == "ours, Triton":
         processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
         found = ours.mla_decode(case.query, case.pool, case.plan, LATENT, SCALE, 1.0, processors)
@@ -101,10 +101,10 @@ def attend_on_hopper(case: Case) -> torch.Tensor:
     from kernels.mla_decode import bf16, fp8
 
     if fp8.takes(case.query, case.pool, case.value_width):
-        return fp8.mla_decode(case.query, case.pool, case.plan, SCALE, case.kv_scale)
+        return fp8.attend(case.query, case.pool, case.plan, SCALE, case.kv_scale).joined()
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
-    return bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+    return bf16.attend(case.query, case.pool, case.plan, SCALE).joined()
 
 
 def as_rounded(query: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def test_equal_contexts_are_not_split_if_each_finds_a_part() -> None:
     case = Case([3500] * 64, 1, HEADS, (LATENT, WIDTH), e4m3=False)
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
-    bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+    bf16.attend(case.query, case.pool, case.plan, SCALE)
     made = case.plan.schedule.metadata
     assert made.parts[:65].tolist() == list(range(65))
     assert set(made.pieces[:64, 0].tolist()) == set(range(64)) and (made.pieces[:64, 3] < 0).all()

@@ -13,7 +13,7 @@ from kernels.mla_decode import plan_decode
 
 # The overhead of a piece in units, by how many units parts may be larger if that avoids splitting, and the fewest units
 # of a part, and of a piece that is not its request's last.
-PIECE_COST, SPLIT_COST, FEWEST_UNITS, TRIED = 2, 3, 4, 8
+PIECE_COST, SPLIT_COST, FEWEST_UNITS, TRIED = 2, 3, 2, 8
 UNIT_TOKENS, LATENT = 64, 512
 
 

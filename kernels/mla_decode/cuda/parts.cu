@@ -10,7 +10,7 @@
 // The overhead of a piece, in units, about; and by how many units parts may be larger if that avoids splitting any request.
 constexpr int PIECE_COST = 2, SPLIT_COST = 3;
 // The fewest units of a part, and of a piece that is not its request's last.
-constexpr int FEWEST_UNITS = 4;
+constexpr int FEWEST_UNITS = 2;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 // A part has at least one multiprocessor.
 constexpr int LANE_PARTS = 5, MOST_PARTS = 32 * LANE_PARTS;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void store_whole(const Work& work, const int* places,
 }
 
 // One CTA. Each warp tries a capacity: the least that could suffice, or up to seven units more. With seven more all requests
-// find room: a border adds at most one piece to a part, which costs 2, and a part leaves less than 2 + 4 units unused.
+// find room: a border adds at most one piece to a part, which costs 2, and a part leaves less than 2 + 2 units unused.
 extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_constant__ Work work) {
   __shared__ Trial trials[WARPS];
   __shared__ int total, best, begins[MOST_PARTS + 1], whole[MOST_PARTS];

@@ -4,8 +4,9 @@
 #pragma once
 
 #include "../../cuda/hopper.cuh"
+#include "../../cuda/latent.cuh"
 
-constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64;
+constexpr int WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
 
 // Consecutive units of one request.

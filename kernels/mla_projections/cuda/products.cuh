@@ -2,10 +2,12 @@
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
+#include "../../cuda/latent.cuh"
+#include "../../cuda/values.cuh"
 
 // A head's weight lies in boxes of 128 rows of 128 bytes (64 elements), swizzled.
-constexpr int GROUP = 128, LATENT = 512, ELEMENTS = 64, LINE = 128, WEIGHT_BYTES = GROUP * LINE;
+constexpr int ELEMENTS = 64, LINE = 128, WEIGHT_BYTES = GROUP * LINE;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
 
 // A thread has 4 elements for each 8 tokens. Element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and output
 // warp % 4 * 16 + h * 8 + lane / 4.

@@ -1,0 +1,106 @@
+// Attended latents of one head, out of the latent's space: values, quantized.
+
+#pragma once
+
+#include "products.cuh"
+
+struct ExpandArguments {
+  // A box is GROUP rows of the weight, or the kernel's number of tokens of the attended latents.
+  TensorMap weight, attended;
+  u8* values;
+  float* scales;
+  int tokens, heads, head_rows, scale_stride;
+};
+
+constexpr int CHUNKS = LATENT / ELEMENTS;
+
+template <int TOKENS>
+struct ExpandShared {
+  u8 weight[CHUNKS][WEIGHT_BYTES];
+  u8 attended[CHUNKS][TOKENS * LINE];
+  u64 weight_full[CHUNKS], attended_full[CHUNKS];
+};
+
+// A CTA computes the values of one head, which are one quantization group.
+template <int TOKENS>
+struct Expand {
+  // Floats of a token's row of values, padded so that a thread's stores go to different banks.
+  static constexpr int ROW = GROUP + 4, COUNT = TOKENS / WARPS;
+  static_assert(TOKENS * ROW * 4 <= CHUNKS * WEIGHT_BYTES, "the values fit where the weight was");
+  ExpandShared<TOKENS>& shared;
+  const ExpandArguments& given;
+  int head, first;
+
+  __device__ __forceinline__ void copy_weight() const {
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      init_barrier(&shared.weight_full[chunk], 1);
+      init_barrier(&shared.attended_full[chunk], 1);
+    }
+    fence_async_proxy();
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      arrive_and_expect(&shared.weight_full[chunk], WEIGHT_BYTES);
+      copy_box(shared.weight[chunk], given.weight, chunk * LINE, head * given.head_rows, &shared.weight_full[chunk]);
+    }
+    prefetch_map(given.attended);
+  }
+
+  __device__ __forceinline__ void copy_attended() const {
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      arrive_and_expect(&shared.attended_full[chunk], TOKENS * LINE);
+      copy_box(shared.attended[chunk], given.attended, (head * CHUNKS + chunk) * LINE, first,
+               &shared.attended_full[chunk]);
+    }
+  }
+
+  // COPIED: the attended latents come by `copy_attended`; else they are there.
+  template <bool COPIED>
+  __device__ __forceinline__ void multiply_chunks(Product<TOKENS>& product) const {
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      u32 weight = shared_address(shared.weight[chunk]) + threadIdx.x / 128 * (WEIGHT_BYTES / 2);
+      u32 attended = shared_address(shared.attended[chunk]);
+      wait(&shared.weight_full[chunk], 0);
+      if (COPIED) wait(&shared.attended_full[chunk], 0);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < ELEMENTS / 16; step++)
+        multiply<0>(product, descriptor<1>(weight + step * 32), descriptor<1>(attended + step * 32), chunk + step > 0);
+      wgmma_commit();
+    }
+    wgmma_wait<0>();
+    pin(product.sum);
+  }
+
+  // Quantizes through shared memory, where a token's values become contiguous, a warp a token. Each lane does the divisions of
+  // one of the warp's tokens.
+  __device__ __forceinline__ void quantize(const Product<TOKENS>& product) const {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* rows = reinterpret_cast<float*>(shared.weight);
+    float* own = rows + lane % 4 * 2 * ROW + warp * 16 + lane / 4;
+    // Wait until all warps have read the weight.
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = product.sum[i];
+    __syncthreads();
+    float4 x[COUNT];
+    float own_largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      x[i] = *reinterpret_cast<const float4*>(rows + (warp * COUNT + i) * ROW + lane * 4);
+      float largest = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
+      // The bits of positive numbers compare as the numbers do.
+      largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+      if (lane == i) own_largest = largest;
+    }
+    float scale = fmaxf(own_largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
+    int token = first + warp * COUNT, left = min(given.tokens - token, COUNT);
+    if (lane < left) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      float factor = __shfl_sync(~0u, inverse, i);
+      u32 packed = pack_e4m3(x[i].x * factor, x[i].y * factor) | pack_e4m3(x[i].z * factor, x[i].w * factor) << 16;
+      if (i < left)
+        reinterpret_cast<u32*>(given.values + ((long long)(token + i) * given.heads + head) * GROUP)[lane] = packed;
+    }
+  }
+};

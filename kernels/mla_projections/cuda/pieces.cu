@@ -1,0 +1,193 @@
+// Attended latents to values for few tokens, as in few_tokens.cu, where the pieces of split requests are not joined yet, for Hopper
+// (sm_90a). A kernel that joins them would take as long to start and to end as this one.
+//
+// A CTA has one head. Its warps share the pieces of each token, 1 KB each, which are all in flight at once if there are few: a
+// row of the result is the average of its pieces' values, weighted by the sum of each piece's weights.
+
+#include "../../mla_decode/cuda/parts.cuh"
+#include "expand.cuh"
+
+// Pieces of a warp that are in flight at once; elements of a lane, of eight values each; threads whose values fill a cache line.
+constexpr int IN_FLIGHT = 7, STEPS = LATENT / (32 * VALUES), LINE_THREADS = 8;
+
+struct PiecesArguments {
+  // Without attended latents.
+  ExpandArguments expand;
+  Work work;
+};
+
+template <int TOKENS>
+struct PiecesShared {
+  ExpandShared<TOKENS> expand;
+  // What each warp has of a token.
+  float sums[WARPS][LATENT], largest[WARPS], totals[WARPS];
+};
+
+// Where the values of a token's pieces are, for one head, `stride` rows from each other.
+struct Pieces {
+  const uint4* values;
+  // Null for a whole request.
+  const float* log_sums;
+  int stride, count;
+
+  // Called by a whole warp. The schedule was written by a kernel that has ended; split requests come first in it.
+  static __device__ __forceinline__ Pieces of(const Work& work, int token, int head) {
+    int request = token / work.query_tokens, index = token % work.query_tokens, lane = threadIdx.x % 32;
+    for (int first = 0; first < work.part_count; first += 32) {
+      SplitRequest split = first + lane < work.part_count ? work.split_requests[first + lane] : SplitRequest{0, 0, 0, 0};
+      bool used = split.last > split.first;
+      u32 found = __ballot_sync(~0u, used && split.request == request), all = __ballot_sync(~0u, used);
+      if (found) {
+        int from = __ffs(found) - 1, slot = __shfl_sync(~0u, split.first, from), last = __shfl_sync(~0u, split.last, from);
+        long long row = (long long)(slot * work.query_tokens + index) * work.heads + head;
+        return {reinterpret_cast<const uint4*>(work.values) + row * (LATENT / VALUES), work.log_sums + row,
+                work.query_tokens * work.heads, last - slot};
+      }
+      if (~all) break;
+    }
+    long long row = (long long)token * work.heads + head;
+    return {reinterpret_cast<const uint4*>(work.out) + row * (LATENT / VALUES), nullptr, 0, 1};
+  }
+
+  __device__ __forceinline__ const uint4* at(int piece, int step) const {
+    return values + (long long)piece * stride * (LATENT / VALUES) + step * 32 + threadIdx.x % 32;
+  }
+  __device__ __forceinline__ float log_sum(int piece) const { return log_sums ? log_sums[(long long)piece * stride] : 0.0f; }
+};
+
+// These 128 bytes are not read again, so the cache need not write them back to memory.
+__device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
+
+// A warp's share of a token's pieces.
+struct Average {
+  float largest = LOWEST, total = 0.0f;
+  Values sums[STEPS] = {};
+
+  // Every `stride`-th piece from `first` on.
+  __device__ __forceinline__ void add_all(const Pieces& pieces, int first, int stride) {
+#pragma unroll 1
+    for (int piece = first; piece < pieces.count; piece += stride * IN_FLIGHT) add_some(pieces, piece, stride);
+    __syncwarp();
+    if (!pieces.log_sums || threadIdx.x % LINE_THREADS) return;
+    for (int piece = first; piece < pieces.count; piece += stride)
+#pragma unroll
+      for (int step = 0; step < STEPS; step++) discard(pieces.at(piece, step));
+  }
+
+  __device__ __forceinline__ void add_some(const Pieces& pieces, int first, int stride) {
+    uint4 found[IN_FLIGHT][STEPS];
+    float log_sums[IN_FLIGHT], before = largest;
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      int piece = first + i * stride;
+      if (piece >= pieces.count) continue;
+      log_sums[i] = pieces.log_sum(piece);
+#pragma unroll
+      for (int step = 0; step < STEPS; step++) found[i][step] = load(pieces.at(piece, step));
+    }
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) largest = first + i * stride < pieces.count ? fmaxf(largest, log_sums[i]) : largest;
+    scale(exp2_fast(before - largest));
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      if (first + i * stride >= pieces.count) continue;
+      float weight = exp2_fast(log_sums[i] - largest);
+      total += weight;
+#pragma unroll
+      for (int step = 0; step < STEPS; step++) sums[step].add(Values::of(found[i][step]), weight);
+    }
+  }
+
+  __device__ __forceinline__ void scale(float factor) {
+    total *= factor;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+      for (int i = 0; i < VALUES; i++) sums[step].value[i] *= factor;
+  }
+};
+
+template <int TOKENS>
+struct Join {
+  PiecesShared<TOKENS>& shared;
+  const PiecesArguments& given;
+  int head, first;
+
+  // All threads: the tile's attended latents, as the copy engine would have brought them.
+  __device__ __forceinline__ void join() const {
+    int tokens = min(TOKENS, given.expand.tokens - first), warp = threadIdx.x / 32;
+    // Warps of a token.
+    int sharing = tokens > 4 ? 1 : tokens > 2 ? 2 : tokens > 1 ? 4 : 8;
+#pragma unroll 1
+    for (int begin = 0; begin < tokens; begin += WARPS / sharing) {
+      int token = begin + warp / sharing, part = warp % sharing;
+      Pieces pieces = Pieces::of(given.work, first + min(token, tokens - 1), head);
+      wait_for_earlier();
+      if (token < tokens) leave(pieces, part, sharing);
+      __syncthreads();
+      if (token < tokens) write(token, part, sharing);
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void leave(const Pieces& pieces, int part, int sharing) const {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Average average;
+    average.add_all(pieces, part, sharing);
+    float4* to = reinterpret_cast<float4*>(shared.sums[warp]);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+      const float* sum = average.sums[step].value;
+      to[(step * 32 + lane) * 2] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      to[(step * 32 + lane) * 2 + 1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    }
+    if (lane == 0) shared.largest[warp] = average.largest;
+    if (lane == 0) shared.totals[warp] = average.total;
+  }
+
+  // A warp's share of the channels, in pairs. 16-byte pieces of a line change places by the token's number.
+  __device__ __forceinline__ void write(int token, int part, int sharing) const {
+    int lane = threadIdx.x % 32, warps = threadIdx.x / 32 - part, pairs = LATENT / 2 / sharing;
+    float largest = LOWEST, total = 0.0f;
+    for (int i = 0; i < sharing; i++) largest = fmaxf(largest, shared.largest[warps + i]);
+    for (int i = 0; i < sharing; i++) total += shared.totals[warps + i] * exp2_fast(shared.largest[warps + i] - largest);
+    for (int pair = part * pairs + lane; pair < (part + 1) * pairs; pair += 32) {
+      float2 sum = {};
+      for (int i = 0; i < sharing; i++) {
+        float2 found = reinterpret_cast<const float2*>(shared.sums[warps + i])[pair];
+        float weight = exp2_fast(shared.largest[warps + i] - largest);
+        sum.x = fmaf(found.x, weight, sum.x);
+        sum.y = fmaf(found.y, weight, sum.y);
+      }
+      int chunk = pair / (ELEMENTS / 2), at = pair % (ELEMENTS / 2);
+      u8* line = shared.expand.attended[chunk] + token * LINE;
+      reinterpret_cast<u32*>(line)[(at / 4 ^ token % 8) * 4 + at % 4] = pack_bf16(sum.x / total, sum.y / total);
+    }
+  }
+};
+
+template <int TOKENS>
+__device__ __forceinline__ void expand(const PiecesArguments& given) {
+  extern __shared__ __align__(1024) u8 memory[];
+  PiecesShared<TOKENS>& shared = *reinterpret_cast<PiecesShared<TOKENS>*>(memory);
+  start_next();
+  int head = blockIdx.x, first = blockIdx.y * TOKENS;
+  Expand<TOKENS> work{shared.expand, given.expand, head, first};
+  if (threadIdx.x == 0) work.copy_weight();
+  __syncthreads();
+  Join<TOKENS>{shared, given, head, first}.join();
+  fence_async_proxy();
+  __syncthreads();
+  Product<TOKENS> product;
+  work.template multiply_chunks<false>(product);
+  work.quantize(product);
+}
+
+#define EXPAND_PIECES(TOKENS)                                                                    \
+  extern "C" __device__ int expand_pieces_##TOKENS##_shared_bytes = sizeof(PiecesShared<TOKENS>); \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+      expand_pieces_##TOKENS(const __grid_constant__ PiecesArguments given) {                    \
+    expand<TOKENS>(given);                                                                       \
+  }
+EXPAND_PIECES(16)
+EXPAND_PIECES(32)

@@ -1,0 +1,73 @@
+"""Values of what attention left in pieces, against the pieces joined first, on Hopper."""
+
+import pytest
+import torch
+
+from bench.kernels.inputs import random_bfloat16
+from kernels.act_quant import dequantize
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode import Attended, attend, plan_decode
+from kernels.mla_projections import expand_attended, expand_values_quantized
+from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
+
+LATENT, WIDTH, NOPE, VALUE = 512, 576, 128, 128
+E4M3 = torch.float8_e4m3fn
+LENGTHS = {
+    "one": [3500],
+    "one block": [5],
+    "two": [3500, 700],
+    "three": [64, 9000, 200],
+    "eight": [3500] * 8,
+    "ragged": [1, 63, 64, 65, 127, 128, 129, 1000, 3, 257, 5000],
+    "as many as are taken": [2000] * 16,
+}
+
+
+class Step:
+    def __init__(self, lengths: list[int], query_tokens: int, heads: int, dtype: torch.dtype) -> None:
+        blocks = [-(-(length + query_tokens) // BLOCK_TOKENS) for length in lengths]
+        self.pool = random_bfloat16(sum(blocks), BLOCK_TOKENS, WIDTH).to(dtype)
+        table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32, device="cuda")
+        order = torch.randperm(sum(blocks), device="cuda").int()
+        for row, (own, count) in enumerate(zip(order.split(blocks), blocks, strict=True)):
+            table[row, :count] = own
+        totals = torch.tensor([length + query_tokens - 1 for length in lengths], dtype=torch.int32, device="cuda")
+        self.plan = plan_decode(table, totals, query_tokens)
+        self.query = random_bfloat16(len(lengths) * query_tokens, heads, WIDTH)
+        self.weight = random_bfloat16(heads, NOPE + VALUE, LATENT)[:, NOPE:].transpose(1, 2)
+
+    def attended(self) -> Attended:
+        return attend(self.query, self.pool, self.plan, value_width=LATENT, scale=0.05)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("query_tokens", [1, 2])
+@pytest.mark.parametrize("heads", [16, 32, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
+def test_pieces_are_joined_on_their_way_to_values(
+    lengths: list[int], query_tokens: int, heads: int, dtype: torch.dtype
+) -> None:
+    step = Step(lengths, query_tokens, heads, dtype)
+    expected = expand_values_quantized(step.attended().joined(), step.weight)
+    found = expand_attended(step.attended(), step.weight)
+    assert torch.allclose(found.scales, expected.scales, rtol=2e-2)
+    assert relative_error(dequantize(found), dequantize(expected)) < 0.03
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_replays_of_a_graph_give_the_same_values() -> None:
+    step = Step([3500, 100], 1, 32, E4M3)
+    first = dequantize(expand_attended(step.attended(), step.weight))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.plan.schedule.metadata = None
+        found = expand_attended(step.attended(), step.weight)
+    for _ in range(20):
+        found.values.view(torch.uint8).zero_()
+        graph.replay()
+        assert torch.equal(dequantize(found), first)
