@@ -7,6 +7,7 @@ from types import MappingProxyType
 from bench.rank.ceilings import Ceilings
 from engine.model.config import ModelConfig
 from engine.model.quantization import LinearKind, Stored
+from engine.model.tensor_group import FEW_ROWS
 from engine.parallel.layout import Layout
 
 ALONE = Layout()
@@ -106,7 +107,12 @@ def _feed_forward(name: str, config: ModelConfig, rows: float, width: int) -> It
 def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator[Operation]:
     own_rows, all_rows = rows / layout.tp, rows * layout.dp
     yield _product("gate", own_rows, config.hidden_size, config.n_routed_experts)
-    yield from _feed_forward("shared", config, own_rows, config.moe_intermediate_size * config.n_shared_experts)
+    shared = config.moe_intermediate_size * config.n_shared_experts
+    if layout.tp > 1 and layout.dp == 1 and rows <= FEW_ROWS:
+        # Every rank has all rows, and a part of the width.
+        yield from _feed_forward("shared", config, rows, shared // layout.tp)
+    else:
+        yield from _feed_forward("shared", config, own_rows, shared)
     chosen, held = config.num_experts_per_tok, config.n_routed_experts / layout.ep
     # The number of experts that an even choice touches.
     touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)

@@ -32,6 +32,12 @@ def test_ranks_together_compute_what_one_would(layout: Layout, name: str) -> Non
     assert size_bytes == pytest.approx(whole_bytes * (1 if name == "experts" else layout.dp))
 
 
+def test_ranks_of_a_tp_group_read_a_part_of_shared_experts_for_few_rows() -> None:
+    (whole, flops), layout = total(Layout(), 32, "shared"), Layout(tp=4, ep=4)
+    assert total(layout, 32, "shared") == pytest.approx((whole, flops))
+    assert total(layout, 33, "shared")[0] == pytest.approx(4 * whole)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_together_guess_what_one_would(layout: Layout) -> None:
     def flops(layout: Layout) -> dict[str, float]:
