@@ -7,13 +7,13 @@ import torch
 
 from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import Work
+from kernels.mla_decode.parts import FEW_TOKENS, Work
 from kernels.mla_projections.few_tokens import THREADS, VALUE, ExpandArguments, expand_arguments, takes_values
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "pieces.cu"
-# Numbers of tokens of a CTA's tile. With more tokens, joining reads much, and a kernel with more CTAs does it.
-TOKENS = (16, 32)
+# Tokens of a CTA's tile, as in the source.
+TILE_TOKENS = 16
 
 
 class PiecesArguments(ctypes.Structure):
@@ -30,17 +30,16 @@ class PiecesArguments(ctypes.Structure):
 def takes(attended: Attended, weight: torch.Tensor) -> bool:
     """Whether there are pieces, of few tokens. weight: as in `expand_values`."""
     latents = attended.latents
-    return attended.pieces is not None and latents.shape[0] <= max(TOKENS) and takes_values(latents, weight)
+    return attended.pieces is not None and latents.shape[0] <= FEW_TOKENS and takes_values(latents, weight)
 
 
 def expand_pieces(attended: Attended, weight: torch.Tensor) -> Quantized:
     """As `kernels.mla_projections.expand_attended`, for what it `takes`."""
     (tokens, heads, _), device = attended.latents.shape, attended.latents.device
-    assert attended.pieces is not None
+    assert attended.pieces is not None and tokens <= FEW_TOKENS
     out = empty_quantized(tokens, heads * VALUE, device=device)
-    tile_tokens = next(size for size in TOKENS if size >= tokens)
-    expand = expand_arguments(attended.latents, weight, out, tile_tokens)
+    expand = expand_arguments(attended.latents, weight, out, TILE_TOKENS)
     arguments = PiecesArguments(expand, attended.pieces.work)
-    kernel = load_kernel(SOURCE, f"expand_pieces_{tile_tokens}", device.index or 0)
+    kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0)
     kernel.launch((heads, 1, 1), THREADS, arguments, dependent=True)
     return out

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kernels.mla_decode import plan_decode
 
 # The overhead of a piece in units, by how many units parts may be larger if that avoids splitting, and the fewest units
-# of a part, and of a piece that is not its request's last.
-PIECE_COST, SPLIT_COST, FEWEST_UNITS, TRIED = 2, 3, 2, 8
+# of a part, and of a piece that is not its request's last: with up to FEW_TOKENS tokens, and with more.
+PIECE_COST, SPLIT_COST, FEWEST_OF_FEW, FEWEST_UNITS, FEW_TOKENS, TRIED = 2, 3, 2, 4, 2, 8
 UNIT_TOKENS, LATENT = 64, 512
 
 
@@ -30,8 +30,12 @@ class Piece:
 Parts = list[list[Piece]]
 
 
-def least_capacity(units: list[int], parts: int) -> int:
-    return max(-(-sum(count + PIECE_COST for count in units) // parts), FEWEST_UNITS + PIECE_COST)
+def fewest_units(tokens: int) -> int:
+    return FEWEST_OF_FEW if tokens <= FEW_TOKENS else FEWEST_UNITS
+
+
+def least_capacity(units: list[int], parts: int, tokens: int) -> int:
+    return max(-(-sum(count + PIECE_COST for count in units) // parts), fewest_units(tokens) + PIECE_COST)
 
 
 def pack_whole(units: list[int], room: list[int]) -> tuple[Parts, list[int]]:
@@ -52,12 +56,12 @@ def pack_whole(units: list[int], room: list[int]) -> tuple[Parts, list[int]]:
     return made, left
 
 
-def fill_rests(units: list[int], room: list[int], left: list[int]) -> tuple[Parts, bool]:
+def fill_rests(units: list[int], room: list[int], left: list[int], fewest: int) -> tuple[Parts, bool]:
     """Split the requests in `left` over the room that there is. Returns the parts and whether all of it fits."""
     made: Parts = [[] for _ in room]
     waiting, first, slot = list(left), 0, 0
     for pieces, free in zip(made, room, strict=True):
-        while waiting and free - PIECE_COST >= min(units[waiting[0]] - first, FEWEST_UNITS):
+        while waiting and free - PIECE_COST >= min(units[waiting[0]] - first, fewest):
             last = min(first + free - PIECE_COST, units[waiting[0]])
             pieces.append(Piece(waiting[0], first, last, slot))
             free -= last - first + PIECE_COST
@@ -68,13 +72,14 @@ def fill_rests(units: list[int], room: list[int], left: list[int]) -> tuple[Part
     return made, not waiting
 
 
-def divide_into_parts(units: list[int], parts: int) -> Parts:
+def divide_into_parts(units: list[int], parts: int, query_tokens: int = 1) -> Parts:
     """units: those of each request, at least one. Returns each part's pieces in the order in which it computes them."""
     found: list[tuple[int, Parts]] = []
+    tokens = len(units) * query_tokens
     for more in range(TRIED):
-        room = [least_capacity(units, parts) + more] * parts
+        room = [least_capacity(units, parts, tokens) + more] * parts
         whole, left = pack_whole(units, room)
-        split, fits = fill_rests(units, room, left)
+        split, fits = fill_rests(units, room, left, fewest_units(tokens))
         if fits:
             both = [first + second for first, second in zip(whole, split, strict=True)]
             found.append((more + (SPLIT_COST if left else 0), both))
@@ -88,7 +93,7 @@ def split_requests(parts: Parts) -> set[int]:
 def splits_end_to_end(units: list[int], parts: int) -> int:
     """How many requests are split if all are laid end to end into equal parts of the least capacity."""
     borders = pairwise([0, *accumulate(count + PIECE_COST for count in units)])
-    capacity = least_capacity(units, parts)
+    capacity = least_capacity(units, parts, len(units))
     return sum((start + PIECE_COST) // capacity != (end - 1) // capacity for start, end in borders)
 
 
@@ -132,7 +137,7 @@ def test_a_requests_pieces_have_all_its_units_in_order(units: list[int], parts: 
 def test_no_part_costs_much_more_than_equal_ones_would(units: list[int], parts: int) -> None:
     made = divide_into_parts(units, parts)
     dearest = max(sum(piece.last - piece.first + PIECE_COST for piece in part) for part in made)
-    assert dearest <= least_capacity(units, parts) + TRIED - 1
+    assert dearest <= least_capacity(units, parts, len(units)) + TRIED - 1
 
 
 @given(UNITS, PARTS)
@@ -170,13 +175,19 @@ def test_requests_that_fill_two_parts_each_are_split_once() -> None:
     assert {end - first for first, end in slots_of_split(divide_into_parts([55] * 32, 66)).values()} == {2}
 
 
+@pytest.mark.parametrize(("requests", "query_tokens", "fewest"), [(1, 1, 2), (2, 1, 2), (1, 2, 2), (3, 1, 4)])
+def test_pieces_of_few_tokens_may_be_short(requests: int, query_tokens: int, fewest: int) -> None:
+    pieces = [piece for part in divide_into_parts([56] * requests, 132, query_tokens) for piece in part]
+    assert max(piece.last - piece.first for piece in pieces) == fewest
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "query_tokens"), [(128, 1), (128, 2), (16, 1), (128, 70)])
-@pytest.mark.parametrize("requests", [1, 2, 31, 66, 96, 300])
+@pytest.mark.parametrize("requests", [1, 2, 3, 31, 66, 96, 300])
 def test_the_device_divides_as_the_rule_says(requests: int, heads: int, query_tokens: int) -> None:
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     parts = max(processors // (query_tokens * -(-heads // 64)), 1)
     for longest in (64, 700, 9000):
         lengths = torch.randint(1, longest + 1, (requests,)).add(query_tokens - 1).tolist()
-        expected = divide_into_parts([-(-length // UNIT_TOKENS) for length in lengths], parts)
+        expected = divide_into_parts([-(-length // UNIT_TOKENS) for length in lengths], parts, query_tokens)
         assert divide_on_device(lengths, heads, query_tokens) == (expected, slots_of_split(expected))

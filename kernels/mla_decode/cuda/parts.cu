@@ -9,8 +9,9 @@
 
 // The overhead of a piece, in units, about; and by how many units parts may be larger if that avoids splitting any request.
 constexpr int PIECE_COST = 2, SPLIT_COST = 3;
-// The fewest units of a part, and of a piece that is not its request's last.
-constexpr int FEWEST_UNITS = 2;
+// The fewest units of a part, and of a piece that is not its request's last: with few tokens, whose pieces cost little to join,
+// and with more.
+constexpr int FEWEST_OF_FEW = 2, FEWEST_UNITS = 4;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 // A part has at least one multiprocessor.
 constexpr int LANE_PARTS = 5, MOST_PARTS = 32 * LANE_PARTS;
@@ -99,16 +100,20 @@ __device__ __forceinline__ void pack(const Work& work, int capacity, Packing& pa
   __syncwarp();
 }
 
+__device__ __forceinline__ int fewest_units(const Work& work) {
+  return work.requests * work.query_tokens <= FEW_TOKENS ? FEWEST_OF_FEW : FEWEST_UNITS;
+}
+
 // One thread: splits the requests that found no room over what is left of the parts. Returns whether all of them fit.
 __device__ __forceinline__ bool fill(const Work& work, Trial& trial) {
   if (trial.left_count > MOST_PARTS) return false;
-  int left = 0, first = 0, count = 0, units = trial.left[0].units;
+  int left = 0, first = 0, count = 0, units = trial.left[0].units, fewest = fewest_units(work);
 #pragma unroll 1
   for (int part = 0; part < work.part_count; part++) {
     int room = trial.room[part];
     trial.begins[part] = count;
 #pragma unroll 1
-    while (left < trial.left_count && room - PIECE_COST >= min(units - first, FEWEST_UNITS)) {
+    while (left < trial.left_count && room - PIECE_COST >= min(units - first, fewest)) {
       int last = min(first + room - PIECE_COST, units);
       trial.pieces[count++] = {(unsigned short)part, (unsigned short)left, (unsigned short)first, (unsigned short)last};
       room -= last - first + PIECE_COST;
@@ -168,7 +173,7 @@ __device__ __forceinline__ void store_whole(const Work& work, const int* places,
 }
 
 // One CTA. Each warp tries a capacity: the least that could suffice, or up to seven units more. With seven more all requests
-// find room: a border adds at most one piece to a part, which costs 2, and a part leaves less than 2 + 2 units unused.
+// find room: a border adds at most one piece to a part, which costs 2, and a part leaves less than 2 + 4 units unused.
 extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_constant__ Work work) {
   __shared__ Trial trials[WARPS];
   __shared__ int total, best, begins[MOST_PARTS + 1], whole[MOST_PARTS];
@@ -182,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_cons
   __syncthreads();
   sort(work);
   __syncthreads();
-  int least = max((total + work.part_count - 1) / work.part_count, FEWEST_UNITS + PIECE_COST);
+  int least = max((total + work.part_count - 1) / work.part_count, fewest_units(work) + PIECE_COST);
   Packing packing;
   pack(work, least + warp, packing, trials[warp], work.tried + warp * work.requests);
   // The lower bits say which warp it was.

@@ -8,6 +8,8 @@
 
 constexpr int WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
+// Up to this many tokens pieces are joined where values are expanded (`kernels/mla_projections`), beyond by `combine`.
+constexpr int FEW_TOKENS = 2;
 
 // Consecutive units of one request.
 struct alignas(16) Piece {

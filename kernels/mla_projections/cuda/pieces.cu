@@ -1,5 +1,6 @@
-// Attended latents to values for few tokens, as in few_tokens.cu, where the pieces of split requests are not joined yet, for Hopper
-// (sm_90a). A kernel that joins them would take as long to start and to end as this one.
+// Attended latents to values for one or two tokens, as in few_tokens.cu, where the pieces of split requests are not joined yet,
+// for Hopper (sm_90a). A kernel that joins them would take as long to start and to end as this one. With more tokens such a
+// kernel is faster, since more multiprocessors read the pieces.
 //
 // A CTA has one head. Its warps share the pieces of each token, 1 KB each, which are all in flight at once if there are few: a
 // row of the result is the average of its pieces' values, weighted by the sum of each piece's weights.
@@ -7,8 +8,9 @@
 #include "../../mla_decode/cuda/parts.cuh"
 #include "expand.cuh"
 
-// Pieces of a warp that are in flight at once; elements of a lane, of eight values each; threads whose values fill a cache line.
-constexpr int IN_FLIGHT = 7, STEPS = LATENT / (32 * VALUES), LINE_THREADS = 8;
+// Tokens of the products' tile; pieces of a warp that are in flight at once; elements of a lane, of eight values each; threads
+// whose values fill a cache line.
+constexpr int TILE_TOKENS = 16, IN_FLIGHT = 7, STEPS = LATENT / (32 * VALUES), LINE_THREADS = 8;
 
 struct PiecesArguments {
   // Without attended latents.
@@ -16,9 +18,8 @@ struct PiecesArguments {
   Work work;
 };
 
-template <int TOKENS>
 struct PiecesShared {
-  ExpandShared<TOKENS> expand;
+  ExpandShared<TILE_TOKENS> expand;
   // What each warp has of a token.
   float sums[WARPS][LATENT], largest[WARPS], totals[WARPS];
 };
@@ -107,27 +108,19 @@ struct Average {
   }
 };
 
-template <int TOKENS>
 struct Join {
-  PiecesShared<TOKENS>& shared;
+  PiecesShared& shared;
   const PiecesArguments& given;
-  int head, first;
+  int head;
 
-  // All threads: the tile's attended latents, as the copy engine would have brought them.
+  // All threads, whose warps share the tokens: the attended latents, as the copy engine would have brought them.
   __device__ __forceinline__ void join() const {
-    int tokens = min(TOKENS, given.expand.tokens - first), warp = threadIdx.x / 32;
-    // Warps of a token.
-    int sharing = tokens > 4 ? 1 : tokens > 2 ? 2 : tokens > 1 ? 4 : 8;
-#pragma unroll 1
-    for (int begin = 0; begin < tokens; begin += WARPS / sharing) {
-      int token = begin + warp / sharing, part = warp % sharing;
-      Pieces pieces = Pieces::of(given.work, first + min(token, tokens - 1), head);
-      wait_for_earlier();
-      if (token < tokens) leave(pieces, part, sharing);
-      __syncthreads();
-      if (token < tokens) write(token, part, sharing);
-      __syncthreads();
-    }
+    int sharing = WARPS / given.expand.tokens, warp = threadIdx.x / 32;
+    Pieces pieces = Pieces::of(given.work, warp / sharing, head);
+    wait_for_earlier();
+    leave(pieces, warp % sharing, sharing);
+    __syncthreads();
+    write(warp / sharing, warp % sharing, sharing);
   }
 
   __device__ __forceinline__ void leave(const Pieces& pieces, int part, int sharing) const {
@@ -166,28 +159,18 @@ struct Join {
   }
 };
 
-template <int TOKENS>
-__device__ __forceinline__ void expand(const PiecesArguments& given) {
+extern "C" __device__ int expand_pieces_shared_bytes = sizeof(PiecesShared);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) expand_pieces(const __grid_constant__ PiecesArguments given) {
   extern __shared__ __align__(1024) u8 memory[];
-  PiecesShared<TOKENS>& shared = *reinterpret_cast<PiecesShared<TOKENS>*>(memory);
+  PiecesShared& shared = *reinterpret_cast<PiecesShared*>(memory);
   start_next();
-  int head = blockIdx.x, first = blockIdx.y * TOKENS;
-  Expand<TOKENS> work{shared.expand, given.expand, head, first};
+  Expand<TILE_TOKENS> work{shared.expand, given.expand, (int)blockIdx.x, 0};
   if (threadIdx.x == 0) work.copy_weight();
   __syncthreads();
-  Join<TOKENS>{shared, given, head, first}.join();
+  Join{shared, given, (int)blockIdx.x}.join();
   fence_async_proxy();
   __syncthreads();
-  Product<TOKENS> product;
-  work.template multiply_chunks<false>(product);
+  Product<TILE_TOKENS> product;
+  work.multiply_chunks<false>(product);
   work.quantize(product);
 }
-
-#define EXPAND_PIECES(TOKENS)                                                                    \
-  extern "C" __device__ int expand_pieces_##TOKENS##_shared_bytes = sizeof(PiecesShared<TOKENS>); \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
-      expand_pieces_##TOKENS(const __grid_constant__ PiecesArguments given) {                    \
-    expand<TOKENS>(given);                                                                       \
-  }
-EXPAND_PIECES(16)
-EXPAND_PIECES(32)
