@@ -1,6 +1,7 @@
-"""How the product on Hopper is cut, by the rows that an expert expects."""
+"""How the product on Hopper is cut, by the rows that an expert expects and by how many experts have any."""
 
 from dataclasses import dataclass
+from math import sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,9 +10,14 @@ class Tiling:
 
     # Rows of a tile; they are copied by boxes.
     rows: int
-    # Each of them multiplies `parts` times 64 outputs; one more copies.
+    # Each of them multiplies `parts` times 64 outputs over every `turns`-th group of inputs; one more copies.
     warpgroups: int
     parts: int
+    turns: int = 1
+
+    @property
+    def outputs(self) -> int:
+        return 64 * self.warpgroups * self.parts // self.turns
 
     @property
     def box_rows(self) -> int:
@@ -46,3 +52,39 @@ class TilingTable:
 # Measured on an H200, even loads and ones by Zipf's law together: the last tile reads an expert's weights
 # fewer times if it has many rows, and is made as of few rows if it has few.
 H200 = TilingTable((7, 12, 20))
+
+# For few rows of few experts: otherwise most CTAs have no tile. A warpgroup needs some 0.3 us for a group whatever the
+# others do, so that it takes four to decode 50 GB/s.
+NARROW = Tiling(16, 4, 1, 2)
+# The most tiles of both products that narrow ones may be. Measured: 440 and 512 are faster than half as many wide ones,
+# by 3.4 and 2.7 us of 39 and 29, 528 and 1024 are slower by 2.1 and 1.5.
+MOST_NARROW_TILES = 512
+
+
+def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided: bool) -> Tiling:
+    """The tiling if tokens are copied so often to experts that lie here, on average.
+
+    gate_up: outputs and inputs of an expert's first product. divided: other ranks have experts too. Then one that is
+    chosen more often than this holds all of them up.
+    """
+    outputs, inputs = gate_up
+    touched = copies + 2 * sqrt(copies) if divided else copies
+    # Groups of 128 inputs of the first product, and of the last one.
+    whole_turns = inputs // 128 % NARROW.turns == 0 and outputs // 256 % NARROW.turns == 0
+    # So few rows fit into one tile even if they all have the same expert.
+    narrow = touched <= NARROW.rows and touched * (outputs + inputs) <= MOST_NARROW_TILES * NARROW.outputs
+    return NARROW if narrow and whole_turns else tiling
+
+
+# Multiprocessors that a step's product leaves to shared experts beside it, whose CTAs fill one each: 4, or 36 with few
+# copies. All 16 or 22 CTAs of gate and up and all but two of down's 38 then run at once, while the other 96 decode
+# 4.8 TB/s, more than memory delivers.
+SPARE, SPARE_OF_FEW = 4, 36
+# Copies are few if their experts, one each, have no more bytes: 32 of R1's, which take 170 us to read. Shared experts
+# that four ranks divide take 150 us on 4 multiprocessors, and end before more copies do.
+FEW_BYTES = 750_000_000
+
+
+def spared(copies: float, expert_bytes: int) -> int:
+    """The multiprocessors that are left. copies: as in `narrowed`. It changes nothing of what is computed."""
+    return SPARE_OF_FEW if copies * expert_bytes <= FEW_BYTES else SPARE

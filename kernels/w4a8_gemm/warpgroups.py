@@ -8,18 +8,16 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import is_hopper
-from kernels.moe_permute.layout import ContiguousLayout, Layout
+from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
-from kernels.w4a8_gemm.tiling import TILINGS, Tiling
-from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
+from kernels.w4a8_gemm.tiling import TILINGS, Tiling, narrowed, spared
+from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
 # The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
-# Multiprocessors that a step's product leaves to shared experts. With 4, R1's tiles are as many for each of the others.
-SPARE = 4
 
 
 class Operands(ctypes.Structure):
@@ -97,7 +95,13 @@ def w4a8_feed_forward(
 def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
     if isinstance(layout, ContiguousLayout):
         return TILINGS[-1]
-    return weight.tilings.choose(layout.expected_rows, layout.capacity)
+    tiling, (experts, *gate_up) = weight.tilings.choose(layout.expected_rows, layout.capacity), weight.shape
+    return narrowed(tiling, (gate_up[0], gate_up[1]), _copies(layout, experts), divided=layout.elsewhere > 0)
+
+
+def _copies(layout: MaskedLayout, experts: int) -> float:
+    """How many copies of tokens are expected here."""
+    return layout.positions.numel() * experts / (experts + layout.elsewhere)
 
 
 def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
@@ -118,11 +122,19 @@ def _launch(
     arguments.drawn, arguments.experts = weight.drawn.data_ptr(), weight.shape[0]
     arguments.capacity, arguments.contiguous = layout.shape[-1], contiguous
     kind = "full" if has_minimum else "symmetric"
-    name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}"
+    name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.turns}"
     kernel = load_kernel(SOURCE, name, out.device.index or 0)
     threads = (tiling.warpgroups + 1) * WARPGROUP
-    ctas = _processors(out.device) - (0 if contiguous else SPARE)
+    ctas = _processors(out.device) - _spared(arguments, layout)
     kernel.launch((ctas, 1, 1), threads, arguments, dependent=True)
+
+
+def _spared(arguments: Arguments, layout: Layout) -> int:
+    if isinstance(layout, ContiguousLayout):
+        return 0
+    products = arguments.first, arguments.last
+    expert_bytes = sum(product.output_tiles * product.groups for product in products) * TILE_BYTES
+    return spared(_copies(layout, arguments.experts), expert_bytes)
 
 
 def _most_row_tiles(layout: Layout, tiling: Tiling) -> int:

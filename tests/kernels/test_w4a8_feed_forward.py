@@ -18,7 +18,7 @@ from kernels.w4a8_gemm import (
     w4a8_feed_forward,
 )
 from kernels.w4a8_gemm.reference import dequantize
-from kernels.w4a8_gemm.tiling import TILINGS, Tiling
+from kernels.w4a8_gemm.tiling import NARROW, TILINGS, Tiling
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -143,6 +143,16 @@ def test_a_masked_layout(counts: list[int], capacity: int, hidden: int, width: i
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("hidden", "width"), [(512, 512), (1024, 1536), (7168, 512)])
+@pytest.mark.parametrize("lowest", [-7, -8])
+@pytest.mark.parametrize(("capacity", "counts"), MASKED)
+def test_narrow_tiles(counts: list[int], capacity: int, lowest: int, hidden: int, width: int) -> None:
+    check(random_feed_forward(len(counts), hidden, width, "cuda", lowest), masked(counts, capacity, "cuda"), NARROW)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("hidden", "width"), SHAPES)
 def test_a_contiguous_layout(hidden: int, width: int) -> None:
     check(random_feed_forward(5, hidden, width, "cuda"), contiguous("cuda"), None)
@@ -168,11 +178,27 @@ def test_any_number_of_experts(experts: int) -> None:
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[-1]], ids=str)
+@pytest.mark.parametrize("tiling", [NARROW, TILINGS[0], TILINGS[-1]], ids=str)
 @pytest.mark.parametrize("experts", [20, 64, 100])
 @pytest.mark.parametrize("touched", range(9))
 def test_few_experts_that_have_rows(touched: int, experts: int, tiling: Tiling) -> None:
-    check(random_feed_forward(experts, 896, 512, "cuda"), few_touched(experts, touched, "cuda"), tiling)
+    check(random_feed_forward(experts, 1024, 512, "cuda"), few_touched(experts, touched, "cuda"), tiling)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("tiling", [NARROW, TILINGS[0], TILINGS[-1]], ids=str)
+def test_the_number_of_ctas_changes_nothing(tiling: Tiling) -> None:
+    """Few copies leave more multiprocessors to others than many do."""
+    from kernels.w4a8_gemm import warpgroups
+
+    experts = random_feed_forward(64, 2048, 1024, "cuda")
+    for counts in (few_touched(64, 5, "cuda").counts, torch.randint(0, 65, (64,)).int()):
+        few, many = (MaskedLayout(torch.zeros(copies, 1), counts.to("cuda"), 64) for copies in (1, 10_000))
+        x = random_rows(few, 64, 2048, "cuda")
+        used = torch.arange(64, device="cuda") < few.counts.unsqueeze(1)
+        found = [warpgroups.w4a8_feed_forward(x, experts, layout, tiling)[used] for layout in (few, many)]
+        assert torch.equal(*found)
 
 
 @pytest.mark.gpu
@@ -184,10 +210,10 @@ def test_rows_of_deepseek_r1_come_out_the_same_every_time() -> None:
     layouts = [masked(torch.randint(0, tokens + 1, (32,)), 64, "cuda") for tokens in (16, 40, 64)]
     # Gate and up of up to seven experts, with one tile of rows each, are less than a tile for each multiprocessor.
     layouts += [few_touched(32, touched, "cuda") for touched in (1, 2, 4, 7, 8, 9)]
-    for layout in layouts:
+    for layout, tiling in ((layout, tiling) for layout in layouts for tiling in (None, NARROW)):
         x = random_rows(layout, 32, 7168, "cuda")
         used = torch.arange(64, device="cuda") < layout.counts.unsqueeze(1)
-        first = warpgroups.w4a8_feed_forward(x, experts, layout)[used]
+        first = warpgroups.w4a8_feed_forward(x, experts, layout, tiling)[used]
         assert relative_error(first, reference.w4a8_feed_forward(x, experts, layout)[used]) < 1e-2
         for _ in range(50):
-            assert torch.equal(warpgroups.w4a8_feed_forward(x, experts, layout)[used], first)
+            assert torch.equal(warpgroups.w4a8_feed_forward(x, experts, layout, tiling)[used], first)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels.fp8_gemm.few_rows import choose_tiling
 from kernels.w4a8_gemm.profile import ROWS, find_or_measure, measure_table
-from kernels.w4a8_gemm.tiling import H200, TILINGS, Tiling
+from kernels.w4a8_gemm.tiling import H200, NARROW, SPARE, SPARE_OF_FEW, TILINGS, Tiling, narrowed, spared
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 16), (8, 24), (16, 32), (32, 128), (4096, 128)])
@@ -16,6 +17,67 @@ def test_a_tile_holds_most_experts_rows(rows: int, expected: int) -> None:
 
 def test_a_tile_holds_no_more_than_an_expert_can_have() -> None:
     assert H200.choose(60, 32).rows == 32
+
+
+@pytest.mark.parametrize(
+    ("width", "touched", "narrow"),
+    [(2048, 1, True), (2048, 5, True), (2048, 6, False), (2048, 8, False), (512, 8, True), (512, 16, False)],
+)
+def test_tiles_are_narrow_where_that_was_measured_to_be_faster(width: int, touched: int, narrow: bool) -> None:
+    found = narrowed(TILINGS[0], (2 * width, 7168), touched, divided=False)
+    assert found == (NARROW if narrow else TILINGS[0])
+
+
+@pytest.mark.parametrize(("tokens", "narrow"), [(1, True), (2, False), (4, False)])
+def test_the_busiest_of_ranks_that_divide_experts_has_more_than_its_share(tokens: int, narrow: bool) -> None:
+    # Each token chooses eight experts of four ranks.
+    found = narrowed(TILINGS[0], (4096, 7168), 2 * tokens, divided=True)
+    assert found == (NARROW if narrow else TILINGS[0])
+
+
+def test_tiles_for_more_rows_are_narrowed_if_few_have_come() -> None:
+    # Tables that are measured may have a larger first tile: tiles of 16 and of 24 rows take the same time for one.
+    assert narrowed(TILINGS[1], (1024, 7168), 8, divided=False) == NARROW
+
+
+def test_rows_that_one_narrow_tile_may_not_hold_keep_wide_ones() -> None:
+    assert narrowed(TILINGS[1], (512, 512), 17, divided=False) == TILINGS[1]
+
+
+def test_turns_of_narrow_tiles_have_equally_many_groups() -> None:
+    # Five groups of the last product's inputs, and of the first one's.
+    assert narrowed(TILINGS[0], (1280, 1024), 1, divided=False) == TILINGS[0]
+    assert narrowed(TILINGS[0], (1024, 640), 1, divided=False) == TILINGS[0]
+
+
+# Of DeepSeek-R1, for both products.
+EXPERT_BYTES = 3 * 7168 * 2048 * 33 // 64
+
+
+@pytest.mark.parametrize(
+    ("copies", "expert_bytes", "expected"),
+    [
+        # Each token chooses eight. Of four ranks that divide their number, with 1, 16 and 32 requests of all.
+        (2, EXPERT_BYTES, SPARE_OF_FEW),
+        (32, EXPERT_BYTES, SPARE_OF_FEW),
+        (64, EXPERT_BYTES, SPARE),
+        # That divide their width.
+        (8, EXPERT_BYTES // 4, SPARE_OF_FEW),
+        (256, EXPERT_BYTES // 4, SPARE),
+        # Eight ranks with four and 32 requests each.
+        (32, EXPERT_BYTES, SPARE_OF_FEW),
+        (256, EXPERT_BYTES, SPARE),
+    ],
+)
+def test_few_copies_leave_room_for_shared_experts_at_once(copies: float, expert_bytes: int, expected: int) -> None:
+    assert spared(copies, expert_bytes) == expected
+
+
+def test_shared_experts_beside_few_copies_all_run_at_once() -> None:
+    # Gate and up of one of four ranks, and of a rank that has them whole.
+    for outputs in (1024, 4096):
+        tiling = choose_tiling(outputs, 7168, beside=True)
+        assert tiling is not None and tiling.tiles(outputs) * tiling.ctas <= SPARE_OF_FEW
 
 
 def fitting(slack: float) -> Callable[[int, Tiling], float]:

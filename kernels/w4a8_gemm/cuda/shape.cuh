@@ -6,24 +6,29 @@
 
 constexpr int WARPGROUP = 128, PRODUCERS = WARPGROUP / 32, SHARED_BYTES = 230000;
 
-// A tile of ROWS rows: each of WARPGROUPS warpgroups multiplies PARTS times 64 outputs.
-template <int ROWS, int WARPGROUPS, int PARTS>
+// A tile of ROWS rows: each of WARPGROUPS warpgroups multiplies PARTS times 64 outputs over every TURNS-th group of inputs. With
+// turns PARTS is 1, and both products' groups divide into them: a turn always has the same stages.
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS>
 struct Shape {
-  static constexpr int OUTPUT_TILES = WARPGROUPS * PARTS, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
+  // Warpgroups of a turn, and tiles of 64 outputs.
+  static constexpr int TURN = WARPGROUPS / TURNS, OUTPUT_TILES = TURN * PARTS;
+  static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
   // A tile with no more rows than ROWS less one or more steps is made as of so many; rows are copied by boxes.
   static constexpr int STEP = WARPGROUPS == 2 ? 32 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS, BOX_BYTES = BOX_ROWS * GROUP_INPUTS;
   // Rows that a warp stores together, and bytes of shared memory that it needs for that.
   static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS, STORED_BYTES = (STORED + 15) / 16 * 16 * 32;
-  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED_BYTES + MOST_EXPERTS * 4 + ROWS * 4;
-  static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (X_BYTES + OUTPUT_TILES * TILE_BYTES + ROWS * 4 + 32);
-  static constexpr int STAGES = FIT < 12 ? FIT : 12;
+  // A thread's sums; bytes of those of all turns but the first, for two tiles.
+  static constexpr int QUADS = ROWS / 8, SUMS_BYTES = 2 * (TURNS - 1) * TURN * WARPGROUP * QUADS * 16;
+  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED_BYTES + MOST_EXPERTS * 4 + ROWS * 4 + SUMS_BYTES;
+  static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (X_BYTES + OUTPUT_TILES * TILE_BYTES + ROWS * 4 + 64);
+  static constexpr int MOST_STAGES = TURNS > 1 ? 24 : 12, STAGES = (FIT < MOST_STAGES ? FIT : MOST_STAGES) / TURNS * TURNS;
   static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 64, REGISTERS = WARPGROUPS == 2 ? 232 : 104;
 };
 
-template <int ROWS, int WARPGROUPS, int PARTS>
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS>
 struct Shared {
-  using Of = Shape<ROWS, WARPGROUPS, PARTS>;
+  using Of = Shape<ROWS, WARPGROUPS, PARTS, TURNS>;
   u8 x[Of::STAGES][Of::X_BYTES];
   u8 weight[Of::STAGES][Of::OUTPUT_TILES][TILE_BYTES];
   // 16 outputs a row for each warp.
@@ -36,6 +41,8 @@ struct Shared {
   int ends[MOST_EXPERTS];
   // Of the producers' next tile, by turns.
   int numbers[2];
+  // By tile of two, turn, and thread of a turn. There are no empty arrays.
+  float4 sums[2][TURNS > 1 ? TURNS - 1 : 1][TURNS > 1 ? Of::QUADS : 1][TURNS > 1 ? Of::TURN * WARPGROUP : 1];
 };
 
 // A thread's share of a tile of weights of one group, and of its scales.

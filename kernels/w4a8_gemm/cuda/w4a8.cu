@@ -34,13 +34,14 @@
 #include "shape.cuh"
 #include "tiles.cuh"
 
-template <int ROWS, int WARPGROUPS, int PARTS, bool MINIMUM>
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS, bool MINIMUM>
 struct Product {
-  using Of = Shape<ROWS, WARPGROUPS, PARTS>;
-  Shared<ROWS, WARPGROUPS, PARTS>& shared;
+  using Of = Shape<ROWS, WARPGROUPS, PARTS, TURNS>;
+  Shared<ROWS, WARPGROUPS, PARTS, TURNS>& shared;
   const Arguments& given;
-  // The same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
-  int warpgroup;
+  // The warpgroup's place in its turn, and the turn: the same for a whole warp, as the compiler knows. So descriptors stay in
+  // uniform registers.
+  int warpgroup, turn;
 
   __device__ __forceinline__ void prepare() const {
     if (threadIdx.x == 0) {
@@ -48,7 +49,7 @@ struct Product {
       prefetch_map(given.last.x);
       for (int stage = 0; stage < Of::STAGES; stage++) {
         init_barrier(&shared.full[stage], PRODUCERS);
-        init_barrier(&shared.empty[stage], Of::CONSUMERS / 32);
+        init_barrier(&shared.empty[stage], Of::TURN * WARPGROUP / 32);
       }
       fence_async_proxy();
     }
@@ -94,7 +95,7 @@ struct Product {
   __device__ __forceinline__ void produce() const {
     Walk<ROWS, Of::OUTPUT_TILES> walk(given, shared.ends);
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % PRODUCERS, 0);
-    int stores = walk.wide_tiles(given.first) * (Of::CONSUMERS / 32), reads = walk.wide_tiles(given.last);
+    int stores = walk.wide_tiles(given.first) * (Of::TURN * WARPGROUP / 32), reads = walk.wide_tiles(given.last);
     int stage = 0, phase = 1, slot = 0, number = blockIdx.x;
     Draws<WARPGROUP> draws(given.drawn, shared.numbers, warp == 0 && threadIdx.x % 32 == 0);
     while (true) {
@@ -122,7 +123,12 @@ struct Product {
       if (counter) tell_seen(counter, stores, reads);
       number = draws.number(walk.tiles);
     }
-    if (threadIdx.x % 32 == 0) arrive(&shared.full[stage]);
+    // Each turn learns at its own stage that no tile is left.
+    for (int i = 0; i < TURNS; i++) {
+      wait(&shared.empty[stage], phase);
+      if (threadIdx.x % 32 == 0) arrive(&shared.full[stage]);
+      if (++stage == Of::STAGES) stage = 0, phase ^= 1;
+    }
   }
 
   __device__ __forceinline__ Words load_words(int stage, int part) const {
@@ -199,18 +205,45 @@ struct Product {
     }
   }
 
-  // A tile of up to MADE rows: its sums, from its first stage on, which is there, and their storing.
+  // Adds up the turns' sums of a tile. Two tiles' sums have places: whoever leaves a third tile's has met the first turn behind
+  // its end of the first tile.
+  template <int HALF>
+  __device__ __forceinline__ void add_turns(int tile, float (&total)[HALF]) const {
+    if constexpr (TURNS > 1) {
+      int thread = threadIdx.x % (Of::TURN * WARPGROUP);
+      auto& sums = shared.sums[tile % 2];
+#pragma unroll
+      for (int j = 0; j < Of::QUADS; j++)
+        if (turn) sums[turn - 1][j][thread] = make_float4(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]);
+      // Producers meet at another barrier (draws.cuh).
+      asm volatile("bar.sync 2, %0;" ::"n"(Of::CONSUMERS) : "memory");
+      if (turn) return;
+#pragma unroll
+      for (int other = 0; other < TURNS - 1; other++)
+#pragma unroll
+        for (int j = 0; j < Of::QUADS; j++) {
+          float4 sum = sums[other][j][thread];
+          total[j * 4] += sum.x;
+          total[j * 4 + 1] += sum.y;
+          total[j * 4 + 2] += sum.z;
+          total[j * 4 + 3] += sum.w;
+        }
+    }
+  }
+
+  // Tile number `count` of this CTA, of up to MADE rows: its sums, from its turn's first stage on, which is there, and their
+  // storing.
   template <int MADE>
-  __device__ __forceinline__ void make(int slot, const Tile& tile, int& stage, int& phase) const {
+  __device__ __forceinline__ void make(int slot, const Tile& tile, int count, int& stage, int& phase) const {
     int groups = __shfl_sync(~0u, tile.gated ? given.first.groups : given.last.groups, 0);
     float total[PARTS][MADE / 2] = {}, factors[PARTS];
 #pragma unroll
     for (int part = 0; part < PARTS; part++) factors[part] = gated_factor(tile, part);
     Words words = load_words(stage, 0);
 #pragma unroll 1
-    for (int group = 0; group < groups; group++) {
-      int next = stage + 1 == Of::STAGES ? 0 : stage + 1;
-      phase ^= next == 0;
+    for (int group = turn; group < groups; group += TURNS) {
+      int next = stage + TURNS >= Of::STAGES ? stage + TURNS - Of::STAGES : stage + TURNS;
+      phase ^= next < TURNS;
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
         float products[MADE / 2];
@@ -218,7 +251,7 @@ struct Product {
         u32 weight_scales = words.scales;
         if (part < PARTS - 1) {
           words = load_words(stage, part + 1);
-        } else if (group + 1 < groups) {
+        } else if (group + TURNS < groups) {
           wait(&shared.full[next], phase);
           words = load_words(next, 0);
         }
@@ -233,6 +266,8 @@ struct Product {
       stage = next;
     }
     Tile stored = shared.tiles[slot];
+    add_turns(count, total[0]);
+    if (turn) return;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) store(slot, stored, part, total[part], factors[part]);
     if (stored.gated) tell_stored(&given.progress[stored.row_tile]);
@@ -240,34 +275,38 @@ struct Product {
 
   // Of the fewest rows that hold the tile's.
   template <int MADE>
-  __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int& stage, int& phase) const {
+  __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int count, int& stage,
+                                               int& phase) const {
     if constexpr (MADE > Of::STEP) {
-      if (rows <= MADE - Of::STEP) return make_fitting<MADE - Of::STEP>(slot, tile, rows, stage, phase);
+      if (rows <= MADE - Of::STEP) return make_fitting<MADE - Of::STEP>(slot, tile, rows, count, stage, phase);
     }
-    make<MADE>(slot, tile, stage, phase);
+    make<MADE>(slot, tile, count, stage, phase);
   }
 
   __device__ __forceinline__ void consume() const {
-    int stage = 0, phase = 0, slot = 0;
-    while (true) {
+    int stage = turn, phase = 0, slot = 0;
+    for (int count = 0;; count++) {
       wait(&shared.full[stage], phase);
       Tile tile = shared.tiles[slot];
       int rows = __shfl_sync(~0u, tile.rows, 0);
       if (!rows) break;
-      make_fitting<ROWS>(slot, tile, rows, stage, phase);
+      make_fitting<ROWS>(slot, tile, rows, count, stage, phase);
       slot = slot == Of::STAGES ? 0 : slot + 1;
     }
   }
 };
 
-template <int ROWS, int WARPGROUPS, int PARTS, bool MINIMUM>
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS, bool MINIMUM>
 __device__ __forceinline__ void run(const Arguments& given) {
-  using Of = Shape<ROWS, WARPGROUPS, PARTS>;
+  using Of = Shape<ROWS, WARPGROUPS, PARTS, TURNS>;
+  using Memory = Shared<ROWS, WARPGROUPS, PARTS, TURNS>;
   extern __shared__ __align__(1024) u8 memory[];
-  static_assert(sizeof(Shared<ROWS, WARPGROUPS, PARTS>) <= SHARED_BYTES);
+  static_assert(sizeof(Memory) <= SHARED_BYTES);
   start_next();
-  Product<ROWS, WARPGROUPS, PARTS, MINIMUM> product{*reinterpret_cast<Shared<ROWS, WARPGROUPS, PARTS>*>(memory), given,
-                                                     __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0)};
+  int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP, 0);
+  int turn = TURNS > 1 ? warpgroup / Of::TURN : 0;
+  Product<ROWS, WARPGROUPS, PARTS, TURNS, MINIMUM> product{*reinterpret_cast<Memory*>(memory), given,
+                                                            warpgroup - turn * Of::TURN, turn};
   product.prepare();
   if (threadIdx.x >= Of::CONSUMERS) {
     give_registers<Of::FEW_REGISTERS>();
@@ -278,17 +317,18 @@ __device__ __forceinline__ void run(const Arguments& given) {
   }
 }
 
-#define W4A8(NAME, ROWS, WARPGROUPS, PARTS, MINIMUM)                                                        \
-  extern "C" __device__ int w4a8_##NAME##_##ROWS##_##WARPGROUPS##_##PARTS##_shared_bytes = SHARED_BYTES;    \
-  extern "C" __global__ void __launch_bounds__(Shape<ROWS, WARPGROUPS, PARTS>::THREADS, 1)                  \
-      w4a8_##NAME##_##ROWS##_##WARPGROUPS##_##PARTS(const __grid_constant__ Arguments given) {              \
-    run<ROWS, WARPGROUPS, PARTS, MINIMUM>(given);                                                           \
+#define W4A8(NAME, ROWS, WARPGROUPS, PARTS, TURNS, MINIMUM)                                                          \
+  extern "C" __device__ int w4a8_##NAME##_##ROWS##_##WARPGROUPS##_##PARTS##_##TURNS##_shared_bytes = SHARED_BYTES;   \
+  extern "C" __global__ void __launch_bounds__(Shape<ROWS, WARPGROUPS, PARTS, TURNS>::THREADS, 1)                    \
+      w4a8_##NAME##_##ROWS##_##WARPGROUPS##_##PARTS##_##TURNS(const __grid_constant__ Arguments given) {             \
+    run<ROWS, WARPGROUPS, PARTS, TURNS, MINIMUM>(given);                                                             \
   }
 // With -8 among the weights, and without.
-#define BOTH(ROWS, WARPGROUPS, PARTS)         \
-  W4A8(full, ROWS, WARPGROUPS, PARTS, true)   \
-  W4A8(symmetric, ROWS, WARPGROUPS, PARTS, false)
-BOTH(16, 4, 1)
-BOTH(24, 4, 1)
-BOTH(32, 4, 1)
-BOTH(128, 2, 2)
+#define BOTH(ROWS, WARPGROUPS, PARTS, TURNS)       \
+  W4A8(full, ROWS, WARPGROUPS, PARTS, TURNS, true) \
+  W4A8(symmetric, ROWS, WARPGROUPS, PARTS, TURNS, false)
+BOTH(16, 4, 1, 2)
+BOTH(16, 4, 1, 1)
+BOTH(24, 4, 1, 1)
+BOTH(32, 4, 1, 1)
+BOTH(128, 2, 2, 1)
