@@ -16,7 +16,8 @@ class BalanceConfig(Config):
 
     interval_steps: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
     """After so many steps the ranks look at which experts tokens chose, and move experts if that evens the load; None
-    leaves the experts where they are. "auto": 1000 for ranks of one host whose GPUs hold all experts, else None.
+    leaves the experts where they are. "auto": 1000 for several dp ranks of one host with all experts in their memory,
+    else None.
     """
     redundant: int = Field(default=0, ge=0)
     """Room on each part of the experts (`engine.parallel.ep`) for so many copies of experts that many tokens choose."""

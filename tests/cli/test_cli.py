@@ -241,7 +241,7 @@ async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:
 
 def test_config_prints_the_keys_of_one_service() -> None:
     out = CliRunner().invoke(build(), ["config", "decode"]).output
-    assert "engine.max_requests  integer >= 1, default 64\n    Requests that run at once.\n" in out
+    assert "engine.max_requests  integer >= 1 and <= 4095, default 64\n    Requests that run at once.\n" in out
     assert "lease.seconds" not in out
 
 

@@ -107,14 +107,15 @@ def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], 1000),
-        (["balance.redundant=2"], 1000),
+        (["parallel.dp=2"], 1000),
+        (["parallel.dp=2", "balance.redundant=2"], 1000),
+        (["parallel.tp=2"], None),
         (["balance.interval_steps=64"], 64),
         (["balance.interval_steps=null"], None),
-        (["offload.layers=auto"], None),
+        (["parallel.dp=2", "offload.layers=auto"], None),
         (["parallel.hosts=2", "parallel.dp=4"], None),
     ],
 )
-def test_experts_may_move_by_default_between_ranks_of_one_host(overrides: list[str], expected: int | None) -> None:
+def test_experts_may_move_by_default_between_dp_ranks_of_one_host(overrides: list[str], expected: int | None) -> None:
     config = load(EngineConfig, overrides=["backend=oracle", *overrides])
     assert config.settled_balance == config.balance.model_copy(update={"interval_steps": expected})

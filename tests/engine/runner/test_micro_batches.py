@@ -90,7 +90,8 @@ def test_micro_batches_have_the_steps_tokens_in_order_and_fit_their_sizes(
     assert [batch.size for batch in batches] == [batch.size for batch in halves([], shape, size)]
     assert all(sum(lengths(batch.rows)) <= batch.size for batch in batches)
     one, two = (sum(lengths(batch.rows)) for batch in batches)
-    assert abs(one - two) <= max(1 + 2 * most_drafts, (one + two) / 8)
+    # A row's end may be off the middle by a sixteenth of the tokens, and the middle by half a token.
+    assert abs(one - two) <= max(1 + 2 * most_drafts, (one + two) / 8 + 1)
     joined: list[Row] = []
     for row in [*batches[0].rows, *batches[1].rows]:
         before = joined[-1] if joined else None
