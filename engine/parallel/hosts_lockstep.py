@@ -1,5 +1,7 @@
 """Agreement of ranks on several hosts: first within each, then the hosts' first ranks among one another."""
 
+from functools import reduce
+
 from engine.agreement import Agreement, agreed, packed
 from engine.batch import StepShape
 from engine.parallel.host_line import HostLine
@@ -28,9 +30,15 @@ class HostsLockstep:
         shape = self._within.agree(proposal)
         if self._line is None:
             return self._within.agree(_LEAST)
-        for record in self._line.exchange(packed(shape).to_bytes(_RECORD_BYTES, "little")):
-            shape = agreed(shape, int.from_bytes(record, "little"))
-        return self._within.agree(shape)
+        own = packed(shape)
+        records = self._line.exchange(own.to_bytes(_RECORD_BYTES, "little"))
+        others = (int.from_bytes(record, "little") for record in records)
+        # As the other ranks read it: if ranks guess unequally deep, that may be more tokens than any of them proposed.
+        return self._within.agree(_unpacked(packed(reduce(agreed, others, _unpacked(own)))))
+
+
+def _unpacked(shape: int) -> StepShape:
+    return agreed(_LEAST, shape)
 
 
 def agreement_of(peers: Peers) -> Agreement:

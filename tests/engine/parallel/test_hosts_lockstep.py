@@ -29,6 +29,17 @@ def test_ranks_of_all_hosts_agree_on_shapes_that_hold_all_proposals(layout: Layo
     assert on_each_rank(layout, act) == [expected] * layout.world
 
 
+@pytest.mark.parametrize("decode_only", [True, False])
+def test_ranks_that_guess_unequally_deep_agree_on_one_shape(decode_only: bool) -> None:
+    shapes = [StepShape(6, rows=6), StepShape(8, rows=2, drafts=3), StepShape(4, rows=4)]
+    shapes.append(StepShape(3, rows=1, drafts=2) if decode_only else StepShape(7, decode_only=False))
+    first, *others = on_each_rank(
+        Layout(dp=4, ep=4, hosts=2), lambda peers: agreement_of(peers).agree(shapes[peers.in_worker.rank])
+    )
+    assert others == [first] * 3
+    assert (first.decode_only, first.drafts) == (decode_only, 3) and first.tokens >= 8
+
+
 def test_ranks_stop_when_all_hosts_want_to() -> None:
     def act(peers: Peers) -> list[bool]:
         own, rank = agreement_of(peers), peers.in_worker.rank
