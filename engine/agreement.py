@@ -41,7 +41,8 @@ def packed(shape: StepShape) -> int:
               44  waiting_prompts  11             60  decodes      1
                                                   61  prefills     1
 
-    The configuration bounds what takes more than a bit. Rows are there if the rank has nothing else to compute.
+    The configuration bounds what takes more than a bit. A shape that only decodes is given by its rows, and its tokens
+    are rows * (1 + drafts); any other by its tokens.
     """
     return (
         (shape.rows if shape.decode_only else shape.tokens)
@@ -59,7 +60,7 @@ def packed(shape: StepShape) -> int:
 def agreed(proposal: StepShape, other: int) -> StepShape:
     """The least shape that holds what both propose. They stop together, once both want to.
 
-    other: packed; higher bits are left alone. Written out, because it delays every step of every rank.
+    other: packed; bits above are ignored. Written out, because it delays every step of every rank.
     """
     tokens, drafts, rows = other & 0xFFFFF, other >> 55 & 7, 0
     decode_only = other >> 58 & 1 == 1

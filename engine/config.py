@@ -17,7 +17,7 @@ from transfer.config import TransferConfig
 
 # Beyond so many each step costs more than the last guess brings.
 MOST_DRAFTS = 5
-# As many as engine.agreement packs.
+# engine.agreement has 12 and 20 bits for them.
 MOST_REQUESTS = 4095
 MOST_STEP_TOKENS = 1_048_575
 # As kernels.peer_exchange has them.

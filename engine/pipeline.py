@@ -26,7 +26,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
     started: float
     # How many tokens were guessed behind each that was drawn.
     drafts: int
-    # Its tokens of prompts are computed as rows that decode.
+    # Whether its tokens of prompts, if any, are computed as rows that decode.
     decode_only: bool
 
 
@@ -98,7 +98,7 @@ class StepPipeline:
         decoding = len(step.work.decoding)
         prompts, beside = NO_PROMPTS, 0
         if decoding and step.decode_only:
-            # It took as long as more requests that decode; how fast prompts are computed, it does not tell.
+            # It took as long as a step with so many more requests; it does not show how fast prompts are computed.
             beside = step.work.prompt_tokens
         elif step.work.chunks:
             prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])

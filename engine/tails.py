@@ -11,12 +11,12 @@ from engine.request import Request
 from engine.step_plan import Chunk
 from mesh.tails import MOST_TOKENS
 
-# Of the largest graph without drafts, more than there may be requests.
+# The largest graph without drafts has so many rows more than there may be requests.
 SPARE_ROWS = 64
 
 
 def most_rows(max_requests: int, max_step_tokens: int) -> int:
-    """Of the graphs without drafts, unless they are configured."""
+    """Rows of the largest graph without drafts, unless `graph_rows` is configured."""
     return min(max_requests + SPARE_ROWS, max_step_tokens)
 
 
@@ -34,7 +34,8 @@ class Tails(msgspec.Struct, frozen=True):
         if not self.draft_layers:
             return tokens
         rows = -(-tokens // (1 + drafts))
-        # Draft layers compute a prompt's first token too, and every row of their graphs draws. What later modules read
-        # of the token before a row is that of the row before the step.
+        # Draft layers compute a prompt's first token beside the second one, and every row of their graphs draws, so the
+        # chunk must not begin its prompt and has to end it. Several modules take one row alone: later ones read what
+        # the step before has left of the token before a row.
         fits = progress.computed_at_most > 0 and tokens == progress.left and (rows == 1 or self.draft_layers == 1)
         return rows if fits else None

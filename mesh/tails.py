@@ -1,6 +1,6 @@
 """Few tokens that are left of a prompt behind cached KV: engines compute them as requests that decode."""
 
-# More of them attend in fewer multiplications as a prompt does, behind a long context.
+# Behind a long context more of them take fewer multiplications as a prompt than as rows that decode.
 MOST_TOKENS = 128
 
 

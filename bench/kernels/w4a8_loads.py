@@ -22,7 +22,7 @@ from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS
 
 RANKS, COPIES = 4, 2
-# Tokens of all ranks.
+# Tokens of all ranks in a step that decodes, and in one of prompts.
 STEPS, CHUNK = (256, 512, 768, 1024), 16384
 EXPONENTS = (0.0, 0.5, 1.0)
 # Rows of a tile by which ranks are compared.
@@ -85,7 +85,7 @@ def _layer(slots: int, choices: torch.Tensor, tiling: Tiling | None) -> Callable
     x = ScaledRows(values, experts.input_scales, static=True)
     if tiling is None:
         return lambda: w4a8_feed_forward(x, experts, layout)
-    # Only on a GPU.
+    # Not at the top: a machine without a GPU lacks what it imports.
     from kernels.w4a8_gemm import warpgroups
 
     return lambda: warpgroups.w4a8_feed_forward(x, experts, layout, tiling)
@@ -93,7 +93,7 @@ def _layer(slots: int, choices: torch.Tensor, tiling: Tiling | None) -> Callable
 
 @cache
 def _experts(slots: int) -> Int4FeedForward:
-    """Ten times the second-level cache and more: no rotation need have its own."""
+    """They take more than ten times the second-level cache, so that calls need not rotate among copies."""
     scales = torch.full((slots,), 0.01, device="cuda")
     gate_up, down = (random_int4(*shape, slots) for shape in ((2 * EXPERT_WIDTH, HIDDEN), (HIDDEN, EXPERT_WIDTH)))
     return int4_feed_forward(gate_up, down, scales, None)

@@ -26,7 +26,9 @@ class AgreementClock:
         return self._seconds / max(self._steps, 1)
 
     def _clock(self, lockstep: Lockstep) -> None:
-        """In place: what a subclass adds is not in the processor's caches either, and would count."""
+        """Wraps methods of this object. A subclass would add code of its own, which leaves the processor's caches
+        between steps too, so that its time would count.
+        """
         agree, wait, wake = lockstep.agree, lockstep._await, lockstep._wake
 
         def clocked(proposal: StepShape) -> StepShape:
@@ -43,7 +45,7 @@ class AgreementClock:
             return found
 
         def waking() -> None:
-            """A part of the wait that counts."""
+            """Waking others is a part of the wait, and counts."""
             started = time.perf_counter()
             wake()
             self._seconds += time.perf_counter() - started

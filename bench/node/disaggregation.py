@@ -68,7 +68,7 @@ class Options:
     meshes: tuple[str, ...] = MESHES
     # More for both meshes.
     settings: tuple[str, ...] = ()
-    # Of arrivals before the others, which are not counted: as long as an answer takes, or longer.
+    # Seconds of arrivals before the others, which are not counted: as many as an answer takes, or more.
     warm_up_seconds: float = 0.0
     # Whether all rates send the same prompts.
     same_prompts: bool = False

@@ -19,8 +19,8 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row that a row follows, since tensors have no None.
 NO_ROW = -1
-# Each row has a row it follows, a position, numbers of drafts and of shared tokens, and whether its prompt goes on in a
-# later row, beside its tokens.
+# Beside its tokens a row has: the row that it follows, its position, how many drafts and shared tokens it has, and
+# whether its prompt goes on in a later row.
 FIELDS = 5
 
 
@@ -36,7 +36,7 @@ class DecodeRows:
     block_table: torch.Tensor
     # [rows] bool: whether it is a row of the batch. Others fill a graph up.
     real: torch.Tensor
-    # [rows] int32: of how many of the first tokens the KV is there, and not written again; None if of none.
+    # [rows] int32: the KV of so many of the first tokens is there, and not written again. None if no row has such.
     shared: torch.Tensor | None = None
 
     @property
@@ -87,7 +87,7 @@ class DecodeInputs:
     drafts: torch.Tensor
     # See DecodeRows.
     shared: torch.Tensor
-    # 1 if a later row goes on with its prompt: what is guessed behind it is nobody's, and not written.
+    # 1 if a later row goes on with its prompt. Nothing follows guesses behind it, so their KV is not written.
     goes_on: torch.Tensor
     # [rows, blocks]
     block_table: torch.Tensor

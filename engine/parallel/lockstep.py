@@ -61,8 +61,8 @@ class Lockstep:
             [(first + (_BUFFERS * member + buffer) * _PLACE_BYTES) // _WORD_BYTES for member in range(world)]
             for buffer in (0, 1, 0, 1)
         ]
-        # By the number of a round modulo 4: its bit, which new memory has not for its first two, where this rank's word
-        # is, and the others', with their ranks.
+        # By the number of a round modulo 4: its bit, where this rank's word is, and the others' ranks and places. The
+        # first two rounds have bit 1, so that zeros of new memory are no proposals.
         self._rounds = [
             (bit, each[rank], [pair for pair in enumerate(each) if pair[0] != rank])
             for bit, each in zip((0, 1, 1, 0), places, strict=True)
@@ -76,7 +76,7 @@ class Lockstep:
         if any(self._read(bit, place) is not None for _, place in others):
             return True
         self._words[own] = (bit ^ 1 | _IDLE) << PACKED_BITS
-        # Who came before it could read that wakes nobody.
+        # A rank that came before it could read this word does not wake this one.
         return any(self._read(bit, place) is not None for _, place in others)
 
     def agree(self, proposal: StepShape) -> StepShape:
@@ -88,7 +88,7 @@ class Lockstep:
         for rank, place in others:
             word = words[place]
             if word >> PACKED_BITS != bit:
-                # Its rank has not come, or sleeps.
+                # The other rank has not come, or sleeps.
                 if word >> PACKED_BITS != bit | _IDLE:
                     word = self._await(bit, rank, place)
                 elif words[place + 1] == self.rank:
@@ -113,15 +113,15 @@ class Lockstep:
         self._words[own + 1] = rank
         self._words[own] = awake | _IDLE << PACKED_BITS
         found = self._sleep(bit, rank, place)
-        # In the round after the next the bits would say that the rank rests.
+        # Left there, the two bits would mean in the round after the next that this rank rests.
         self._words[own] = awake
         return found
 
     def _sleep(self, bit: int, rank: int, place: int) -> int:
         deadline = time.monotonic() + self._limit_seconds
         while True:
-            # A system call, behind which a word is visible whose rank read just before that this one was awake. It
-            # comes first because the rank may propose and end.
+            # Before the word is read, because the rank may propose and then end. This system call also takes long
+            # enough for the word of a rank to become visible which has just read that this one is awake.
             ended = self._memory.has_ended(rank)
             if (found := self._read(bit, place)) is not None:
                 return found

@@ -145,7 +145,7 @@ class Balancer:
 
 
 def _read(counted: HostCopies) -> npt.NDArray[np.int64]:
-    """A copy in ordinary memory: pinned memory is slow to get, and so goes back for the next counts."""
+    """A copy in ordinary memory, so that the pinned memory, which is slow to get, can hold the next counts."""
     counts: npt.NDArray[np.int64] = counted.read()[0].numpy().copy()
     return counts
 

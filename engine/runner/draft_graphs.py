@@ -63,7 +63,7 @@ class DraftGraphs:
         """Queue the model's layers. To be finished before the next run."""
         graph = self._graphs[next(size for size in self._sizes if size >= shape.rows), shape.drafts]
         if not rows or rows[-1].decodes:
-            # So do those before it.
+            # Then all do: rows of prompts come last, unless they have one token.
             return CapturedPass(graph, rows)
         return TailPass(graph, self._state, rows)
 
@@ -131,7 +131,7 @@ class DraftGraph:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
         modules = model.config.draft_layers
-        # Their tokens come one later. If there is one module it writes them all.
+        # Draft layers are one position later. A single module writes the KV of all its tokens.
         shared = (inputs.shared - 1).clamp(min=0) if modules > 1 else None
         rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real, shared)
         self.accepted = count_accepted(self.drawn, self.drafts)

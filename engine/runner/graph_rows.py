@@ -11,7 +11,7 @@ from engine.batch import Row
 
 
 class GraphRows(NamedTuple):
-    """All have one token, and perhaps drafts behind it; more of a prompt's tokens stand for these."""
+    """Each has one token, and drafts or more tokens of its prompt behind it."""
 
     rows: Sequence[Row]
     # The first so many are parts of prompts that go on in later rows. The others end the step's rows, one each, in
@@ -22,7 +22,7 @@ class GraphRows(NamedTuple):
 def graph_rows(rows: Sequence[Row], width: int) -> GraphRows:
     """rows: of a batch; width: the most tokens of a row of the graph; no row that decodes has more."""
     if not rows or rows[-1].decodes:
-        # So do those before it.
+        # Then all do: rows of prompts come last, unless they have one token.
         return GraphRows(rows, 0)
     earlier: list[Row] = []
     last: list[Row] = []

@@ -1,4 +1,4 @@
-"""A step with drafts and few tokens of prompts, by graphs: tokens that are known are verified as right drafts are."""
+"""A step with drafts and few tokens of prompts, by graphs: known tokens are verified as if they were right drafts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class TailPass:
-    """engine.runner.draft_pass.DraftPass: the graph's rows draw the tokens that are known, and then the step's draws.
+    """engine.runner.draft_pass.DraftPass: the graph is given a prompt's known tokens as draws, and accepts them.
 
-    Those of a prompt are therefore found behind some that the graph accepts, which do not count.
+    The draw behind a prompt comes after these, which do not count as accepted drafts.
     """
 
     def __init__(self, graph: "DraftGraph", state: DeviceState, rows: Sequence[Row]) -> None:
@@ -29,7 +29,7 @@ class TailPass:
         self._width = width = 1 + graph.depth
         computed, self._earlier = graph_rows(rows, width)
         ends = computed[self._earlier :]
-        # By row of the step: how many tokens it knows behind the first of the graph's row that ends it.
+        # By row of the step: how many known tokens the graph's row that ends it has behind its first.
         self._skipped = [0 if row.decodes else end.tokens - 1 for row, end in zip(rows, ends, strict=True)]
         lines = range(self._earlier, len(computed))
         offsets = [
@@ -59,7 +59,7 @@ class TailPass:
         return Verified(graph.accepted[self._own] - self._behind, drawn, graph.guesses[self._own])
 
     def _move_ends(self) -> None:
-        """Rows of the next step follow the step's rows, which are not the graph's first."""
+        """Rows of the next step follow rows by their numbers in the step; in the graph earlier parts come first."""
         if self._earlier:
             for kept in (self._state.drawn, self._state.missing, self._state.guessed):
                 kept[: len(self._skipped)] = kept[self._own].clone()

@@ -36,7 +36,7 @@ class ClusterTiling:
 
 # Its CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other kernels.
 ALONE = ClusterTiling(192, 1)
-# Beside other kernels: the narrowest of which there are not too many for the room that these leave.
+# Beside other kernels: the narrowest of these with so few tiles that they find room.
 BESIDE, MOST_BESIDE = (ClusterTiling(64, 1), ClusterTiling(128, 1)), 24
 # In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
 # would take longer to add up a tile.

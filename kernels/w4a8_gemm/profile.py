@@ -21,7 +21,7 @@ from kernels.w4a8_gemm.weight import Int4Experts
 # Expected rows at which tilings are compared, and how often each is timed.
 ROWS = (4, 8, 12, 16, 20, 24, 32)
 REPEATS = 7
-# Of Zipf's law, by which tokens choose experts: not at all, as a checkpoint that is balanced does, and strongly.
+# Exponents of Zipf's law, by which tokens choose experts: evenly, and very unevenly.
 EXPONENTS = (0.0, 1.0)
 CHOICES = 8
 

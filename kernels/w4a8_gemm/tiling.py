@@ -80,11 +80,11 @@ def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided
 # copies. All 16 or 22 CTAs of gate and up and all but two of down's 38 then run at once, while the other 96 decode
 # 4.8 TB/s, more than memory delivers.
 SPARE, SPARE_OF_FEW = 4, 36
-# Copies are few if their experts, one each, have no more bytes: 32 of R1's, which take 170 us to read. Shared experts
-# that four ranks divide take 150 us on 4 multiprocessors, and end before more copies do.
+# Copies are few if as many experts have no more bytes than this: 32 of R1's, which take 170 us to read. Shared experts
+# that four ranks divide take 150 us on 4 multiprocessors: with more copies they end first anyway.
 FEW_BYTES = 750_000_000
 
 
 def spared(copies: float, expert_bytes: int) -> int:
-    """The multiprocessors that are left. copies: as in `narrowed`. It changes nothing of what is computed."""
+    """How many multiprocessors are left. copies: as in `narrowed`. Results do not depend on it."""
     return SPARE_OF_FEW if copies * expert_bytes <= FEW_BYTES else SPARE

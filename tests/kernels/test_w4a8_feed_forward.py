@@ -64,7 +64,7 @@ def few_touched(experts: int, touched: int, device: str) -> MaskedLayout:
 
 
 def contiguous(device: str) -> ContiguousLayout:
-    """Of five experts; one has no rows, the others' last tiles have padding, and the last two tiles are nobody's."""
+    """Five experts: one has no rows, the others' last tiles have padding. The last two tiles belong to none."""
     used = torch.tensor([20, 0, 1280, 198, 60])
     tiles = -(-used // 128)
     row_experts = torch.arange(5).repeat_interleave(tiles * 128)

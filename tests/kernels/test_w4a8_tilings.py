@@ -50,7 +50,7 @@ def test_turns_of_narrow_tiles_have_equally_many_groups() -> None:
     assert narrowed(TILINGS[0], (1024, 640), 1, divided=False) == TILINGS[0]
 
 
-# Of DeepSeek-R1, for both products.
+# Both products of one of DeepSeek-R1's experts.
 EXPERT_BYTES = 3 * 7168 * 2048 * 33 // 64
 
 

@@ -56,7 +56,7 @@ def first_token_ms(**changes: Any) -> float:
 def test_few_tokens_behind_cached_blocks_wait_for_no_other_rank(begin_at: float) -> None:
     waits_for_none = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=0)
     waits = JointPrompts(begin_at, begin_at + 0.1, False, STEP_TOKENS, wait_steps=20)
-    # Of ten blocks the last one is left; with one more, so many tokens wait.
+    # One of ten blocks is left to compute. Three are too many.
     few = {joint: first_token_ms(joint_prompts=joint, cached_blocks=9) for joint in (waits, waits_for_none)}
     assert few[waits] == few[waits_for_none] < 100
     many = {joint: first_token_ms(joint_prompts=joint, cached_blocks=7) for joint in (waits, waits_for_none)}

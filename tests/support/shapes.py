@@ -4,5 +4,5 @@ from engine.batch import StepShape
 
 
 def decoding(rows: int, *, stopping: bool = False, waiting_prompts: int = 0) -> StepShape:
-    """Of rows without drafts."""
+    """A step of rows that decode without drafts."""
     return StepShape(rows, stopping=stopping, waiting_prompts=waiting_prompts, rows=rows)

@@ -13,7 +13,7 @@ struct Shape {
   // Warpgroups of a turn, and tiles of 64 outputs.
   static constexpr int TURN = WARPGROUPS / TURNS, OUTPUT_TILES = TURN * PARTS;
   static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-  // A tile with no more rows than ROWS less one or more steps is made as of so many; rows are copied by boxes.
+  // A tile may be made as one of ROWS less some steps, if it has no more rows; rows are copied by boxes.
   static constexpr int STEP = WARPGROUPS == 2 ? 32 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS, BOX_BYTES = BOX_ROWS * GROUP_INPUTS;
   // Rows that a warp stores together, and bytes of shared memory that it needs for that.
@@ -39,7 +39,7 @@ struct Shared {
   Tile tiles[Of::STAGES + 1];
   float scales[Of::STAGES + 1][ROWS];
   int ends[MOST_EXPERTS];
-  // Of the producers' next tile, by turns.
+  // The number of the producers' next tile, in one place and in the other by turns.
   int numbers[2];
   // By tile of two, turn, and thread of a turn. There are no empty arrays.
   float4 sums[2][TURNS > 1 ? TURNS - 1 : 1][TURNS > 1 ? Of::QUADS : 1][TURNS > 1 ? Of::TURN * WARPGROUP : 1];

@@ -2,21 +2,22 @@
 // read the weights, outputs * inputs * (1/2 + 1/64) bytes an expert; from 128 rows on it is the tensor cores' for
 // 2 * rows * outputs * inputs operations.
 //
-// Work. A tile is 256 outputs of one expert for up to 128 of its rows. Operands are swapped: the tensor cores' 64 rows hold
+// Work. A tile is 256 outputs of one expert for up to 128 of its rows, or 128 outputs for few rows of few experts, where two
+// warpgroups take every other group of inputs. Operands are swapped: the tensor cores' 64 rows hold
 // outputs and N holds rows. The weights are the operand that comes from registers. They lie in shared memory in the order in
 // which threads want them (weight.py), 16 bytes a thread, and three instructions turn eight of them into e4m3 numbers. The
 // tensor cores sum the products over a group of 128 inputs; these sums are scaled by the group's scale of each output and
 // added in float32. A row's own scale is applied when the tile is stored.
 //
 // A CTA fills a multiprocessor and draws one tile after another: tiles take unlike times, by their rows and by the bandwidth
-// that a multiprocessor gets. Four warps copy weights and rows into a ring of stages of 128
-// inputs each, and run ahead into the next tile while sums are stored. One warp took as long to issue a stage's copies as
-// memory took to deliver them (16 rows of 7168 to 4096: 134 us instead of 120; 64 rows: 187 instead of 151). Clusters of two
-// CTAs that share rows by multicast made every shape slower, by up to 20%: the cache's bandwidth is no limit. Nor do
-// warpgroups that take turns at the tensor cores gain anything.
+// that a multiprocessor gets. Four warps copy weights and rows into a ring of stages of 128 inputs each, and run ahead into the
+// next tile while sums are stored. One warp took as long to issue a stage's copies as memory took to deliver them (16 rows of
+// 7168 to 4096: 134 us instead of 120; 64 rows: 187 instead of 151). Clusters of two CTAs that share rows by multicast made
+// every shape slower, by up to 20%: the cache's bandwidth is no limit. Nothing is gained either by warpgroups that wait for
+// each other so that one at a time uses the tensor cores.
 //
-// Experts that many tokens choose have more rows than a tile, most others fewer: a large tile is made as of the fewest rows, by
-// steps, that hold its own. It then copies and multiplies these alone.
+// Experts that many tokens choose have more rows than a tile, most others fewer. So a tile of 128 rows copies whole boxes of 64,
+// and multiplies 32, 64, 96 or 128 rows, the fewest that hold its own.
 //
 // Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
 // one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
@@ -205,8 +206,8 @@ struct Product {
     }
   }
 
-  // Adds up the turns' sums of a tile. Two tiles' sums have places: whoever leaves a third tile's has met the first turn behind
-  // its end of the first tile.
+  // Adds up the turns' sums of a tile. There is room for the sums of two tiles: before a warp writes those of a third, it has met
+  // the first turn at the second tile's barrier, and by then the first turn has read those of the first tile.
   template <int HALF>
   __device__ __forceinline__ void add_turns(int tile, float (&total)[HALF]) const {
     if constexpr (TURNS > 1) {
@@ -273,7 +274,7 @@ struct Product {
     if (stored.gated) tell_stored(&given.progress[stored.row_tile]);
   }
 
-  // Of the fewest rows that hold the tile's.
+  // Makes a tile as one of the fewest rows, by steps, that hold its own.
   template <int MADE>
   __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int count, int& stage,
                                                int& phase) const {
