@@ -37,6 +37,9 @@ __device__ __forceinline__ uint4 load(const uint4* from) {
   return found;
 }
 
+// These 128 bytes are not read again, so the cache need not write them back to memory.
+__device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
+
 // The scale of the group that 16 neighbouring threads hold, for all groups of a warp at once.
 __device__ __forceinline__ float scale_of(const Values& values) {
   float largest = 0.0f;

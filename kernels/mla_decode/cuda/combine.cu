@@ -22,9 +22,6 @@ struct Share {
   }
 };
 
-// These 128 bytes are not read again, so the cache need not write them back to memory.
-__device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
-
 __device__ __forceinline__ void find(Share (&shares)[ROWS], const Work& work, int first) {
   int stride = work.query_tokens * work.heads;
 #pragma unroll

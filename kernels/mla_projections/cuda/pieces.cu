@@ -56,9 +56,6 @@ struct Pieces {
   __device__ __forceinline__ float log_sum(int piece) const { return log_sums ? log_sums[(long long)piece * stride] : 0.0f; }
 };
 
-// These 128 bytes are not read again, so the cache need not write them back to memory.
-__device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
-
 // A warp's share of a token's pieces.
 struct Average {
   float largest = LOWEST, total = 0.0f;

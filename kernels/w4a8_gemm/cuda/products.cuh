@@ -41,8 +41,6 @@ __device__ __forceinline__ void pin(u32 (&a)[4]) {
 MULTIPLY(16, 8, 8, 9, 10, 11, 12, 13)
 MULTIPLY(24, 12, 12, 13, 14, 15, 16, 17)
 MULTIPLY(32, 16, 16, 17, 18, 19, 20, 21)
-MULTIPLY(40, 20, 20, 21, 22, 23, 24, 25)
-MULTIPLY(48, 24, 24, 25, 26, 27, 28, 29)
 MULTIPLY(96, 48, 48, 49, 50, 51, 52, 53)
 MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69)
 #undef MULTIPLY
