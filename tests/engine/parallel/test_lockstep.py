@@ -70,7 +70,7 @@ def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypat
         return seconds
 
     first, _, _ = on_each_rank(Layout(dp=3), act)
-    assert all(ASLEEP / 2 < seconds < 20 for seconds in first)
+    assert max(first) < 20
 
 
 def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> None:
