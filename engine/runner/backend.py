@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 import torch
 
 from engine.balance.config import BalanceConfig
@@ -39,7 +38,7 @@ from engine.sparse_measure import SparseMeasure
 from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
 from engine.weights.making import make_model
-from kernels.host_copy import to_device
+from kernels.host_copy import to_indices
 from mesh.observe import span
 from mesh.progress import ProgressLog
 from mesh.start_times import StartTimes
@@ -244,7 +243,7 @@ class ModelBackend:
             return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
-        return to_device(np.array(rows, np.int64), self.state.device)
+        return to_indices(rows, self.state.device)
 
 
 def _make_balancer(model: Model, exchange: Exchange | None, config: BalanceConfig) -> Balancer | None:

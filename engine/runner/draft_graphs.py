@@ -8,7 +8,6 @@ log probabilities. Nothing between them waits for the host.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.batch import Row, StepShape
@@ -24,7 +23,7 @@ from engine.runner.guesses import guess, note_guesses
 from engine.runner.tail_pass import TailPass
 from engine.two_batch import NEVER, TwoBatch
 from kernels.draft_check import count_accepted, settle
-from kernels.host_copy import copy_to_device, to_device
+from kernels.host_copy import copy_to_device, to_indices
 
 
 class DraftGraphs:
@@ -84,7 +83,7 @@ class CapturedPass:
         if are_first(places):
             drawn[: len(places)] = token_ids
         else:
-            drawn[to_device(np.array(places, np.int64), drawn.device)] = token_ids
+            drawn[to_indices(places, drawn.device)] = token_ids
         self._graph.compute_drafts()
         return Verified(self._graph.accepted, self._graph.drawn, self._graph.guesses)
 

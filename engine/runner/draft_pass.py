@@ -21,7 +21,7 @@ from engine.runner.guesses import guess, note_guesses
 from engine.runner.micro_batches import MicroBatches
 from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import count_accepted, settle
-from kernels.host_copy import to_device
+from kernels.host_copy import to_device, to_indices
 
 OnLayers = Callable[[int], None] | None
 
@@ -98,15 +98,15 @@ class EagerPass:
     def finish(self, token_ids: torch.Tensor) -> Verified:
         shape, device = self._shape, token_ids.device
         drawn = torch.full((len(self.drafts), self.drafts.shape[1] + 1), NO_TOKEN, dtype=torch.int64, device=device)
-        drawn.view(-1)[_indices(self.draws.places, device)] = token_ids
+        drawn.view(-1)[to_indices(self.draws.places, device)] = token_ids
         accepted = count_accepted(drawn, self.drafts)
         states = self._compute_draft_layers(drawn, accepted)
         if not shape.drawing:
             return Verified(accepted, drawn, drawn[:, :0])
         # Ranks guess together, whichever of them draw: rows are padded to as many as any rank has.
         padding = shape.drawing - len(accepted)
-        rows = _indices(self.draws.drawing, device)
-        lines = accepted, drawn, _indices(self._first_states(), device), self.positions, self._most
+        rows = to_indices(self.draws.drawing, device)
+        lines = accepted, drawn, to_indices(self._first_states(), device), self.positions, self._most
         ends = settle(*lines, rows, self._state.drawn, self._state.missing)
         last, positions = (functional.pad(each, (0, padding)) for each in ends)
         table = functional.pad(self._table, (0, 0, 0, padding), value=self._state.padding_block)
@@ -131,7 +131,7 @@ class EagerPass:
         context = join_context(self._model.config, decoding, prompts.rows, state, size)
         if prompts.drawn:
             places = [self._offset + place for place in prompts.drawn]
-            context.token_ids[_indices(places, drawn.device)] = drawn[line:, 0]
+            context.token_ids[to_indices(places, drawn.device)] = drawn[line:, 0]
         before = self._hidden_before(size)
         ends = self._row_ends(decoding, accepted) if self._model.config.draft_layers > 1 else None
         return compute_draft_layers(self._model, self._state, before, context, ends)
@@ -144,20 +144,20 @@ class EagerPass:
         if not behind:
             return self.hidden[:size]
         device, sources = self.hidden.device, [*range(self._offset), *(source or 0 for source in behind)]
-        before = self.hidden.index_select(0, _indices(sources, device))
+        before = self.hidden.index_select(0, to_indices(sources, device))
         if None in behind:
             nothing = [place for place, source in enumerate(behind, self._offset) if source is None]
-            before.index_fill_(0, _indices(nothing, device), 0)
+            before.index_fill_(0, to_indices(nothing, device), 0)
         return before
 
     def _row_ends(self, decoding: Sequence[DecodeRows], accepted: torch.Tensor) -> RowEnds:
         """decoding: the draft layers' part of rows that decode; accepted: [lines], theirs first."""
         prompts, device = self._prompts, accepted.device
         nothing = no_block(self._state)
-        firsts = _indices([*self._decoding_states(), *(self._offset + index for index in prompts.first)], device)
-        lasts = [_indices([self._offset + index for index in prompts.last], device)]
-        before = [_indices([nothing if block is None else block for block in prompts.blocks_before], device)]
-        behind = [_indices(prompts.last_blocks, device)]
+        firsts = to_indices([*self._decoding_states(), *(self._offset + index for index in prompts.first)], device)
+        lasts = [to_indices([self._offset + index for index in prompts.last], device)]
+        before = [to_indices([nothing if block is None else block for block in prompts.blocks_before], device)]
+        behind = [to_indices(prompts.last_blocks, device)]
         line = sum(rows.rows for rows in decoding)
         lasts.insert(0, firsts[:line] + accepted[:line])
         for rows in reversed(decoding):
@@ -193,7 +193,3 @@ def _block_table(rows: Sequence[Row], blocks: int, padding_block: int) -> "np.ty
         count = min(len(row.block_ids), blocks)
         line[:count] = row.block_ids[:count]
     return table
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)

@@ -8,7 +8,6 @@ accepted stays on the device: rows of the next step begin where it says, before 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.batch import Row, Sample
@@ -21,7 +20,7 @@ from engine.runner.relaxation import Relaxation, RelaxationRule
 from engine.runner.sampler import PendingSamples, Sampler, keep
 from engine.runner.step_events import StepEvents
 from kernels.decode_rows import NO_TOKEN
-from kernels.host_copy import HostCopies, to_device
+from kernels.host_copy import HostCopies, to_indices
 from mesh.domain.outputs import PromptLogprobs
 
 
@@ -82,7 +81,7 @@ class DraftingStep:
             self._samples = PendingSamples(logits, token_ids, draws.rows)
         accepted, drawn, guesses = layers.finish(token_ids)
         if self._counting:
-            counting = _indices(list(self._counting), drawn.device)
+            counting = to_indices(list(self._counting), drawn.device)
             drafter.sampler.count_yields(list(self._counting.values()), _yields(drawn[counting], accepted[counting]))
         if self._relaxation is not None:
             self._relaxation.note(drawn, accepted)
@@ -128,14 +127,15 @@ def _positions(layers: DraftPass) -> torch.Tensor:
     """The position of the token of each draw: [draws] int32."""
     places = torch.arange(layers.drafts.shape[1] + 1, dtype=torch.int32, device=layers.positions.device)
     grid = layers.positions.unsqueeze(1) + places
-    return grid.view(-1)[_indices(layers.draws.places, grid.device)]
+    return grid.view(-1)[to_indices(layers.draws.places, grid.device)]
 
 
 def _behind(layers: DraftPass) -> torch.Tensor:
     """The drafts that each draw is behind: [draws, n] int64. If they are wrong, nobody wants what it draws."""
     width = layers.drafts.shape[1] + 1
     lines, places = (
-        _indices([divmod(place, width)[part] for place in layers.draws.places], layers.drafts.device) for part in (0, 1)
+        to_indices([divmod(place, width)[part] for place in layers.draws.places], layers.drafts.device)
+        for part in (0, 1)
     )
     before = torch.arange(width - 1, device=places.device) < places.unsqueeze(1)
     return layers.drafts[lines].masked_fill(~before, NO_TOKEN)
@@ -158,8 +158,4 @@ def _some(rows: torch.Tensor, ascending: Sequence[int]) -> torch.Tensor:
     """Rows by index; as they lie, if they are the first ones."""
     if are_first(ascending):
         return rows[: len(ascending)]
-    return rows[_indices(ascending, rows.device)]
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)
+    return rows[to_indices(ascending, rows.device)]

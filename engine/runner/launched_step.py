@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from engine.batch import Row, Sample
@@ -10,7 +9,7 @@ from engine.model.context import DeviceState
 from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
-from kernels.host_copy import to_device
+from kernels.host_copy import to_indices
 from mesh.domain.outputs import PromptLogprobs
 
 
@@ -47,7 +46,7 @@ class LaunchedStep:
         assert logits is not None, "a step draws once"
         if self._drawing:
             token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
-            drawing = to_device(np.array(self._drawing, np.int64), self._state.device)
+            drawing = to_indices(self._drawing, self._state.device)
             self._state.drawn[drawing] = token_ids
             self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
         if self._events is not None:

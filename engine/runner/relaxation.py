@@ -7,7 +7,6 @@ probability. A row takes part if its request does. Where its tokens open or clos
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.batch import Row
@@ -16,7 +15,7 @@ from engine.model.decode_inputs import NO_ROW
 from engine.runner.draft_plan import Draws
 from engine.thinking import ThinkTokens
 from kernels.decode_rows import NO_TOKEN
-from kernels.host_copy import to_device
+from kernels.host_copy import to_indices
 from kernels.sample import is_candidate
 
 
@@ -36,8 +35,8 @@ class Relaxation:
         """rows: those of the step that draw; drafts: [rows or more, n], see `DraftPass`."""
         self._rule, self._draws, self._state = rule, draws, state
         device = state.device
-        follows = _indices([NO_ROW if row.follows is None else row.follows for row in rows], device)
-        known = _indices([bool(row.thinking) for row in rows], device).bool()
+        follows = to_indices([NO_ROW if row.follows is None else row.follows for row in rows], device)
+        known = to_indices([bool(row.thinking) for row in rows], device).bool()
         # Whether the token behind each row's last known one is a thought: [rows].
         self._before = torch.where(follows == NO_ROW, known, state.thinks[follows.clamp(min=0)])
         # [rows, n]
@@ -61,12 +60,12 @@ class Relaxation:
         if not places:
             return token_ids
         own = [draws[place] for place in places]
-        chosen, which = (_indices(each, logits.device) for each in (places, [self._draft_of[draw] for draw in own]))
+        chosen, which = (to_indices(each, logits.device) for each in (places, [self._draft_of[draw] for draw in own]))
         drawn, drafts = token_ids[chosen], self._drafts.flatten()[which]
         near = is_candidate(logits[chosen], drafts.clamp(min=0), self._rule.top_n, self._rule.delta)
         taken = near & self._thoughts.flatten()[which] & (drawn != drafts)
         token_ids = token_ids.index_copy(0, chosen, torch.where(taken, drafts, drawn))
-        self.taken[_indices(own, logits.device)] = taken
+        self.taken[to_indices(own, logits.device)] = taken
         return token_ids
 
     def note(self, drawn: torch.Tensor, accepted: torch.Tensor) -> None:
@@ -74,7 +73,7 @@ class Relaxation:
         lines = len(self._draws.drawing)
         behind = phases(drawn[:lines], self._before, self._rule.think_tokens)
         last = 1 + accepted[:lines].unsqueeze(1)
-        self._state.thinks[_indices(self._draws.drawing, drawn.device)] = behind.gather(1, last).squeeze(1)
+        self._state.thinks[to_indices(self._draws.drawing, drawn.device)] = behind.gather(1, last).squeeze(1)
 
 
 def phases(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
@@ -96,7 +95,3 @@ def thoughts(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkT
     A token that opens or closes the thinking concerns those behind it.
     """
     return phases(token_ids, before, think_tokens)[:, :-1]
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)

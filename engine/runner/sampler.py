@@ -10,7 +10,7 @@ import torch
 from engine.batch import Row, Sample
 from engine.model.tensor_group import TensorGroup
 from engine.runner.token_counts import TokenCounts
-from kernels.host_copy import HostCopies, to_device
+from kernels.host_copy import HostCopies, to_indices
 from kernels.sample import Draw, add_bias, draw, forbid, greedy, logprobs
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
@@ -83,12 +83,12 @@ class Sampler:
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         plain = sorted({*range(len(rows))}.difference(changed))
         if plain:
-            chosen = _indices(plain, logits.device)
+            chosen = to_indices(plain, logits.device)
             found = draw_tokens(logits[chosen], [rows[index] for index in plain], _some(positions, chosen))
             token_ids[chosen] = replace(logits[chosen], found, plain)
         # Rows that count tokens come first.
         changed.sort(key=lambda index: not _sampling(rows[index]).counts_tokens)
-        chosen = _indices(changed, logits.device)
+        chosen = to_indices(changed, logits.device)
         token_ids[chosen] = self._draw_changed(
             logits[chosen].float(),
             [rows[index] for index in changed],
@@ -145,7 +145,7 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tens
         return draw(logits, list(draws.values()), positions)
     token_ids = greedy(logits)
     if draws:
-        chosen = _indices(list(draws), logits.device)
+        chosen = to_indices(list(draws), logits.device)
         token_ids[chosen] = draw(logits[chosen], list(draws.values()), _some(positions, chosen))
     return token_ids
 
@@ -158,7 +158,7 @@ class PendingSamples:
         self._asked = {index: count for index, row in enumerate(rows) if (count := _alternatives(row)) is not None}
         found: tuple[torch.Tensor, ...] = ()
         if self._asked:
-            asked = _indices(list(self._asked), logits.device)
+            asked = to_indices(list(self._asked), logits.device)
             most = min(max(self._asked.values()), logits.shape[1])
             found = logprobs(logits[asked], token_ids[asked], most)
         self._copies = HostCopies((token_ids, *found))
@@ -213,7 +213,3 @@ def _some(values: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor | N
 
 def _alternatives(row: Row) -> int | None:
     return _sampling(row).top_logprobs
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)

@@ -12,7 +12,7 @@ from engine.runner.draft_pass import Verified
 from engine.runner.draft_plan import plan_draws
 from engine.runner.graph_rows import graph_rows
 from kernels.decode_rows import NO_TOKEN
-from kernels.host_copy import to_device
+from kernels.host_copy import to_device, to_indices
 
 if TYPE_CHECKING:
     from engine.runner.draft_graphs import DraftGraph
@@ -50,8 +50,8 @@ class TailPass:
         graph, width, device = self._graph, self._width, token_ids.device
         drawn, first = graph.drawn.view(-1), self._earlier * width
         own = [first + place + self._skipped[place // width] for place in self.draws.places]
-        drawn[_indices(own, device)] = token_ids
-        drawn[_indices(list(self._known), device)] = _indices(list(self._known.values()), device)
+        drawn[to_indices(own, device)] = token_ids
+        drawn[to_indices(list(self._known), device)] = to_indices(list(self._known.values()), device)
         graph.compute_drafts()
         self._move_ends()
         places = torch.arange(width, device=device) + self._behind.unsqueeze(1)
@@ -76,7 +76,3 @@ def _known_draws(rows: Sequence[Row], earlier: int, skipped: Sequence[int], widt
             behind = list(row.token_ids[1 : 1 + skipped[line - earlier]])
         known |= dict(enumerate(behind, start=line * width))
     return known
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)

@@ -9,11 +9,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.batch import History, Row
-from kernels.host_copy import to_device
+from kernels.host_copy import to_indices
 from kernels.sample import Penalty, count_drawn, count_tokens, penalize
 
 
@@ -51,7 +50,7 @@ class TokenCounts:
                 self._count(slot, row, drawn)
         counts, places = self._counts, [slot.index for slot in slots]
         if behind is not None:
-            indices = _indices(places, behind.device)
+            indices = to_indices(places, behind.device)
             counts, places = counts[indices], list(range(len(rows)))
             count_drawn(counts, torch.arange(len(rows), device=behind.device), behind)
         penalize(logits, counts, [_penalty(row, place) for row, place in zip(rows, places, strict=True)])
@@ -65,7 +64,7 @@ class TokenCounts:
     def count_yields(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:
         """Count what these rows yield, as the device knows: [rows, n] int64, NO_TOKEN where a row yields fewer."""
         slots = [self._slots[_history(row).key] for row in rows]
-        count_drawn(self._counts, _indices([slot.index for slot in slots], token_ids.device), token_ids)
+        count_drawn(self._counts, to_indices([slot.index for slot in slots], token_ids.device), token_ids)
 
     def settle(self, row: Row, tokens: int) -> None:
         """The host knows how many tokens were counted by `count_yields`."""
@@ -101,10 +100,6 @@ class TokenCounts:
 def _history(row: Row) -> History:
     assert row.history is not None
     return row.history
-
-
-def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, np.int64), device)
 
 
 def _penalty(row: Row, slot: int) -> Penalty:

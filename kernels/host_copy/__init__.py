@@ -13,6 +13,11 @@ def to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Te
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def to_indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """The values on the device, int64."""
+    return to_device(np.array(values, np.int64), device)
+
+
 def copy_to_device(values: npt.NDArray[np.generic], target: torch.Tensor) -> None:
     """Copy values into an existing tensor of their shape and dtype."""
     tensor = torch.from_numpy(values)
