@@ -62,7 +62,7 @@ def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) ->
         begun = time.perf_counter()
         # Both change from step to step, and differ.
         rows = 64 + (step + peers.place.rank) % 3
-        clock.agreement.agree(StepShape(rows, drawing=rows, decodes=True))
+        clock.agreement.agree(StepShape(rows, drawing=rows, decodes=True, rows=rows))
         measured.append(Step(begun, time.perf_counter(), clock.mean_seconds()))
     return measured
 

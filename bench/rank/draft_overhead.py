@@ -88,4 +88,4 @@ def _rows(requests: int, drafts: int, context: int, blocks: int) -> tuple[Sequen
     each, start = blocks_for(context + drafts + 1), context - 1 - drafts
     own = ([block % blocks for block in range(row * each, (row + 1) * each)] for row in range(requests))
     rows = [Row([0] * (1 + drafts), start, block_ids, Sampling(), drafts=drafts) for block_ids in own]
-    return rows, StepShape(requests * (1 + drafts), drafts=drafts, drawing=requests)
+    return rows, StepShape(requests * (1 + drafts), drafts=drafts, drawing=requests, rows=requests)
