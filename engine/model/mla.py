@@ -17,8 +17,7 @@ from engine.model.sparse_attention import SparseRow, attend, measure
 from kernels.act_quant import QuantizedRows, empty_quantized, quantize_into
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
-from kernels.mla_decode import Attended
-from kernels.mla_decode import attend as attend_latents
+from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_prefill import (
     PrefillPlan,
     attend_and_quantize,
@@ -162,7 +161,7 @@ class Attention:
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> Attended:
         config, own = self.config, slice(rows.first, rows.stop)
-        return attend_latents(
+        return mla_decode(
             absorb_query(query[own], self._absorb_query, context.rotations[own]),
             pool,
             rows.plan,

@@ -10,27 +10,21 @@ from kernels.mla_decode import flash_mla, reference
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.plan import DecodePlan, plan_decode
 
-__all__ = ["Attended", "DecodePlan", "attend", "mla_decode", "plan_decode"]
+__all__ = ["Attended", "DecodePlan", "mla_decode", "plan_decode"]
 
 
 def mla_decode(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, *, value_width: int, scale: float, kv_scale: float = 1.0
-) -> torch.Tensor:
+) -> Attended:
     """softmax(scale * query . latent) @ latent[:value_width], causal among the row's own queries, in the query's dtype.
 
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
-    kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. On a GPU this runs our kernels, or flash_mla for a bf16 pool with few heads if that works. For
-    an e4m3 pool of DeepSeek's widths on Hopper the products are in FP8, with each head's query quantized.
+    kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width], where
+    requests that several multiprocessors share may be left in pieces; no rows give no rows. On a GPU this runs our
+    kernels, or flash_mla for a bf16 pool with few heads if that works. For an e4m3 pool of DeepSeek's widths on Hopper
+    the products are in FP8, with each head's query quantized.
     """
-    return attend(query, pool, plan, value_width=value_width, scale=scale, kv_scale=kv_scale).joined()
-
-
-def attend(
-    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, *, value_width: int, scale: float, kv_scale: float = 1.0
-) -> Attended:
-    """`mla_decode`, where requests that several multiprocessors share may be left in pieces."""
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
     assert pool.dtype in (query.dtype, torch.float8_e4m3fn)

@@ -88,7 +88,7 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
         for layer, weight in enumerate(weights):
             query = absorb_query(queries.roll(layer, 0), weight[:, :NOPE], turns)
             after_each()
-            attended = mla_decode(query, pool, plan, value_width=LATENT, scale=0.1)
+            attended = mla_decode(query, pool, plan, value_width=LATENT, scale=0.1).joined()
             after_each()
             found.append(expand_values_quantized(attended, weight[:, NOPE:].transpose(1, 2)).values.view(torch.uint8))
             after_each()

@@ -24,7 +24,7 @@ def test_ragged_rows_attend_to_exactly_their_context(lengths: list[int], query_t
     stored = scattered_contexts(lengths, WIDTH)
     query = torch.randn(len(lengths) * query_tokens, HEADS, WIDTH)
     plan = plan_decode(stored.block_table, stored.lengths, query_tokens)
-    found = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE)
+    found = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE).joined()
     rows = query.view(len(lengths), query_tokens, HEADS, WIDTH)
     expected = torch.cat([expected_row(row, context) for row, context in zip(rows, stored.contexts, strict=True)])
     assert (found.double() - expected).norm() / expected.norm() < 1e-6
@@ -34,8 +34,8 @@ def test_bfloat16_stays_near_float32() -> None:
     stored = scattered_contexts([200], WIDTH)
     plan = plan_decode(stored.block_table, stored.lengths)
     query = torch.randn(1, HEADS, WIDTH)
-    exact = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE)
-    found = mla_decode(query.bfloat16(), stored.pool.bfloat16(), plan, value_width=VALUES, scale=SCALE)
+    exact = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE).joined()
+    found = mla_decode(query.bfloat16(), stored.pool.bfloat16(), plan, value_width=VALUES, scale=SCALE).joined()
     assert found.dtype == torch.bfloat16 and (found.float() - exact).norm() / exact.norm() < 0.03
 
 
@@ -44,13 +44,13 @@ def test_a_compressed_pools_latents_are_its_values_times_the_scale() -> None:
     plan = plan_decode(stored.block_table, stored.lengths)
     query = torch.randn(2, HEADS, WIDTH)
     compressed = stored.pool.to(torch.float8_e4m3fn)
-    found = mla_decode(query, compressed, plan, value_width=VALUES, scale=SCALE, kv_scale=0.5)
-    expected = mla_decode(query, compressed.float() * 0.5, plan, value_width=VALUES, scale=SCALE)
+    found = mla_decode(query, compressed, plan, value_width=VALUES, scale=SCALE, kv_scale=0.5).joined()
+    expected = mla_decode(query, compressed.float() * 0.5, plan, value_width=VALUES, scale=SCALE).joined()
     assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_no_rows_give_no_rows() -> None:
     plan = plan_decode(torch.empty(0, 0, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
     pool = torch.zeros(1, BLOCK_TOKENS, WIDTH)
-    found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan, value_width=VALUES, scale=SCALE)
+    found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan, value_width=VALUES, scale=SCALE).joined()
     assert found.shape == (0, HEADS, VALUES)

@@ -66,7 +66,9 @@ def test_an_e4m3_pool_is_attended_to_at_deepseeks_shapes(
     lengths: list[int], query_tokens: int, heads: int, poisoned: None
 ) -> None:
     case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=True)
-    found = mla_decode(case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
+    found = mla_decode(
+        case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale
+    ).joined()
     # Queries and probabilities have three bits of mantissa too.
     assert case.error(found) < 0.08
 
@@ -149,7 +151,7 @@ def test_sums_over_a_long_context_lose_nothing(tokens: int, query_tokens: int) -
     table = torch.arange(blocks, dtype=torch.int32, device=DEVICE).repeat(rows, 1)
     plan = plan_decode(table, torch.full((rows,), tokens, dtype=torch.int32, device=DEVICE), query_tokens)
     query = torch.randn(rows * query_tokens, HEADS, WIDTH, device=DEVICE).bfloat16()
-    found = mla_decode(query, pool, plan, value_width=LATENT, scale=SCALE, kv_scale=KV_SCALE)
+    found = mla_decode(query, pool, plan, value_width=LATENT, scale=SCALE, kv_scale=KV_SCALE).joined()
     assert (found.float() / KV_SCALE - 1).abs().max() < 0.005
 
 
@@ -175,7 +177,7 @@ def test_a_captured_plan_follows_its_tensors(e4m3: bool) -> None:
 
     def attend() -> torch.Tensor:
         plan = plan_decode(case.plan.block_table, case.plan.lengths)
-        return mla_decode(case.query, case.pool, plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
+        return mla_decode(case.query, case.pool, plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale).joined()
 
     attend()
     with torch.cuda.graph(graph):

@@ -6,7 +6,7 @@ import torch
 from bench.kernels.inputs import random_bfloat16
 from kernels.act_quant import dequantize
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import Attended, attend, plan_decode
+from kernels.mla_decode import Attended, mla_decode, plan_decode
 from kernels.mla_projections import expand_attended, expand_values_quantized
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
@@ -36,7 +36,7 @@ class Step:
         self.weight = random_bfloat16(heads, NOPE + VALUE, LATENT)[:, NOPE:].transpose(1, 2)
 
     def attended(self) -> Attended:
-        return attend(self.query, self.pool, self.plan, value_width=LATENT, scale=0.05)
+        return mla_decode(self.query, self.pool, self.plan, value_width=LATENT, scale=0.05)
 
 
 @pytest.mark.gpu
