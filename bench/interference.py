@@ -1,11 +1,14 @@
 """What arriving prompts do to the tokens of running requests: prefill on a worker of its own, beside prefill in flight.
 
-    python -m bench.interference
+    python -m bench.interference [--mixed-step-ms MS ...]
 
 Two meshes of the shipped model take turns. In both, a few requests stream tokens while long prompts arrive one after
 another, every prompt new to every cache. In the first ("pd") a prefill worker computes them and pushes their KV; in the
 second ("ifb") the decode worker computes them between its steps. The decode worker has the first core of the machine to
 itself, everything else, the client included, has the others, so both meshes decode with the same means.
+
+--mixed-step-ms adds meshes as the second, each with one of these bounds on a step that computes prompts beside tokens
+(engine.mixed_step_ms).
 
 A gap is the time between two successive tokens of a stream. A step is the median gap while no prompt is there. A stall
 is how much longer than a step a gap took, in steps.
@@ -34,7 +37,9 @@ from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, ModelMesh, model_me
 from bench.meshes.processes import pin
 from bench.meshes.timed_generation import TimedGeneration, generate
 
-MESHES = {"pd": 1, "ifb": 0}
+# What the mesh has beside one decode worker. It sends prompts where the comparison wants them, not where they would be
+# answered soonest.
+PD, IFB = (1, ("decode.can_prefill=false",)), (0, ())
 # Wait until every stream has its first tokens.
 SETTLE_SECONDS = 2.0
 QUIET_SECONDS = 3.0
@@ -50,6 +55,13 @@ class Options:
     prompt_tokens: int
     repeats: int
     seed: int
+    mixed_step_ms: Sequence[float] = ()
+
+    @property
+    def meshes(self) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """By name, how many prefill workers and which settings."""
+        bounded = {f"ifb, {ms:g} ms": (0, (f"decode.engine.mixed_step_ms={ms}",)) for ms in self.mixed_step_ms}
+        return {"pd": PD, "ifb": IFB, **bounded}
 
 
 @dataclass(frozen=True)
@@ -126,11 +138,9 @@ def _prompt(rng: random.Random, tokens: int) -> list[int]:
 
 async def run(options: Options, log: Path, console: Console) -> dict[str, list[Measurement]]:
     rng = random.Random(options.seed)
-    measured: dict[str, list[Measurement]] = {name: [] for name in MESHES}
+    measured: dict[str, list[Measurement]] = {name: [] for name in options.meshes}
     for repeat in range(options.repeats):
-        for name, prefill in MESHES.items():
-            # The mesh sends prompts where the comparison wants them, not where they would be answered soonest.
-            settings = ("decode.can_prefill=false",) if prefill else ()
+        for name, (prefill, settings) in options.meshes.items():
             async with model_mesh(log, prefill=prefill, settings=settings) as mesh:
                 measurement = await measure(mesh, options, rng)
             measured[name].append(measurement)
@@ -179,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mixed-step-ms", type=float, nargs="+", default=[])
     parser.add_argument("--output", type=Path, default=Path("out/interference.json"))
     values = vars(parser.parse_args(arguments))
     output: Path = values.pop("output")

@@ -32,6 +32,7 @@ def plan_step(
     limits: Limits,
     suspended: int = 0,
     standing: Standing = ALONE,
+    most_prompt_tokens: int | None = None,
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
@@ -39,6 +40,7 @@ def plan_step(
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
+    most_prompt_tokens: of the step; None if only `limits` bound them.
     """
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
@@ -53,7 +55,7 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
-    budget = limits.max_step_tokens - sum(request.draws for request in decoding)
+    budget = _prompt_budget(decoding, limits, most_prompt_tokens)
     admitted: list[Candidate[RequestT]] = []
     # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
     if not preempted:
@@ -69,12 +71,17 @@ def plan_step(
             # The others find their way into what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
-            budget = limits.max_step_tokens - sum(request.draws for request in decoding)
+            budget = _prompt_budget(decoding, limits, most_prompt_tokens)
         else:
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
     chunks = _chunks(prompts, admitted, budget, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
+
+
+def _prompt_budget(decoding: Iterable[Schedulable], limits: Limits, most_prompt_tokens: int | None) -> int:
+    left = limits.max_step_tokens - sum(request.draws for request in decoding)
+    return left if most_prompt_tokens is None else min(left, most_prompt_tokens)
 
 
 def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[RequestT]:

@@ -18,6 +18,7 @@ from engine.draft_depth import DraftDepth
 from engine.intake import Intake
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
+from engine.mixed_steps import MixedSteps
 from engine.moves.transfers import Transfers
 from engine.outputs import cancelled, commit, refused
 from engine.parallel.layout import Layout
@@ -68,7 +69,9 @@ class Engine:
         self._intake = Intake(config, backend, constraints)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
-        self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
+        self._mixed_steps = MixedSteps(config.mixed_step_ms)
+        ahead = launches_ahead(config, backend.asynchronous)
+        self._pipeline = StepPipeline(backend, ahead, clock, self._meter, self._mixed_steps)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         transfer = config.transfer or TransferConfig()
@@ -82,6 +85,8 @@ class Engine:
         self._stopping = self.stopped = False
         self._submitted = 0
         self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
+        # Whether some rank's requests decoded in the last step.
+        self._decodes = False
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
@@ -149,6 +154,7 @@ class Engine:
         held_back = waiting and not self._alignment.opens
         shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting))
         self._alignment = self._alignment.after(shape)
+        self._decodes = shape.decodes
         if shape.stopping:
             self.stopped = True
             return None
@@ -211,7 +217,9 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens)
+        beside = self._decodes or bool(self._schedule.decoding)
+        most_prompt_tokens = self._mixed_steps.most_prompt_tokens if beside else None
+        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.batch import Backend, Batch, Launched, Row, Sample, StepShape
 from engine.load import LoadMeter
+from engine.mixed_steps import MixedSteps
 from engine.prompt_pace import NO_PROMPTS
 from engine.request import Request
 from engine.step_work import StepWork, prompt_tokens_of
@@ -28,6 +29,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
     drafts: int
     # Whether its tokens of prompts, if any, are computed as rows that decode.
     decode_only: bool
+    # The most that any rank computes.
+    tokens: int
 
 
 class StepPipeline:
@@ -38,8 +41,11 @@ class StepPipeline:
         in_flight: the step that was launched and is not due yet; only with overlap.
     """
 
-    def __init__(self, backend: Backend, overlap: bool, clock: Callable[[], float], meter: LoadMeter) -> None:
+    def __init__(
+        self, backend: Backend, overlap: bool, clock: Callable[[], float], meter: LoadMeter, mixed_steps: MixedSteps
+    ) -> None:
         self._backend = backend
+        self._mixed_steps = mixed_steps
         self._overlap = overlap
         self._clock = clock
         self._meter = meter
@@ -71,7 +77,7 @@ class StepPipeline:
                 self._undrawn = launched
             else:
                 launched.draw()
-        return InFlightStep(work, requests, rows, launched, started, shape.drafts, shape.decode_only)
+        return InFlightStep(work, requests, rows, launched, started, shape.drafts, shape.decode_only, shape.tokens)
 
     def due(self, launched: InFlightStep | None) -> InFlightStep | None:
         """The step to collect now: the one just launched, or with overlap the one before it."""
@@ -103,6 +109,9 @@ class StepPipeline:
         elif step.work.chunks:
             prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])
         self._meter.observe_step(seconds, decoding, prompts, accepted, beside)
+        if not (step.decode_only and step.work.chunks):
+            # Rows of a graph that compute tokens of prompts cost neither what such tokens nor what decoding costs.
+            self._mixed_steps.observe(seconds, _prompt_tokens(step))
         self._collected_at = now
         if step.work.scores_prompts:
             for index, part in step.launched.prompt_logprobs().items():
@@ -110,3 +119,11 @@ class StepPipeline:
                 assert scores is not None, "a prompt is scored until its first token"
                 scores.add(step.rows[index].start, part)
         return zip(step.requests, step.rows, samples, strict=True)
+
+
+def _prompt_tokens(step: InFlightStep) -> int:
+    """The most that any rank computes as those of prompts, taken to decode as many tokens as this one."""
+    if step.decode_only:
+        return 0
+    decoded = sum(row.tokens for row in step.rows[: len(step.work.decoding)])
+    return max(step.tokens - decoded, 1)

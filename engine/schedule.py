@@ -73,12 +73,14 @@ class Schedule:
         """Whether some that wait are to be computed here."""
         return self._waiting.tokens > 0
 
-    def plan(self, suspended: int, prompts_begin: bool = True) -> StepPlan[Request]:
+    def plan(
+        self, suspended: int, prompts_begin: bool = True, most_prompt_tokens: int | None = None
+    ) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
-        tokens are left of them behind cached blocks.
+        tokens are left of them behind cached blocks. most_prompt_tokens: see `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
@@ -92,6 +94,7 @@ class Schedule:
             self._limits,
             suspended + len(self._running.decoding) - len(decoding),
             self._tenants.standing,
+            most_prompt_tokens,
         )
 
     def carry_out(self, plan: StepPlan[Request]) -> None:

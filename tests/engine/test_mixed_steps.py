@@ -1,0 +1,132 @@
+"""Steps that compute prompts beside requests that decode, and end in a set time."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import StepShape
+from engine.engine import Engine
+from engine.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
+from engine.oracle import OracleBackend
+from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
+
+# Of the oracle: a step that decodes, and a token of a prompt.
+STEP_MS, TOKEN_MS = 10.0, 0.1
+
+
+def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 40) -> int:
+    tokens = 0
+    for _ in range(steps):
+        found = mixed.most_prompt_tokens
+        assert found is not None
+        tokens = found
+        mixed.observe(seconds(tokens), tokens)
+    return tokens
+
+
+@given(st.floats(1, 50), st.floats(1, 200), st.floats(0, 0.7), st.floats(0.01, 1))
+def test_steps_come_to_take_what_they_may(without_ms: float, room_ms: float, fixed: float, token_ms: float) -> None:
+    """fixed: the share of the room that any prompt takes."""
+    mixed = MixedSteps(without_ms + room_ms)
+    for _ in range(3):
+        mixed.observe(without_ms / 1000, 0)
+    tokens = converged(mixed, lambda tokens: (without_ms + fixed * room_ms + token_ms * tokens) / 1000)
+    fits = room_ms * (1 - fixed) / token_ms
+    assert tokens == pytest.approx(max(fits, FEWEST_TOKENS), rel=0.1, abs=2)
+
+
+def test_chunks_become_smaller_as_tokens_take_longer() -> None:
+    mixed = MixedSteps(40.0)
+    mixed.observe(0.01, 0)
+    assert converged(mixed, lambda tokens: (10 + 0.05 * tokens) / 1000) == pytest.approx(600, abs=1)
+    assert converged(mixed, lambda tokens: (10 + 0.2 * tokens) / 1000) == pytest.approx(150, abs=1)
+
+
+def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_many_as_fit() -> None:
+    assert MixedSteps(30.0).most_prompt_tokens == FIRST_TOKENS
+    unlimited = MixedSteps(None)
+    unlimited.observe(1.0, 64)
+    assert unlimited.most_prompt_tokens is None
+
+
+class Clock:
+    """Goes on when the oracle sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
+    """The longest step while one request decodes and a prompt of 4,000 tokens comes, and the time to its first token:
+    milliseconds.
+    """
+    clock = Clock()
+    config = oracle_config(
+        total_blocks=160,
+        max_step_tokens=2048,
+        mixed_step_ms=mixed_step_ms,
+        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
+    )
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10), 2000))
+    transcript = Transcript()
+    for _ in range(20):
+        transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(4000, seed=1), 2))
+    begun, gaps = clock.now, []
+    while 1 not in transcript.token_ids:
+        before = clock.now
+        transcript.record(engine.step())
+        gaps.append(1000 * (clock.now - before))
+    # The first step with tokens of the prompt is taken before one has been measured.
+    return max(gaps[1:]), 1000 * (clock.now - begun)
+
+
+def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
+    unlimited, soon = longest_gap(None)
+    limited, late = longest_gap(30.0)
+    assert unlimited > 150
+    assert limited == pytest.approx(30.0, rel=0.05)
+    # Two thirds of each step are the prompt's.
+    assert soon == pytest.approx(410, rel=0.1) and late == pytest.approx(600, rel=0.2)
+
+
+def test_a_prompt_alone_takes_whole_steps() -> None:
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1.0)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0)
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    assert 0 in transcript.token_ids
+
+
+class Decoding:
+    """Another rank, which decodes in every step."""
+
+    due = False
+
+    def __init__(self) -> None:
+        self.proposals: list[StepShape] = []
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        self.proposals.append(proposal)
+        return msgspec.structs.replace(proposal, tokens=max(proposal.tokens, 1), decodes=True)
+
+
+def test_a_prompt_leaves_requests_of_other_ranks_their_pace() -> None:
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1000.0)
+    other = Decoding()
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=other)
+    engine.step()
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    engine.step()
+    assert other.proposals[-1].tokens == FIRST_TOKENS
