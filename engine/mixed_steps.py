@@ -6,7 +6,7 @@ from mesh.blocks import BLOCK_TOKENS
 # Before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
 # So many go on in every step, whatever it takes.
-FEWEST_TOKENS = BLOCK_TOKENS
+FEWEST_TOKENS = 16
 # Weight of the past against one more step. What a token takes grows with the tokens before it.
 DECAY = 0.7
 
