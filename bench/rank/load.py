@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 
+from engine.batch import Backend
 from engine.engine import Engine
-from engine.protocol.messages import Submit
-from engine.runner.backend import ModelBackend
+from engine.protocol.messages import Cancel, Submit
 from engine.sparse_measure import SparseMeasure
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.requests import TokenRequest
@@ -24,7 +24,7 @@ class RankLoad:
     sparse: what was measured in sparse prompts.
     """
 
-    def __init__(self, engine: Engine, backend: ModelBackend) -> None:
+    def __init__(self, engine: Engine, backend: Backend) -> None:
         self._engine = engine
         self._backend = backend
         self._random = random.Random(0)
@@ -73,6 +73,19 @@ class RankLoad:
         self.drain()
         return time.perf_counter() - started
 
+    def start_prompt(self, tokens: int, cached: int) -> int:
+        """Submit a prompt whose first tokens are cached. Returns its key, by which it can be cancelled."""
+        prompt = self._prompt(tokens)
+        self.pretend_cached(prompt[:cached])
+        return self._submit(prompt, 1)
+
+    @property
+    def prompt_tokens_left(self) -> int:
+        return self._engine.load().queued_prefill_tokens
+
+    def cancel(self, key: int) -> None:
+        self._engine.cancel(Cancel(key))
+
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._backend.vocabulary_size), k=tokens)
 
@@ -83,10 +96,11 @@ class RankLoad:
             pool.register(block, content)
         pool.release(blocks)
 
-    def _submit(self, prompt: list[int], max_tokens: int, sparse: SparsePrefill | None = None) -> None:
+    def _submit(self, prompt: list[int], max_tokens: int, sparse: SparsePrefill | None = None) -> int:
         key = next(self._keys)
         stop = StopConditions(max_tokens, ignore_eos=True)
         self._engine.submit(Submit(key, TokenRequest(str(key), prompt, Sampling(), stop, sparse=sparse)))
+        return key
 
 
 def fill_pool(pool: torch.Tensor) -> None:
