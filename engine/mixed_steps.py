@@ -36,7 +36,7 @@ class MixedSteps:
 
     @property
     def most_prompt_tokens(self) -> int | None:
-        """Of the next step, on each rank; None if the time is not set."""
+        """How many each rank may compute in the next step; None if the time is not set."""
         if self._step_ms is None:
             return None
         token_ms = self._token_ms.value

@@ -37,13 +37,13 @@ SETTLING_STEPS, TIMED_STEPS = 20, 40
 class Beside:
     mixed_step_ms: float
     quiet_ms: float
-    # Of the requests, beside the prompt.
+    # The requests' time per token beside the prompt.
     tpot_ms: float
     prompt_tokens_per_second: float
 
 
 def tokens_per_second_alone(config: EngineConfig, backend: Backend, prompt: int, tokens: int) -> float:
-    """Of so many tokens behind the first half of the prompt."""
+    """How fast so many tokens behind the first half of the prompt are computed."""
     engine = Engine(config, backend, time.monotonic)
     load = RankLoad(engine, backend)
     # The first time compiles.
@@ -76,14 +76,8 @@ def measure_beside(config: EngineConfig, backend: Backend, requests: int, prompt
 
 def table_of(measured: Sequence[Beside], alone: float, title: str) -> Table:
     table = Table(title=title)
-    for column in (
-        "a step may take, ms",
-        "TPOT quiet, ms",
-        "beside, ms",
-        "times",
-        "prompt, tokens/s",
-        "of its rate alone",
-    ):
+    columns = ("a step may take, ms", "TPOT quiet, ms", "beside, ms", "times", "prompt, tokens/s", "of its rate alone")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in measured:
         rate = row.prompt_tokens_per_second

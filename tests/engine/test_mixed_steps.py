@@ -12,8 +12,9 @@ from engine.engine import Engine
 from engine.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
 from engine.oracle import OracleBackend
 from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
+from tests.support.sleeping_clock import SleepingClock
 
-# Of the oracle: a step that decodes, and a token of a prompt.
+# A step of the oracle that decodes, and what a token of a prompt adds.
 STEP_MS, TOKEN_MS = 10.0, 0.1
 
 
@@ -52,24 +53,11 @@ def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_ma
     assert unlimited.most_prompt_tokens is None
 
 
-class Clock:
-    """Goes on when the oracle sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
     """The longest step while one request decodes and a prompt of 4,000 tokens comes, and the time to its first token:
     milliseconds.
     """
-    clock = Clock()
+    clock = SleepingClock()
     config = oracle_config(
         total_blocks=160,
         max_step_tokens=2048,
