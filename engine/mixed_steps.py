@@ -1,5 +1,7 @@
 """How many tokens of prompts a step computes beside requests that decode, so that it ends in a set time."""
 
+from collections.abc import Sequence
+
 from engine.smoothing import SmoothedRatio
 from mesh.blocks import BLOCK_TOKENS
 
@@ -33,6 +35,11 @@ class MixedSteps:
             self._token_ms.observe(max(ms - (self._without_ms.value or 0.0), 0.0), prompt_tokens, DECAY)
         else:
             self._without_ms.observe(ms, 1.0, DECAY)
+
+    def observe_decode_steps(self, seconds: Sequence[float]) -> None:
+        """Steps one after the other that computed nothing of prompts."""
+        if self._step_ms is not None:
+            self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))
 
     @property
     def most_prompt_tokens(self) -> int | None:

@@ -75,12 +75,15 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
-        """A step in which requests with so much context together decode, beside chunks of prompts."""
+        """A step in which requests with so much context together decode, beside chunks of prompts.
+
+        However short these are, it takes as long as one without them.
+        """
         if not requests:
             return chunks_ms
         excess = context_tokens - requests * self.decode_context_tokens
         decode_ms = max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms)
-        return chunks_ms + decode_ms * (self.decode_beside_prompts if chunks_ms else 1.0)
+        return max(decode_ms, chunks_ms + decode_ms * self.decode_beside_prompts)
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

@@ -11,6 +11,7 @@ the share of the good times the rate.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,8 +63,14 @@ FIXED_TOKEN_MS = 0.0037
 # FP8 latents of one token and layer.
 KV_BYTES = 576
 DEFAULTS = EngineConfig(backend="oracle")
-# What a mesh's --set can change here.
-SIMULATED_KEYS = ("max_requests", "max_step_tokens", "parallel.prompt_wait_steps")
+# What a mesh's --set can change here, and what its values look like.
+INTEGER, NUMBER = r"\d+", r"\d+(\.\d+)?"
+SIMULATED_KEYS = {
+    "max_requests": INTEGER,
+    "max_step_tokens": INTEGER,
+    "mixed_step_ms": NUMBER,
+    "parallel.prompt_wait_steps": INTEGER,
+}
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,13 @@ class Counted:
 
 
 def wrong_setting(settings: Sequence[str]) -> str | None:
-    """The first of them that is no number, or would change nothing here."""
-    known = {f"{role}.engine.{key}" for role in ("prefill", "decode") for key in SIMULATED_KEYS}
-    split = {setting: setting.partition("=") for setting in settings}
-    return next((each for each, (key, _, value) in split.items() if key not in known or not value.isdecimal()), None)
+    """The first of them that is no number of its key's kind, or would change nothing here."""
+    known = {f"{role}.engine.{key}": kind for role in ("prefill", "decode") for key, kind in SIMULATED_KEYS.items()}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known or not re.fullmatch(known[key], value):
+            return setting
+    return None
 
 
 def costs_of(ranks: int, layers: int) -> CostModel:
@@ -163,22 +173,19 @@ def _measured(ranks: int) -> tuple[CostModel, int]:
 
 
 def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> dict[str, object]:
-    engine = f"{role}.engine"
-    ranks, requests = int(given[f"{engine}.parallel.dp"]), int(given[f"{engine}.max_requests"])
-    step_tokens = int(given.get(f"{engine}.max_step_tokens", DEFAULTS.max_step_tokens))
+    engine = {key.removeprefix(f"{role}.engine."): value for key, value in given.items()}
+    ranks, requests = int(engine["parallel.dp"]), int(engine["max_requests"])
+    step_tokens = int(engine.get("max_step_tokens", DEFAULTS.max_step_tokens))
     save_costs(CostFile(costs_of(ranks, options.layers)), costs)
     longest = int((options.isl + options.osl) * (1 + RANGE_RATIO))
     return {
         "replicas": 1,
         "ranks": ranks,
         "costs": costs,
-        "max_requests": requests,
+        **{key.rpartition(".")[2]: engine[key] for key in SIMULATED_KEYS if key in engine},
         "captured_rows": most_rows(requests, step_tokens),
         "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
         "max_step_tokens": step_tokens,
-        "prompt_wait_steps": int(
-            given.get(f"{engine}.parallel.prompt_wait_steps", DEFAULTS.parallel.prompt_wait_steps)
-        ),
     }
 
 

@@ -77,6 +77,8 @@ class SimulatedEngine(Engine):
             self._take_stretch(requests, min(STRETCH, steps - begin))
         self._schedule.count(StepWork(requests), steps)
         self._meter.observe_decode_steps(seconds, len(requests))
+        self._mixed_steps.observe_decode_steps(seconds)
+        self._decodes = True
         self._pipeline.steps += steps
         self._quiet, self._taken = requests, None
         for request in requests:

@@ -35,6 +35,8 @@ class GroupConfig(Config):
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step."""
+    mixed_step_ms: float | None = Field(default=None, gt=0)
+    """As engine.mixed_step_ms."""
     captured_rows: int = Field(default=0, ge=0)
     """Rows of the largest captured decode step, which computes few tokens of prompts too; 0 if none is captured."""
     prefix_cache: bool = True

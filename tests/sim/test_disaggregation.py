@@ -1,5 +1,6 @@
 """The costs and the meshes that goodput is predicted from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_the_simulated_meshes_are_set_as_those_that_are_measured(tmp_path: Path)
     assert ifb.decode.max_requests == pd.prefill.max_requests == OPTIONS.max_requests
 
 
+def test_what_is_set_for_a_mesh_is_simulated(tmp_path: Path) -> None:
+    settings = ("decode.engine.mixed_step_ms=62.5", "decode.engine.max_step_tokens=1024")
+    ifb = fleet_of("ifb", replace(OPTIONS, settings=settings), tmp_path)
+    assert (ifb.decode.mixed_step_ms, ifb.decode.max_step_tokens) == (62.5, 1024)
+    assert fleet_of("ifb", OPTIONS, tmp_path).decode.mixed_step_ms is None
+
+
 def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
     found = [predict(mesh, 8.0, OPTIONS, Counted()) for mesh in MESHES]
     assert len({each.summary.requests for each in found}) == 1
@@ -43,6 +51,13 @@ def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
 
 def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:
     right = ["decode.engine.parallel.prompt_wait_steps=48", "prefill.engine.max_step_tokens=2048"]
+    right += ["decode.engine.mixed_step_ms=62.5"]
     assert wrong_setting(right) is None
-    for wrong in ("decode.engine.nonsense=1", "gateway.engine.max_requests=1", "decode.engine.max_step_tokens=many"):
+    for wrong in (
+        "decode.engine.nonsense=1",
+        "gateway.engine.max_requests=1",
+        "decode.engine.max_step_tokens=many",
+        "decode.engine.max_step_tokens=62.5",
+        "decode.engine.mixed_step_ms=",
+    ):
         assert wrong_setting([*right, wrong]) == wrong

@@ -59,6 +59,21 @@ def test_a_prompt_that_one_rank_computes_alone_takes_its_share_of_the_time(tmp_p
     assert result.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS / 2)
 
 
+def test_bounded_steps_leave_tokens_their_pace_and_take_longer_with_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    save_costs(CostFile(msgspec.structs.replace(COSTS, decode_beside_prompts=1.0)), path)
+    group, bound_ms = {"replicas": 1, "ranks": 2, "prompt_wait_steps": 0}, 3 * STEP_MS
+    _, whole = served(str(path), group, per_second=2.0)
+    _, bounded = served(str(path), {**group, "mixed_step_ms": bound_ms}, per_second=2.0)
+    before, after = whole.summary, bounded.summary
+    assert before.itl_ms is not None and after.itl_ms is not None
+    assert before.ttft_ms is not None and after.ttft_ms is not None
+    assert before.itl_ms.p99 == pytest.approx(STEP_MS + PROMPT_MS)
+    assert after.itl_ms.p99 == pytest.approx(bound_ms, rel=0.1)
+    # Two thirds of each step are the prompt's.
+    assert after.ttft_ms.p50 > 1.25 * before.ttft_ms.p50
+
+
 def test_prompts_that_wait_for_each_other_hold_up_fewer_steps(costs: str) -> None:
     _, at_once = served(costs, {"replicas": 1, "ranks": 4, "prompt_wait_steps": 0}, per_second=5.0)
     _, aligned = served(costs, {"replicas": 1, "ranks": 4}, per_second=5.0)

@@ -28,6 +28,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"prefill": {"replicas": 1}, "decode": {"replicas": 2}, "stores": {"replicas": 1}},
         {"output": LONG, "prefixes": 4, "prefix_tokens": 128},
     ),
+    "bounded steps": (
+        {"decode": {"replicas": 2, "mixed_step_ms": 40}},
+        {"output": LONG, "prompt": {"mean": 2000}, "per_second": 3.0},
+    ),
     "faults": ({"prefill": {"replicas": 1}, "decode": {"replicas": 3}, "faults": FAULTS}, {"output": LONG}),
     "preemptions, turns and tenants": (
         {"decode": {"replicas": 2, "total_blocks": 60, "max_requests": 8}},
