@@ -1,73 +1,45 @@
-"""Bytes that one GPU of a worker holds: weights by layer, and KV by token. Pure."""
+"""Bytes that one GPU of a worker holds of a model's weights, as the engine itself lists them."""
 
 from dataclasses import dataclass
 
-from bench.rank.floor import BF16, ITEM_BYTES
+import torch
+
+from engine.exchange.alone import Alone
 from engine.model.config import ModelConfig
-from engine.model.quantization import LinearKind, Stored
+from engine.parallel.layout import Layout, Place
+from engine.weights.loading import make_allocator
+from engine.weights.sizes import sizes_of
 
 
 @dataclass(frozen=True)
 class Weights:
     """What one of `gpus` GPUs holds: they share the routed experts; all else is on each of them."""
 
-    # Bytes of one layer's routed experts, and how many layers have some.
-    layer_experts: float
+    # Bytes of one layer's experts, and how many layers have some.
+    layer_experts: int
     expert_layers: int
-    rest: float
+    rest: int
     # Layers whose experts lie in host memory, and how many of these the GPU has room for at a time.
     offloaded: int = 0
     slots: int = 0
 
     @property
-    def experts(self) -> float:
+    def experts(self) -> int:
         return (self.expert_layers - self.offloaded + self.slots) * self.layer_experts
 
     @property
-    def total(self) -> float:
+    def total(self) -> int:
         return self.experts + self.rest
 
     @property
-    def host(self) -> float:
+    def host(self) -> int:
         """In host memory, all of which a step copies to the GPU."""
         return self.offloaded * self.layer_experts
 
 
-def weights_of(config: ModelConfig, gpus: int, offloaded: int = 0, slots: int = 0) -> Weights:
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    dense = sum(config.is_dense(layer) for layer in range(layers))
-    linear = ITEM_BYTES[config.quantization.linear_of(LinearKind.INPUT)]
-    feed_forward = ITEM_BYTES[config.quantization.linear_of(LinearKind.FEED_FORWARD)]
-    shared = 3 * hidden * config.moe_intermediate_size * config.n_shared_experts * feed_forward
-    gate = hidden * config.n_routed_experts * BF16
-    expert = 3 * hidden * config.moe_intermediate_size * ITEM_BYTES[config.quantization.experts]
-    rest = (
-        layers * (_attention(config) * linear + _absorbed(config))
-        + dense * 3 * hidden * config.intermediate_size * feed_forward
-        + (layers - dense) * (shared + gate)
-        + 2 * config.vocab_size * hidden * BF16
-    )
-    return Weights(expert * config.n_routed_experts / gpus, layers - dense, rest, offloaded, slots)
-
-
-def kv_bytes_a_token(config: ModelConfig, item_bytes: int) -> int:
-    return config.num_hidden_layers * config.latent_dim * item_bytes
-
-
-def _attention(config: ModelConfig) -> float:
-    """Numbers in a layer's projections."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    queries = hidden if config.q_lora_rank is None else config.q_lora_rank
-    compress = 0 if config.q_lora_rank is None else hidden * config.q_lora_rank
-    out = heads * config.v_head_dim * hidden
-    return compress + queries * heads * config.qk_head_dim + hidden * config.latent_dim + _expansion(config) + out
-
-
-def _expansion(config: ModelConfig) -> int:
-    """Numbers in a layer's projection from latents to keys and values."""
-    return config.kv_lora_rank * config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim)
-
-
-def _absorbed(config: ModelConfig) -> int:
-    """Bytes of that projection for the absorbed form, beside the one that is multiplied in FP8."""
-    return _expansion(config) * BF16 if config.quantization.linear is Stored.FP8 else 0
+def weights_of(config: ModelConfig, gpus: int) -> Weights:
+    """With all experts on the GPUs. Raises ConfigError if they cannot divide these."""
+    exchange = Alone(Place(Layout(dp=gpus, ep=gpus)))
+    sizes = sizes_of(config, make_allocator(config, torch.bfloat16, torch.device("meta"), "quantized", exchange))
+    expert_layers = sum(not config.is_dense(layer) for layer in range(config.num_hidden_layers))
+    return Weights(sizes.layer_experts, expert_layers, sizes.weights - expert_layers * sizes.layer_experts)

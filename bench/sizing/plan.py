@@ -13,13 +13,14 @@ from types import MappingProxyType
 import msgspec
 
 from bench.rank.ceilings import Ceilings
-from bench.rank.floor import decode_floor, decode_operations
+from bench.rank.floor import BF16, decode_floor, decode_operations
 from bench.rank.model import SHAPES
-from bench.sizing.memory import Weights, kv_bytes_a_token, weights_of
+from bench.sizing.memory import Weights, weights_of
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
+from engine.weights.offloading import work_bytes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostFile
 from mesh.errors import ConfigError
@@ -28,10 +29,9 @@ from mesh.errors import ConfigError
 MEASURED_SHAPE = "r1-ep8-rank"
 # Steps of a plan's cost model are predicted at these numbers of requests.
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-# What the engine leaves of the memory, and what activations and graphs of steps of 16,384 tokens take.
+# What the engine leaves of the memory, and the tokens of the steps for which it has room.
 POOL_SHARE = 0.95
 STEP_TOKENS = 16384
-WORK_BYTES = 8e9
 SLOTS = OffloadConfig().slots
 
 
@@ -104,17 +104,19 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         raise ConfigError(f"--gpu {asked.gpu}: nobody has measured it, known are {', '.join(GPUS)}")
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
-    weights = _weights(config, asked)
+    whole = weights_of(config, asked.gpus)
+    weights = replace(whole, offloaded=asked.offloaded, slots=SLOTS if asked.offloaded else 0)
     if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:
         raise ConfigError(
             f"--offload {asked.offloaded}: expected {SLOTS + 1} to {weights.expert_layers} layers, of which the GPU has"
             f" room for {SLOTS} at a time, or 0"
         )
-    free_bytes = gpu.memory_bytes - weights.total - WORK_BYTES
+    work = work_bytes(config, STEP_TOKENS, BF16, asked.gpus)
+    free_bytes = gpu.memory_bytes - weights.total - work
     free_bytes *= POOL_SHARE if free_bytes > 0 else 1
-    token_bytes = kv_bytes_a_token(config, asked.kv_item_bytes)
+    token_bytes = config.kv_token_bytes(asked.kv_item_bytes)
     blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
-    file = predicted_costs(config, asked, gpu)
+    file = _predicted_costs(config, asked, gpu, weights.host / gpu.link_rate)
     costs = file.costs
     each_blocks = -(-(asked.prompt_tokens + asked.output_tokens) // BLOCK_TOKENS)
     requests, bound = blocks // each_blocks, "KV memory"
@@ -128,7 +130,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         weights_bytes=weights.total,
         experts_bytes=weights.experts,
         host_bytes=weights.host,
-        offload_needed=_offload_needed(config, asked, gpu, each_blocks * BLOCK_TOKENS * token_bytes),
+        offload_needed=_offload_needed(whole, work, each_blocks * BLOCK_TOKENS * token_bytes, gpu),
         free_bytes=free_bytes,
         kv_token_bytes=token_bytes,
         kv_tokens=blocks * BLOCK_TOKENS,
@@ -143,14 +145,13 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     )
 
 
-def predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu) -> CostFile:
-    """The cost model of one of the worker's GPUs."""
+def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:
+    """The cost model of one of the worker's GPUs. copy_seconds: of the experts that every step copies."""
     measured = shipped_costs(_file_name(config, asked))
     context = asked.prompt_tokens + asked.output_tokens // 2
     ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
     theirs = _measured_config(config.quantization.experts)
     measured_item_bytes = 1 if measured.format.endswith("fp8 KV") else 2
-    copy_seconds = _weights(config, asked).host / gpu.link_rate
     steps = []
     for requests in GRID:
         beyond = measured.costs.decode_ms(requests) / _floor_ms(
@@ -172,16 +173,11 @@ def predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu) -> CostFile:
     return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
 
 
-def _weights(config: ModelConfig, asked: Asked) -> Weights:
-    return weights_of(config, asked.gpus, asked.offloaded, SLOTS if asked.offloaded else 0)
-
-
-def _offload_needed(config: ModelConfig, asked: Asked, gpu: Gpu, request_bytes: int) -> int | None:
-    weights = weights_of(config, asked.gpus)
+def _offload_needed(weights: Weights, work: int, request_bytes: int, gpu: Gpu) -> int | None:
     need = MemoryNeed(
-        weights=int(weights.total),
-        layer_experts=int(weights.layer_experts),
-        work=int(WORK_BYTES),
+        weights=weights.total,
+        layer_experts=weights.layer_experts,
+        work=work,
         kv=int(request_bytes / POOL_SHARE),
         free=int(gpu.memory_bytes),
     )

@@ -11,8 +11,9 @@ from engine.parallel.layout import Group, Place
 class Alone:
     """engine.exchange.interface.Exchange."""
 
-    def __init__(self) -> None:
-        self.place = Place()
+    def __init__(self, place: Place | None = None) -> None:
+        """place: among others, for a model that is not run: what does a rank there hold?"""
+        self.place = place or Place()
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         return part

@@ -91,6 +91,10 @@ class ModelConfig:
         """Layers that write KV: those that are computed."""
         return self.num_hidden_layers + self.draft_layers
 
+    def kv_token_bytes(self, item_bytes: int) -> int:
+        """Bytes of a token's KV in all layers, with so many a value."""
+        return self.kv_layers * self.latent_dim * item_bytes
+
     @property
     def unused_layers(self) -> range:
         """Layers of the checkpoint that are not computed."""

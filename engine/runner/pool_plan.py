@@ -112,5 +112,4 @@ def _draft_state_bytes(model: Model) -> int:
 
 
 def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
-    latent_bytes: int = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
-    return model.config.kv_layers * BLOCK_TOKENS * latent_bytes
+    return BLOCK_TOKENS * model.config.kv_token_bytes(getattr(torch, resolved.kv_dtype).itemsize)

@@ -9,11 +9,10 @@ from engine.config import ResolvedEngineConfig
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
-from engine.model.model import Model
-from engine.model.moe import MixtureOfExperts, chunk_tokens
-from engine.model.parameters import NamedParameters
+from engine.model.moe import chunk_tokens
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
 from engine.runner.memory_plan import free_bytes, transfer_bytes
+from engine.weights.sizes import Sizes, sizes_of
 from mesh.errors import ConfigError
 
 _log = logging.getLogger("deepmesh.engine")
@@ -43,31 +42,31 @@ class Offloading:
             raise ConfigError(f"engine.offload.layers={layers}: the model has {len(with_experts)} layers with experts")
         if layers == 0 or not with_experts:
             return allocate
-        weights, layer_experts = _sizes(model, allocate, with_experts[0])
+        sizes = sizes_of(model, allocate)
         if layers == "auto":
-            layers = self._fewest(model, allocate, weights, layer_experts, len(with_experts))
+            layers = self._fewest(model, allocate, sizes, len(with_experts))
         if layers == 0:
             return allocate
-        self._check_host(allocate.expert_group, layers * layer_experts)
+        self._check_host(allocate.expert_group, layers * sizes.layer_experts)
         _log.info(
             "experts lie in host memory",
             extra={"fields": {
                 "layers": layers,
                 "of": len(with_experts),
-                "host_gb": round(layers * layer_experts / GB, 1),
-                "saved_gb": round((layers - self._asked.slots) * layer_experts / GB, 1),
+                "host_gb": round(layers * sizes.layer_experts / GB, 1),
+                "saved_gb": round((layers - self._asked.slots) * sizes.layer_experts / GB, 1),
             }},
         )  # fmt: skip
         return allocate.with_offloaded(spread(with_experts, layers), self._asked.slots)
 
-    def _fewest(self, model: ModelConfig, allocate: Allocator, weights: int, layer_experts: int, most: int) -> int:
+    def _fewest(self, model: ModelConfig, allocate: Allocator, sizes: Sizes, most: int) -> int:
         if allocate.device.type == "cpu":
             _log.info("engine.offload.layers=auto: on a CPU weights lie in host memory anyway")
             return 0
         work = work_bytes(model, self._config.max_step_tokens, allocate.dtype.itemsize, allocate.expert_group.ranks)
         need = MemoryNeed(
-            weights=weights,
-            layer_experts=layer_experts,
+            weights=sizes.weights,
+            layer_experts=sizes.layer_experts,
             work=work + transfer_bytes(self._config.transfer),
             kv=self._least_kv_bytes(model),
             # What the rank has that has least, so that all come to the same.
@@ -86,8 +85,7 @@ class Offloading:
             # Room for a prompt of another rank.
             tokens += longest
         item_bytes: int = getattr(torch, self._resolved.kv_dtype).itemsize
-        token_bytes = model.kv_layers * model.latent_dim * item_bytes
-        return int(tokens * token_bytes / self._resolved.kv_memory_fraction)
+        return int(tokens * model.kv_token_bytes(item_bytes) / self._resolved.kv_memory_fraction)
 
     def _check_host(self, group: ExpertGroup, rank_bytes: int) -> None:
         """Before any rank has taken its part."""
@@ -112,15 +110,3 @@ def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: in
     copy_bytes = config.hidden_size * (1 + item_bytes) + config.moe_intermediate_size * (3 * item_bytes + 1)
     copied_tokens = min(step_tokens, chunk_tokens(ranks)) * ranks
     return FIXED_WORK_BYTES + step_tokens * token_bytes + copied_tokens * copies * copy_bytes
-
-
-def _sizes(config: ModelConfig, allocate: Allocator, layer: int) -> tuple[int, int]:
-    """Bytes of this rank's weights, and of the experts of one layer of them."""
-    model = Model(config, allocate.without_memory())
-    mixture = model.layers[layer].feed_forward
-    assert isinstance(mixture, MixtureOfExperts)
-    return _bytes(model.parameters()) + model.derived_bytes(), _bytes(mixture.experts.parameters(""))
-
-
-def _bytes(parameters: NamedParameters) -> int:
-    return sum(each.place.numel() * each.place.itemsize for each in parameters)

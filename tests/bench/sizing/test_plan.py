@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from bench.rank.model import DEEPSEEK_R1
-from bench.sizing.memory import kv_bytes_a_token, weights_of
+from bench.sizing.memory import weights_of
 from bench.sizing.plan import Asked, plan, shipped_costs
 from engine.model.config import parse_model_config
 from mesh.errors import ConfigError
@@ -16,7 +16,7 @@ def test_an_eighth_of_r1_takes_what_the_benchmark_takes() -> None:
     weights = weights_of(R1, 8)
     # bench.rank made 100 GB when kv_b_proj was kept in bf16 alone; in FP8 too it takes 1 GB more.
     assert weights.total == pytest.approx(101e9, rel=0.02)
-    assert kv_bytes_a_token(R1, 2) == 70_272
+    assert plan(R1, EIGHT).kv_token_bytes == 70_272
 
 
 def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
@@ -31,7 +31,7 @@ def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
 def test_r1_in_fp8_does_not_fit_four_cards_and_does_fit_eight() -> None:
     four, eight = plan(R1, replace(EIGHT, gpus=4)), plan(R1, EIGHT)
     assert not four.fits and four.requests == four.decode_per_minute == 0
-    assert eight.fits and eight.kv_tokens > 500_000
+    assert eight.fits and eight.kv_tokens > 450_000
 
 
 def test_fp8_kv_holds_twice_as_many_tokens() -> None:
@@ -54,7 +54,9 @@ def test_experts_in_host_memory_make_r1_fit_four_cards_without_slower_prompts() 
     lacking = plan(R1, replace(EIGHT, gpus=4))
     assert lacking.offload_needed is not None
     found = plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed))
-    assert found.fits and found.host_bytes == pytest.approx(lacking.offload_needed * 256 / 4 * 3 * 7168 * 2048)
+    assert found.fits and found.host_bytes == pytest.approx(
+        lacking.offload_needed * 256 / 4 * 3 * 7168 * 2048, rel=1e-3
+    )
     assert not plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed - 1)).fits
     eight = plan(R1, EIGHT)
     assert found.prefill_per_minute == pytest.approx(eight.prefill_per_minute / 2, rel=1e-3)
