@@ -23,10 +23,11 @@ from rich.console import Console
 
 from bench.exchange.measure import wire_rate
 from bench.exchange.processes import on_each_gpu
-from bench.node.measure import Options, measure
+from bench.node.measure import SHAPE, Options, measure
 from bench.node.rows import read_rows
 from bench.node.tables import breakdown, rates_table, steps_table
 from bench.rank.acceptance import ACCEPTANCE, parse_next_n, parse_shares
+from bench.rank.model import MeasuredModel
 from engine.parallel.layout import Layout
 
 
@@ -49,8 +50,9 @@ def main() -> int:
     if max(arguments.tp * dp, 2) > torch.cuda.device_count():
         parser.error(f"there are {torch.cuda.device_count()} CUDA devices here")
     layout = Layout(arguments.tp, dp, arguments.ep or arguments.tp * dp)
-    what = (layout, arguments.layers, arguments.experts, arguments.kv, arguments.next_n)
-    options = Options(*what, arguments.steps, arguments.step_tokens, wire_rate(), arguments.out)
+    model = MeasuredModel(SHAPE, arguments.layers, arguments.experts, arguments.kv)
+    steps = arguments.next_n, arguments.steps, arguments.step_tokens
+    options = Options(layout, model, *steps, wire_rate(), arguments.out)
     cases = options.cases(arguments.requests, arguments.acceptance)
     known = {row.case: row for row in read_rows(arguments.out)}
     missing = [case for case in cases if case not in known]

@@ -30,7 +30,7 @@ from rich.table import Table
 from bench.exchange.processes import on_each_gpu
 from bench.node.engines import RankEngine
 from bench.node.skew import SkewedLogits, zipf
-from bench.rank.model import SHAPES, make_rank, write_shape
+from bench.rank.model import SHAPES, MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, WARM_STEPS
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
@@ -53,9 +53,7 @@ THRESHOLD = 0.02
 @dataclass(frozen=True)
 class Options:
     ranks: int
-    layers: int
-    experts: str
-    kv: str
+    model: MeasuredModel
     rows: tuple[int, ...]
     step_tokens: int
     zipf: float
@@ -126,7 +124,7 @@ def _with_engine(
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(options, Path(scratch), balance)
         shape = SHAPES[SHAPE]
-        mixtures = options.layers - shape["first_k_dense_replace"]
+        mixtures = options.model.layers - shape["first_k_dense_replace"]
         logits = SkewedLogits(mixtures, shape["n_routed_experts"], torch.device("cuda"))
         engine = RankEngine(resolved, make_rank(resolved, exchange, lambda _: logits), exchange, exchange.peers)
     # As ranks that serve do: collections need not visit what was loaded.
@@ -145,9 +143,7 @@ def _resolved(options: Options, directory: Path, balance: BalanceConfig) -> Reso
     most = max(options.rows)
     context = CONTEXT + WARM_STEPS + options.moving_steps + BLOCK_TOKENS
     config = EngineConfig(
-        model_dir=write_shape(directory, SHAPE, options.layers, options.experts),
-        random_weights=True,
-        kv_dtype="float8_e4m3fn" if options.kv == "fp8" else "auto",
+        **options.model.settings(directory),
         max_requests=most,
         graph_rows=tuple(options.rows),
         max_step_tokens=options.step_tokens,
@@ -192,7 +188,7 @@ def move_experts(engine: RankEngine, rows: int, steps: int) -> Moving:
 
 
 def table(options: Options, times: dict[str, Times], imbalances: dict[str, str]) -> Table:
-    title = f"{options.layers} layers of DeepSeek-R1, {options.experts} experts, Zipf {options.zipf:g}, {options.ranks}"
+    title = f"{options.model.title}, Zipf {options.zipf:g}, {options.ranks}"
     shown = Table(title=f"{title} ranks")
     for column in ("", "imbalance", *(f"{rows} rows, ms" for rows in options.rows), "prompts, tokens/s a rank"):
         shown.add_column(column, justify="right")
@@ -251,10 +247,9 @@ def main() -> int:
     if ranks < 2:
         parser.error(f"there are {ranks} CUDA devices here")
     balance = BalanceConfig(interval_steps=arguments.interval, redundant=arguments.redundant, threshold=THRESHOLD)
-    options = Options(
-        ranks, arguments.layers, arguments.experts, arguments.kv, tuple(arguments.rows), arguments.step_tokens,
-        arguments.zipf, balance, arguments.moving_steps,
-    )  # fmt: skip
+    model = MeasuredModel(SHAPE, arguments.layers, arguments.experts, arguments.kv)
+    steps = tuple(arguments.rows), arguments.step_tokens
+    options = Options(ranks, model, *steps, arguments.zipf, balance, arguments.moving_steps)
     times, still, moving = on_each_gpu(Layout(dp=ranks, ep=ranks), partial(measure, options))[0]
     console = Console(width=150)
     console.print(table(options, times, imbalances_of(moving)))

@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.exchange.processes import on_each_gpu
 from bench.node.engines import RankEngine
 from bench.node.measure import SHAPE
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.exchange.peer import PeerExchange
 from engine.parallel.config import ParallelConfig
@@ -41,9 +41,7 @@ SPARE_TOKENS = 256
 @dataclass(frozen=True)
 class Options:
     ranks: int
-    layers: int
-    experts: str
-    kv: str
+    model: MeasuredModel
     tokens: tuple[int, ...]
     # A step's, of each rank that computes.
     step_tokens: int
@@ -90,9 +88,7 @@ def measure_prompts(engine: RankEngine, options: Options, *, first: bool = True)
 def _resolved(options: Options, directory: Path, parallel: ParallelConfig, step_tokens: int) -> ResolvedEngineConfig:
     longest = max(options.tokens) + SPARE_TOKENS
     config = EngineConfig(
-        model_dir=write_shape(directory, SHAPE, options.layers, options.experts),
-        random_weights=True,
-        kv_dtype="float8_e4m3fn" if options.kv == "fp8" else "auto",
+        **options.model.settings(directory),
         max_requests=1,
         graph_rows=(1,),
         max_step_tokens=step_tokens,
@@ -108,7 +104,7 @@ def _resolved(options: Options, directory: Path, parallel: ParallelConfig, step_
 
 def table(options: Options, seconds: Sequence[Sequence[float]]) -> Table:
     """seconds: by way, then by prompt."""
-    title = f"one prompt on {options.layers} layers of DeepSeek-R1, {options.experts} experts, {options.ranks} GPUs"
+    title = f"one prompt on {options.model.title}, {options.ranks} GPUs"
     shown = Table(title=title)
     for column in ("tokens", *(f"{way}, s" for way in WAYS), *(f"{way}, tokens/s" for way in WAYS), "together / alone"):
         shown.add_column(column, justify="right")
@@ -131,10 +127,8 @@ def main() -> int:
     ranks = torch.cuda.device_count()
     if ranks < 2:
         parser.error(f"there are {ranks} CUDA devices here")
-    options = Options(
-        ranks, arguments.layers, arguments.experts, arguments.kv, tuple(arguments.tokens),
-        arguments.step_tokens, arguments.repeats,
-    )  # fmt: skip
+    model = MeasuredModel(SHAPE, arguments.layers, arguments.experts, arguments.kv)
+    options = Options(ranks, model, tuple(arguments.tokens), arguments.step_tokens, arguments.repeats)
     layout = Layout(dp=ranks, ep=ranks)
     alone = on_each_gpu(layout, partial(measure_alone, options))[0]
     worker = on_each_gpu(layout, partial(measure_worker, options))[0]

@@ -19,7 +19,7 @@ from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
 from bench.rank.floor import decode_floor, decode_operations, guess_operations
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, TimedSteps, start_steps, time_steps, trace_steps
 from engine.agreement import Agreement
 from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
@@ -56,9 +56,7 @@ STEP_SECONDS = 60.0
 @dataclass(frozen=True)
 class Options:
     layout: Layout
-    layers: int
-    experts: str
-    kv: str
+    model: MeasuredModel
     # 0 for none.
     next_n: NextN
     steps: int
@@ -82,7 +80,7 @@ class Options:
         """For each number of requests; with drafts, for all of them with each of the shares."""
         name = f"tp{self.layout.tp} dp{self.layout.dp} ep{self.layout.ep}"
         columns = [shares[: self.most_drafts] for shares in acceptance] if self.next_n else [()]
-        what = name, self.layers, self.experts, self.kv
+        what = name, self.model.layers, self.model.experts, self.model.kv
         return [Case(*what, count, self.next_n, shares) for shares in columns for count in requests]
 
 
@@ -161,7 +159,7 @@ class NodeBench:
         trace = trace_steps(load)
         breakdown = {name: total / TRACED_STEPS for name, total in trace.by_group(NODE_GROUPS).items()}
         floors, wire_ms = _floors(self._model, options, requests, timed, ceilings)
-        mixtures = sum(not self._model.is_dense(layer) for layer in range(options.layers)) + timed.drafts
+        mixtures = sum(not self._model.is_dense(layer) for layer in range(options.model.layers)) + timed.drafts
         return Row(
             case=case,
             step_ms=timed.step_ms,
@@ -184,7 +182,7 @@ def _floors(
 ) -> tuple[list[float], float]:
     """Milliseconds at each of the ceilings, and on the wire. Steps of unequal depths have those of the nearest one."""
     drafts, layout = round(timed.drafts), options.layout
-    shape = config, requests, CONTEXT, 1 if options.kv == "fp8" else 2, drafts, layout
+    shape = config, requests, CONTEXT, 1 if options.model.kv == "fp8" else 2, drafts, layout
     operations = [*decode_operations(*shape), *guess_operations(*shape)]
     received = wire_bytes(config, layout, requests * (1 + drafts)) + guess_wire_bytes(config, layout, requests, drafts)
     return [decode_floor(operations, each) * 1000 for each in ceilings], received / options.wire_rate * 1000
@@ -193,9 +191,7 @@ def _floors(
 def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> ResolvedEngineConfig:
     layout = options.layout
     config = EngineConfig(
-        model_dir=write_shape(scratch, SHAPE, options.layers, options.experts, mtp_modules=min(options.most_drafts, 1)),
-        random_weights=True,
-        kv_dtype="float8_e4m3fn" if options.kv == "fp8" else "auto",
+        **options.model.settings(scratch, mtp_modules=min(options.most_drafts, 1)),
         max_requests=max(requests),
         graph_rows=tuple(requests),
         max_step_tokens=options.step_tokens,

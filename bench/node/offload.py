@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bench.exchange.processes import on_each_gpu
 from bench.node.measure import SHAPE
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT
 from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.peer import PeerExchange
@@ -45,9 +45,7 @@ _log = logging.getLogger("deepmesh.bench")
 @dataclass(frozen=True)
 class Options:
     layout: Layout
-    layers: int
-    experts: str
-    kv: str
+    model: MeasuredModel
     offload: OffloadConfig
     prompts: tuple[int, ...]
     rows: tuple[int, ...]
@@ -92,9 +90,7 @@ def measure(options: Options, exchange: PeerExchange) -> Measured:
     phases.passed("ready to begin")
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(
-            model_dir=write_shape(Path(scratch), SHAPE, options.layers, options.experts),
-            random_weights=True,
-            kv_dtype="float8_e4m3fn" if options.kv == "fp8" else "auto",
+            **options.model.settings(Path(scratch)),
             max_step_tokens=largest,
             context_tokens=CONTEXT,
             parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
@@ -132,7 +128,7 @@ def measure(options: Options, exchange: PeerExchange) -> Measured:
 def table(found: Measured, options: Options) -> Table:
     layout = options.layout
     where = f"tp {layout.tp}, dp {layout.dp}, ep {layout.ep} on {layout.world} x {torch.cuda.get_device_name()}"
-    what = f"{options.layers} layers of DeepSeek-R1, {options.experts} experts, {found.offloaded} layers offloaded"
+    what = f"{options.model.title}, {found.offloaded} layers offloaded"
     shown = Table(title=f"{what}, {where}")
     for column in ("", "tokens", "step ms", "tokens/s a GPU", "link GB/s a GPU"):
         shown.add_column(column, justify="right")
@@ -165,7 +161,8 @@ def main() -> int:
     layout = Layout(arguments.tp, dp, arguments.tp * dp)
     offload = OffloadConfig(layers=arguments.offload, slots=arguments.slots)
     steps = tuple(arguments.prompts), tuple(arguments.rows)
-    options = Options(layout, arguments.layers, arguments.experts, arguments.kv, offload, *steps)
+    model = MeasuredModel(SHAPE, arguments.layers, arguments.experts, arguments.kv)
+    options = Options(layout, model, offload, *steps)
     found = on_each_gpu(layout, partial(measure, options))[0]
     console = Console(width=140)
     console.print(table(found, options))

@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.exchange.processes import on_each_gpu
 from bench.node.measure import SHAPE
 from bench.node.muted import MutedExchange
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT
 from engine.batch import Row
 from engine.config import EngineConfig, Hardware, resolve
@@ -41,9 +41,7 @@ WAYS = ("whole", "in two", "muted")
 @dataclass(frozen=True)
 class Options:
     layout: Layout
-    layers: int
-    experts: str
-    kv: str
+    model: MeasuredModel
     rows: tuple[int, ...]
     prompts: tuple[int, ...]
     repeats: int
@@ -61,11 +59,9 @@ def measure(options: Options, exchange: PeerExchange) -> list[Case]:
     """On each rank at once."""
     muted = MutedExchange(exchange)
     with tempfile.TemporaryDirectory() as scratch:
-        config = EngineConfig(
-            model_dir=write_shape(Path(scratch), SHAPE, options.layers, options.experts), random_weights=True
-        )
+        config = EngineConfig(**options.model.settings(Path(scratch)))
         model = make_rank(resolve(config, Hardware(torch.cuda.device_count(), 0)), muted)
-    kv_dtype = torch.float8_e4m3fn if options.kv == "fp8" else model.dtype
+    kv_dtype = torch.float8_e4m3fn if options.model.kv == "fp8" else model.dtype
     state = make_state(model.config, model.device, blocks=1, positions=CONTEXT, rows=1, kv_dtype=kv_dtype)
     sizes = step_sizes(max(*options.rows, *options.prompts))
     timer = StepTimer(model, state, CONTEXT, lambda tokens: padded_size(tokens, sizes), graphs=True)
@@ -124,7 +120,8 @@ def main() -> int:
         parser.error(f"there are {torch.cuda.device_count()} CUDA devices here")
     layout = Layout(arguments.tp, dp, arguments.ep or arguments.tp * dp)
     steps = tuple(arguments.rows), tuple(arguments.prompts)
-    options = Options(layout, arguments.layers, arguments.experts, arguments.kv, *steps, arguments.repeats)
+    model = MeasuredModel(SHAPE, arguments.layers, arguments.experts, arguments.kv)
+    options = Options(layout, model, *steps, arguments.repeats)
     cases = on_each_gpu(layout, partial(measure, options))[0]
     Console(width=150).print(table(cases, layout))
     return 0

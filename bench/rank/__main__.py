@@ -29,7 +29,7 @@ from bench.rank.acceptance import ACCEPTANCE, parse_next_n, parse_shares
 from bench.rank.draft_overhead import DraftOverhead
 from bench.rank.drafts import DraftBench, Drafted
 from bench.rank.measure import Decode, RankBench, Report
-from bench.rank.model import EXPERTS, SHAPES
+from bench.rank.model import EXPERTS, SHAPES, MeasuredModel
 from bench.rank.plot import save
 
 LARGEST_GROUPS = 12
@@ -95,10 +95,8 @@ def overhead_table(overheads: Sequence[DraftOverhead]) -> Table:
     return table
 
 
-def _drafts(arguments: argparse.Namespace, console: Console) -> None:
-    bench = DraftBench(
-        arguments.shape, arguments.layers, arguments.kv, arguments.experts, sorted(set(arguments.requests))
-    )
+def _drafts(arguments: argparse.Namespace, measured: MeasuredModel, console: Console) -> None:
+    bench = DraftBench(measured, sorted(set(arguments.requests)))
     without = bench.without_drafts(arguments.steps)
     console.print(drafts_table(without, ()))
     drafted = bench.with_drafts(arguments.next_n, arguments.acceptance, arguments.steps)
@@ -134,12 +132,11 @@ def main() -> int:
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
+    measured = MeasuredModel(arguments.shape, arguments.layers, arguments.experts, arguments.kv, arguments.prompts)
     if arguments.next_n:
-        _drafts(arguments, console)
+        _drafts(arguments, measured, console)
         return 0
-    bench = RankBench(
-        arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.requests, arguments.prompts
-    )
+    bench = RankBench(measured, arguments.requests)
     if arguments.growth:
         console.print(bench.growth(arguments.growth))
         return 0

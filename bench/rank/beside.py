@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad
-from bench.rank.model import EXPERTS, SHAPES, make_rank, write_shape
+from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, start_steps, time_steps
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
@@ -100,12 +100,10 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
+    model = MeasuredModel(given.shape, given.layers, given.experts, given.kv, given.prompts)
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(
-            model_dir=write_shape(Path(scratch), given.shape, given.layers, given.experts),
-            random_weights=True,
-            kv_dtype="float8_e4m3fn" if given.kv == "fp8" else "auto",
-            prompt_attention_dtype="float8_e4m3fn" if given.prompts == "fp8" else "auto",
+            **model.settings(Path(scratch)),
             max_requests=given.requests + 1,
             max_step_tokens=given.step_tokens,
             context_tokens=max(given.prompt, CONTEXT) + SPARE_TOKENS,

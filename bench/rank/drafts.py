@@ -16,7 +16,7 @@ from bench.rank.draft_overhead import DraftOverhead, measure_overhead
 from bench.rank.floor import decode_floor, decode_operations, guess_operations
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS, STEP_TOKENS
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -53,16 +53,16 @@ class DraftBench:
     overheads: by number of requests, what drafting itself takes with as many drafts, or with one if it chooses.
     """
 
-    def __init__(self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int]) -> None:
+    def __init__(self, measured: MeasuredModel, requests: Sequence[int]) -> None:
         device = torch.device("cuda")
         self.ceilings: Ceilings = measure_ceilings(device)
         self.sustained: Ceilings = measure_ceilings(device, SUSTAINED_SECONDS)
         torch.cuda.empty_cache()
-        self._requests, self._kv = requests, kv
+        self._requests = requests
         self.step_times: StepTimes | None = None
         self.overheads: list[DraftOverhead] = []
         with tempfile.TemporaryDirectory() as scratch:
-            self._directory = write_shape(Path(scratch), shape, layers, experts, mtp_modules=1)
+            self._settings = measured.settings(Path(scratch), mtp_modules=1)
             config = self._config(1)
             self._model = make_rank(resolve(config, Hardware(torch.cuda.device_count(), 0)))
             self._plain_config = dataclasses.replace(self._model.config, draft_layers=0)
@@ -107,9 +107,7 @@ class DraftBench:
 
     def _config(self, next_n: NextN) -> EngineConfig:
         return EngineConfig(
-            model_dir=self._directory,
-            random_weights=True,
-            kv_dtype="float8_e4m3fn" if self._kv == "fp8" else "auto",
+            **self._settings,
             max_requests=max(self._requests),
             graph_rows=tuple(self._requests),
             max_step_tokens=STEP_TOKENS,

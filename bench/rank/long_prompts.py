@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad
-from bench.rank.model import EXPERTS, SHAPES, make_rank, write_shape
+from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
 from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
 from engine.engine import Engine
 from engine.model import mla
@@ -68,15 +68,10 @@ class InjectedLines:
 
 
 class LongPromptBench:
-    def __init__(
-        self, shape: str, layers: int, kv: str, prompts: str, experts: str, step_tokens: int, most_tokens: int
-    ) -> None:
+    def __init__(self, measured: MeasuredModel, step_tokens: int, most_tokens: int) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
-                model_dir=write_shape(Path(scratch), shape, layers, experts),
-                random_weights=True,
-                kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
-                prompt_attention_dtype="float8_e4m3fn" if prompts == "fp8" else "auto",
+                **measured.settings(Path(scratch)),
                 max_requests=1,
                 graph_rows=(1,),
                 max_step_tokens=step_tokens,
@@ -146,10 +141,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=120)
-    bench = LongPromptBench(
-        arguments.shape, arguments.layers, arguments.kv, arguments.prompts, arguments.experts,
-        arguments.step_tokens, max(arguments.tokens),
-    )  # fmt: skip
+    model = MeasuredModel(arguments.shape, arguments.layers, arguments.experts, arguments.kv, arguments.prompts)
+    bench = LongPromptBench(model, arguments.step_tokens, max(arguments.tokens))
     bench.warm_up(min(arguments.tokens), min(arguments.kept))
     measured = []
     for tokens, share in zip(arguments.tokens, arguments.kept, strict=True):

@@ -13,7 +13,7 @@ from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
 from bench.rank.floor import Operation, decode_floor, decode_operations
 from bench.rank.kernel_trace import trace_kernels
 from bench.rank.load import RankLoad, fill_pool
-from bench.rank.model import make_rank, write_shape
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -100,20 +100,15 @@ class Report:
 class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
 
-    def __init__(
-        self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int], prompts: str = "bf16"
-    ) -> None:
-        self._shape, self._layers, self._kv, self._experts = shape, layers, kv, experts
+    def __init__(self, measured: MeasuredModel, requests: Sequence[int]) -> None:
+        self._measured = measured
         self._most_requests = max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
         self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
         torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
-                model_dir=write_shape(Path(scratch), shape, layers, experts),
-                random_weights=True,
-                kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
-                prompt_attention_dtype="float8_e4m3fn" if prompts == "fp8" else "auto",
+                **measured.settings(Path(scratch)),
                 max_requests=max(requests),
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,
@@ -174,10 +169,10 @@ class RankBench:
 
     def report(self, decode: list[Decode], prefill: Prefill | None) -> Report:
         return Report(
-            shape=self._shape,
-            layers=self._layers,
-            kv=self._kv,
-            experts=self._experts,
+            shape=self._measured.shape,
+            layers=self._measured.layers,
+            kv=self._measured.kv,
+            experts=self._measured.experts,
             device=torch.cuda.get_device_name(),
             ceilings=self._ceilings,
             sustained=self._sustained,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -74,6 +75,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG, "nvfp4": NVFP4_CONFIG}
 )
+# By their short names, what the engine's settings call them: by default all is bfloat16.
+DTYPES: Mapping[str, str] = MappingProxyType({"bf16": "auto", "fp8": "float8_e4m3fn"})
 
 
 def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", mtp_modules: int = 0) -> Path:
@@ -85,6 +88,32 @@ def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", 
     }
     (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes))
     return directory
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """So many layers of a shape, with random weights."""
+
+    shape: str
+    layers: int
+    # As in `EXPERTS`.
+    experts: str
+    # In which KV is kept, and in which prompts attend: "bf16" or "fp8".
+    kv: str = "bf16"
+    prompts: str = "bf16"
+
+    @property
+    def title(self) -> str:
+        return f"{self.layers} layers of DeepSeek-R1, {self.experts} experts"
+
+    def settings(self, directory: Path, mtp_modules: int = 0) -> dict[str, Any]:
+        """Those of EngineConfig that say so. Writes the model's configuration to the directory."""
+        return {
+            "model_dir": write_shape(directory, self.shape, self.layers, self.experts, mtp_modules),
+            "random_weights": True,
+            "kv_dtype": DTYPES[self.kv],
+            "prompt_attention_dtype": DTYPES[self.prompts],
+        }
 
 
 class UniformLogits:

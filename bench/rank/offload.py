@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad, fill_pool
-from bench.rank.model import EXPERTS, SHAPES, make_rank, write_shape
+from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.model.offload.host_pages import HostPages
@@ -52,12 +52,11 @@ class Offloaded:
         return STEP_TOKENS / self.step_ms * 1000
 
 
-def measure(shape: str, layers: int, experts: str, offload: OffloadConfig, requests: int | None) -> Offloaded:
+def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | None) -> Offloaded:
     """requests: that decode at once, None leaves decoding out."""
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(
-            model_dir=write_shape(Path(scratch), shape, layers, experts),
-            random_weights=True,
+            **measured.settings(Path(scratch)),
             max_requests=requests or STEP_TOKENS // PROMPT_TOKENS,
             graph_rows=(requests or 1,),
             decode_graphs="auto" if requests else "off",
@@ -140,11 +139,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=180)
+    model = MeasuredModel(arguments.shape, arguments.layers, arguments.experts)
     rows: list[Offloaded] = []
     for count in arguments.offloaded:
         offload = OffloadConfig(layers=count, slots=arguments.slots)
         requests = None if arguments.no_decode else arguments.requests
-        rows.append(measure(arguments.shape, arguments.layers, arguments.experts, offload, requests))
+        rows.append(measure(model, offload, requests))
         console.print(rows[-1])
         # The model before takes the memory of the next one until it is gone.
         gc.collect()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.node.engines import RankEngine
 from bench.node.long_prompts import Options, measure_prompts, table
-from bench.rank.model import make_rank
+from bench.rank.model import MeasuredModel, make_rank
 from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.host import HostExchange
 from engine.parallel.config import ParallelConfig
@@ -16,7 +16,7 @@ from tests.support.rank_threads import on_each_rank
 
 def test_ranks_time_the_first_ones_prompts_together(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
-    options = Options(2, 3, "", "", (100, 200), 64, 2)
+    options = Options(2, MeasuredModel("", 3, ""), (100, 200), 64, 2)
 
     def act(peers: Peers) -> list[float]:
         parallel = ParallelConfig(tp=1, dp=2, context_parallel_tokens=32)

@@ -13,7 +13,7 @@ from bench.rank import steps
 from bench.rank.acceptance import InjectedAcceptance
 from bench.rank.ceilings import Ceilings
 from bench.rank.kernel_trace import Interval, KernelTrace
-from bench.rank.model import make_rank
+from bench.rank.model import MeasuredModel, make_rank
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.host import HostExchange
 from engine.parallel.config import ParallelConfig
@@ -55,7 +55,7 @@ def test_ranks_measure_steps_in_which_as_many_drafts_are_accepted_as_wanted(
     tmp_path: Path, acceptances: dict[int, InjectedAcceptance], layout: Layout
 ) -> None:
     directory, out = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1), tmp_path / "rows"
-    options = Options(layout, 2, "", "", 2, STEPS, 128, 1e9, out)
+    options = Options(layout, MeasuredModel("", 2, ""), 2, STEPS, 128, 1e9, out)
     cases = options.cases([1, 2], [(1.0, 1.0), (1.0,)])
 
     def act(peers: Peers) -> list[Row]:

@@ -9,6 +9,7 @@ import pytest
 from bench.node.measure import Options
 from bench.node.rows import Case, Row, append_rows, read_rows
 from bench.node.tables import OUTPUT_TOKENS, rates_table
+from bench.rank.model import MeasuredModel
 from engine.parallel.layout import Layout
 
 PLAIN = Row(Case("tp1 dp4 ep4", 61, "w4a8", "fp8", 32), 20.0, 15.0, 16.0, 1.0, 0.01, 20.0, 90.0, 15.0, 10_000.0, {})
@@ -32,7 +33,7 @@ def test_lines_are_read_back_with_drafts_and_those_from_before_there_were_any(tm
 
 
 def test_each_set_of_shares_is_a_case_cut_to_the_drafts() -> None:
-    options = Options(Layout(tp=4, ep=4), 61, "w4a8", "fp8", 1, 30, 8192, 3e11, None)
+    options = Options(Layout(tp=4, ep=4), MeasuredModel("r1", 61, "w4a8", "fp8"), 1, 30, 8192, 3e11, None)
     cases = options.cases([1, 8], [(0.85, 0.72), (0.8, 0.4)])
     assert [(case.requests, case.acceptance) for case in cases] == [
         (1, (0.85,)),

@@ -6,6 +6,7 @@ import torch
 
 from bench.node.muted import MutedExchange
 from bench.node.two_batch import WAYS, Case, Options, measure_steps, table
+from bench.rank.model import MeasuredModel
 from engine.exchange.host import HostExchange
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
@@ -26,7 +27,7 @@ def test_ranks_time_steps_whole_and_in_two_and_without_each_other(tmp_path: Path
         model = load_model(directory, torch.float32, cpu, exchange=exchange)
         state = make_state(model.config, cpu, blocks=1, positions=40, rows=1, kv_dtype=torch.float32)
         timer = StepTimer(model, state, 40, lambda tokens: tokens, graphs=False)
-        return measure_steps(timer, exchange, Options(LAYOUT, 2, "", "", (3,), (50,), 2))
+        return measure_steps(timer, exchange, Options(LAYOUT, MeasuredModel("", 2, ""), (3,), (50,), 2))
 
     one, other = on_each_rank(LAYOUT, measure)
     assert one == other
