@@ -140,7 +140,7 @@ class EngineConfig(Config):
     """Tokens computed in one step: one of each running request first, then chunks of prompts."""
     mixed_step_ms: float | None = Field(default=None, gt=0)
     """While requests decode, a step takes so many tokens of prompts that it ends in about so many milliseconds, by what
-    steps have taken, and at least 16. None takes all that fit into max_step_tokens.
+    steps have taken, and at least 16. null takes all that fit into max_step_tokens.
     """
     total_blocks: int | None = Field(default=None, ge=2)
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""

@@ -174,7 +174,7 @@ class GatewayConfig(ServiceConfig):
     """The gateway: clients' requests over gRPC and OpenAI HTTP."""
 
     public_tls: PublicTlsConfig | None = None
-    """TLS of server.port; None is plaintext, for loopback or behind a proxy that ends TLS."""
+    """TLS of server.port; null is plaintext, for loopback or behind a proxy that ends TLS."""
     http: HttpConfig = HttpConfig()
     gateway_id: str | None = None
     """Identifies this gateway to workers, across its restarts; by default the host's name and server.port."""

@@ -15,9 +15,9 @@ class BalanceConfig(Config):
     """Matters to workers of several ranks only."""
 
     interval_steps: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """After so many steps the ranks look at which experts tokens chose, and move experts if that evens the load; None
+    """After so many steps the ranks look at which experts tokens chose, and move experts if that evens the load; null
     leaves the experts where they are. "auto": 1000 for several dp ranks of one host with all experts in their memory,
-    else None.
+    else null.
     """
     redundant: int = Field(default=0, ge=0)
     """Room on each part of the experts (`engine.parallel.ep`) for so many copies of experts that many tokens choose."""

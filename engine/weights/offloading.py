@@ -98,8 +98,8 @@ class Offloading:
 
 
 def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: int) -> int:
-    """About what a step's tensors take, before there is a model to run one: for DeepSeek-R1 and 16,384 tokens 8 GB.
-    ranks: those that divide the experts, with as many tokens each.
+    """About what a step's tensors take, before there is a model to run one: for DeepSeek-R1 and 16,384 tokens 8 GB,
+    11 on ranks that divide the experts. ranks: those that do, with as many tokens each.
 
     Queries, keys, values and outputs of all heads, hidden states, and the copies of a chunk's tokens for their experts.
     """
