@@ -30,7 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "bounded steps": (
         {"decode": {"replicas": 2, "mixed_step_ms": 40}},
-        {"output": LONG, "prompt": {"mean": 2000}, "per_second": 3.0},
+        {"output": LONG, "prompt": {"mean": 2000}, "per_second": 1.0},
     ),
     "faults": ({"prefill": {"replicas": 1}, "decode": {"replicas": 3}, "faults": FAULTS}, {"output": LONG}),
     "preemptions, turns and tenants": (
