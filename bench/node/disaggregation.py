@@ -1,7 +1,8 @@
 """Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--isl 3500] [--osl 400]
-[--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--set SERVICE.KEY=VALUE] [--output FILE]`
+[--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
+[--set SERVICE.KEY=VALUE] [--output FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
 engine.parallel.prompt_wait_steps) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
@@ -10,8 +11,8 @@ lengths are uniform within 30% of --isl and --osl. Requests of the first rate wa
 each rate follows the one before without a pause, so that new requests meet answers at all positions. A request is good
 if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
 --same-prompts each rate first sends the requests of the one before once more, which are cached but for 1 to 64 tokens.
-With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. Then the prefill
-worker of "pd" becomes a decode worker and goes back, and requests are sent behind each change.
+With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. With --role-changes
+the prefill worker of "pd" then becomes a decode worker and goes back, and requests are sent behind each change.
 """
 
 import argparse
@@ -74,6 +75,7 @@ class Options:
     same_prompts: bool = False
     # Drafts behind each token.
     next_n: int = 0
+    role_changes: bool = False
 
     @property
     def tpot_ms(self) -> float:
@@ -141,7 +143,7 @@ async def run(options: Options, log: Path, console: Console) -> Result:
                 console.print(f"{name}: serves after {time.monotonic() - started:.1f} s")
                 measured += await _all_rates(name, mesh, options)
                 console.print(table(options, measured))
-                if prefill:
+                if prefill and options.role_changes:
                     changes = await _changes(mesh, options)
     return Result(options, measured, changes)
 
@@ -252,6 +254,7 @@ def main() -> int:
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--gpus", type=int, default=2, help="an even number")
     parser.add_argument("--next-n", type=int, default=0, help="drafts behind each token")
+    parser.add_argument("--role-changes", action="store_true", help="of the prefill worker, there and back")
     parser.add_argument("--same-prompts", action="store_true", help="so that those of an earlier rate are cached")
     given = parser.parse_args()
     if given.gpus < 2 or given.gpus % 2:
@@ -261,6 +264,7 @@ def main() -> int:
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
         given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up, given.same_prompts, given.next_n,
+        given.role_changes,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

@@ -17,6 +17,7 @@ CODE_RMS = 2.93
 INTEGER_RMS = 4.18
 # The largest magnitude that an expert's input is taken to have.
 LARGEST_INPUT = 8.0
+EMBEDDING = "embed_tokens.weight"
 
 
 def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: int = 0) -> None:
@@ -24,6 +25,8 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
     scale. device: of the places.
 
     Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; quantized ones are random bytes.
+    An embedding's values have variance 1, as activations do. With less, what attention adds, which all tokens of a prompt
+    have in common, makes tokens alike, and they choose the same experts.
     """
     generator = torch.Generator(device).manual_seed(seed)
     listed = list(parameters)
@@ -48,6 +51,8 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
             place.fill_(LARGEST_INPUT / torch.finfo(torch.float8_e4m3fn).max)
         elif place.dim() == 1:
             place.fill_(1.0 if name.endswith(("norm.weight", PRE_SCALE)) else 0.0)
+        elif name.endswith(EMBEDDING):
+            place.normal_(generator=generator)
         else:
             place.normal_(0.0, inputs**-0.5, generator=generator)
 

@@ -53,6 +53,12 @@ def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> No
     assert 0.8 < float(out.float().std()) < 1.25
 
 
+def test_an_embedding_has_the_magnitude_of_activations() -> None:
+    place = torch.empty(64, 256)
+    fill_randomly([whole("model.embed_tokens.weight", place)], torch.device("cpu"))
+    assert 0.9 < float(place.std()) < 1.1
+
+
 def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
     config = EngineConfig(model_dir=write_config(tmp_path), random_weights=True, device="cpu", total_blocks=4)
     backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
