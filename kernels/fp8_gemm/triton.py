@@ -15,12 +15,15 @@ ROW_GROUP = 8
 # Two tiles for each multiprocessor of an H200, on which the tilings were measured.
 CHIP_TILES = 264
 LARGE_BYTES = 32 << 20
+# Inputs in blocks of 128: no more than latents have. These are multiplied for as many rows as there are keys, any
+# number, and a tiling that depends on it would be compiled while requests wait.
+SHORT_BLOCKS = 4
 
 
 # A program computes a tile or a part of one. The last of the programs that share a tile adds up the parts. With few
 # rows the time is that of reading outputs * inputs bytes, with many rows that of 2 * rows * outputs * inputs
 # operations.
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "scale_stride"])
 def _dense(
     x, x_scales, weight, weight_scales, out, parts, arrivals, rows, outputs, blocks, scale_stride,
     SPLITS: tl.constexpr, SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr,
@@ -87,7 +90,7 @@ def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
     blocks, tile = inputs // BLOCK, min(max(triton.next_power_of_2(rows), 16), 64)
     swapped, row_tiles = tile < 64, triton.cdiv(rows, tile)
     wide, narrow = (row_tiles * triton.cdiv(outputs, width) for width in (128, 64))
-    if wide >= CHIP_TILES:
+    if wide >= CHIP_TILES or (rows > 64 and blocks <= SHORT_BLOCKS):
         return Tiling(rows=tile, outputs=128, swapped=swapped, stages=3, warps=4)
     if rows > 64 and outputs * inputs >= LARGE_BYTES:
         splits = _splits(192, wide, blocks // 14)
