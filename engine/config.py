@@ -142,6 +142,10 @@ class EngineConfig(Config):
     """While requests decode, a step takes so many tokens of prompts that it ends in about so many milliseconds, by what
     steps have taken, and at least 16. null takes all that fit into max_step_tokens.
     """
+    prompt_share: float | None = Field(default=None, gt=0, lt=1)
+    """The most of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times as long
+    in the mean. A step with prompts takes what it takes; steps without any follow until the share is kept. null is all.
+    """
     total_blocks: int | None = Field(default=None, ge=2)
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)

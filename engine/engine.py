@@ -69,7 +69,7 @@ class Engine:
         self._intake = Intake(config, backend, constraints)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
-        self._mixed_steps = MixedSteps(config.mixed_step_ms)
+        self._mixed_steps = MixedSteps(config.mixed_step_ms, config.prompt_share)
         ahead = launches_ahead(config, backend.asynchronous)
         self._pipeline = StepPipeline(backend, ahead, clock, self._meter, self._mixed_steps)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
@@ -151,7 +151,7 @@ class Engine:
         if on_admitted is not None:
             on_admitted()
         waiting = self._schedule.waiting_prompts
-        held_back = waiting and not self._alignment.opens
+        held_back = (waiting and not self._alignment.opens) or self._mixed_steps.owes
         shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting))
         self._alignment = self._alignment.after(shape)
         self._decodes = shape.decodes

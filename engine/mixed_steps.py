@@ -1,4 +1,6 @@
-"""How many tokens of prompts a step computes beside requests that decode, so that it ends in a set time."""
+"""How many tokens of prompts a step computes beside requests that decode: so that it ends in a set time, and so that
+prompts take no more than a set share of the time.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +9,7 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
-# So many go on in every step, whatever it takes.
+# So many are computed by every step that computes any, whatever it takes.
 FEWEST_TOKENS = 16
 # Weight of the past against one more step. What a token takes grows with the tokens before it.
 DECAY = 0.7
@@ -17,33 +19,71 @@ class MixedSteps:
     """Learns what steps take without prompts, and what a token of a prompt adds.
 
     That includes its share of what prompts cost however short they are: so the number comes near the right one from
-    step to step, the more slowly the more of the time this is.
+    step to step, the more slowly the more of the time this is. A prompt whose tokens have many before them costs much
+    however few it computes at once: its chunks are better large and rare, which a share of the time allows.
     """
 
-    def __init__(self, step_ms: float | None) -> None:
-        """step_ms: how long a step with both may take; None is as long as it takes."""
+    def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:
+        """step_ms: how long a step with both may take; None is as long as it takes. prompt_share: the most of the time
+        that prompts may take from requests that decode, below 1; None is all.
+        """
         self._step_ms = step_ms
+        # How long requests decode for each millisecond that prompts have taken.
+        self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
         self._token_ms = SmoothedRatio()
+        # For how long requests decode alone before prompts go on.
+        self._owed_ms = 0.0
+        # Steps with both that were launched and not observed: what they will owe is not known.
+        self._under_way = 0
+        # What the step before such a one took longer: its end is seen late if the host launches the next one meanwhile.
+        self._early_ms = 0.0
 
-    def observe(self, seconds: float, prompt_tokens: int) -> None:
-        """prompt_tokens: the most that any rank computed as those of prompts."""
-        if self._step_ms is None:
+    def launched(self, prompt_tokens: int, decodes: bool) -> None:
+        """A step that `observe` gets later."""
+        self._under_way += bool(prompt_tokens and decodes)
+
+    def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True) -> None:
+        """prompt_tokens: the most that any rank computed as those of prompts. decodes: some rank decoded."""
+        if not self._bounds:
             return
-        ms = seconds * 1000
+        ms, without_ms = seconds * 1000, self._without_ms.value or 0.0
+        decode_ms = min(ms, without_ms)
         if prompt_tokens:
-            self._token_ms.observe(max(ms - (self._without_ms.value or 0.0), 0.0), prompt_tokens, DECAY)
+            taken_ms, self._early_ms = self._early_ms + ms - decode_ms, 0.0
+            self._token_ms.observe(taken_ms, prompt_tokens, DECAY)
+            if decodes:
+                self._under_way -= 1
+                if self._decode_ms is not None:
+                    self._owed_ms = max(self._owed_ms + taken_ms * self._decode_ms - decode_ms, 0.0)
+        elif self._under_way:
+            self._early_ms += ms - decode_ms
+            self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
         else:
             self._without_ms.observe(ms, 1.0, DECAY)
+            self._owed_ms = max(self._owed_ms - ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
         """Steps one after the other that computed nothing of prompts."""
-        if self._step_ms is not None:
-            self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))
+        if not self._bounds:
+            return
+        self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))
+        self._owed_ms = max(self._owed_ms - sum(seconds) * 1000, 0.0)
+
+    @property
+    def _bounds(self) -> bool:
+        return self._step_ms is not None or self._decode_ms is not None
+
+    @property
+    def owes(self) -> bool:
+        """Whether prompts wait until requests have decoded for as long as they are to."""
+        return self._decode_ms is not None and bool(self._owed_ms or self._under_way)
 
     @property
     def most_prompt_tokens(self) -> int | None:
-        """How many each rank may compute in the next step; None if the time is not set."""
+        """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them."""
+        if self.owes:
+            return 0
         if self._step_ms is None:
             return None
         token_ms = self._token_ms.value

@@ -29,8 +29,10 @@ class InFlightStep(msgspec.Struct, frozen=True):
     drafts: int
     # Whether its tokens of prompts, if any, are computed as rows that decode.
     decode_only: bool
-    # The most that any rank computes.
-    tokens: int
+    # The most tokens that any rank computes as those of prompts.
+    prompt_tokens: int
+    # Some rank decodes.
+    decodes: bool
 
 
 class StepPipeline:
@@ -77,7 +79,19 @@ class StepPipeline:
                 self._undrawn = launched
             else:
                 launched.draw()
-        return InFlightStep(work, requests, rows, launched, started, shape.drafts, shape.decode_only, shape.tokens)
+        prompt_tokens = _prompt_tokens(work, rows, shape)
+        self._mixed_steps.launched(prompt_tokens, shape.decodes)
+        return InFlightStep(
+            work=work,
+            requests=requests,
+            rows=rows,
+            launched=launched,
+            started=started,
+            drafts=shape.drafts,
+            decode_only=shape.decode_only,
+            prompt_tokens=prompt_tokens,
+            decodes=shape.decodes,
+        )
 
     def due(self, launched: InFlightStep | None) -> InFlightStep | None:
         """The step to collect now: the one just launched, or with overlap the one before it."""
@@ -111,7 +125,7 @@ class StepPipeline:
         self._meter.observe_step(seconds, decoding, prompts, accepted, beside)
         if not (step.decode_only and step.work.chunks):
             # Rows of a graph that compute tokens of prompts cost neither what such tokens nor what decoding costs.
-            self._mixed_steps.observe(seconds, _prompt_tokens(step))
+            self._mixed_steps.observe(seconds, step.prompt_tokens, step.decodes)
         self._collected_at = now
         if step.work.scores_prompts:
             for index, part in step.launched.prompt_logprobs().items():
@@ -121,9 +135,9 @@ class StepPipeline:
         return zip(step.requests, step.rows, samples, strict=True)
 
 
-def _prompt_tokens(step: InFlightStep) -> int:
+def _prompt_tokens(work: StepWork, rows: Sequence[Row], shape: StepShape) -> int:
     """The most that any rank computes as those of prompts, taken to decode as many tokens as this one."""
-    if step.decode_only:
+    if shape.decode_only:
         return 0
-    decoded = sum(row.tokens for row in step.rows[: len(step.work.decoding)])
-    return max(step.tokens - decoded, 1)
+    decoded = sum(row.tokens for row in rows[: len(work.decoding)])
+    return max(shape.tokens - decoded, 1)

@@ -69,6 +69,7 @@ SIMULATED_KEYS = {
     "max_requests": INTEGER,
     "max_step_tokens": INTEGER,
     "mixed_step_ms": NUMBER,
+    "prompt_share": NUMBER,
     "parallel.prompt_wait_steps": INTEGER,
 }
 

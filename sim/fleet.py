@@ -37,6 +37,8 @@ class GroupConfig(Config):
     """Tokens computed in one step."""
     mixed_step_ms: float | None = Field(default=None, gt=0)
     """As engine.mixed_step_ms."""
+    prompt_share: float | None = Field(default=None, gt=0, lt=1)
+    """As engine.prompt_share."""
     captured_rows: int = Field(default=0, ge=0)
     """Rows of the largest captured decode step, which computes few tokens of prompts too; 0 if none is captured."""
     prefix_cache: bool = True

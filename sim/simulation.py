@@ -181,6 +181,7 @@ class SimulatedMesh:
             max_requests=group.max_requests,
             max_step_tokens=group.max_step_tokens,
             mixed_step_ms=group.mixed_step_ms,
+            prompt_share=group.prompt_share,
             prefix_cache=group.prefix_cache,
             transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
             sparse_prefill=self._fleet.sparse_prefill,

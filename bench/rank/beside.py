@@ -1,11 +1,14 @@
-"""A long prompt beside requests that decode, by how long steps with both may take: what each costs the other.
+"""A long prompt beside requests that decode, by what it may take of their time: what each costs the other.
 
-`python -m bench.rank.beside [--requests 32] [--prompt 131072] [--mixed-step-ms 40 50 60 80] [--layers N]
-[--kv bf16|fp8] [--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4] [--step-tokens 16384]`
+`python -m bench.rank.beside [--requests 32] [--prompt 131072] [--prompt-share 0.2 0.33 0.5]
+[--step-tokens 1024 2048 4096] [--mixed-step-ms MS ...] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
+[--experts fp8|w4a8|nvfp4] [--plot FILE]`
 
 One rank of DeepSeek-R1, as `bench.rank` has it. Requests decode around contexts of 3,500 tokens. A prompt comes whose
 first half is cached, so that its next tokens take what one of its tokens takes in the mean; some steps later as many
-are timed. The prompt's rate is also given as a share of the one that it has alone, in steps of --step-tokens.
+are timed. Each share of the time (engine.prompt_share) is measured with each size of a step (engine.max_step_tokens);
+then each bound on a step (engine.mixed_step_ms) with the largest. The prompt's rate is also given as a share of the one
+that it has alone, in steps of the largest size.
 """
 
 import argparse
@@ -17,28 +20,36 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad
 from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
-from bench.rank.steps import CONTEXT, SPARE_TOKENS, start_steps, time_steps
+from bench.rank.plot import BLUE, GREY, ORANGE
+from bench.rank.steps import CONTEXT, SPARE_TOKENS, WARM_STEPS, time_steps
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 
 QUIET_STEPS = 30
-# Until the number of a prompt's tokens follows from what steps take, and then timed.
+# Steps with prompts: the first follow from what was measured before, then so many are timed, each with those behind it.
+SETTLING_CHUNKS, TIMED_CHUNKS = 2, 2
+# Where every step has tokens of the prompt.
 SETTLING_STEPS, TIMED_STEPS = 20, 40
+# For so many steps requests decode at most.
+MOST_STEPS = 1600
 
 
 @dataclass(frozen=True)
 class Beside:
-    mixed_step_ms: float
+    # What the prompt may take, as settings.
+    bound: str
     quiet_ms: float
-    # The requests' time per token beside the prompt.
+    # The requests' time per token beside the prompt, and the longest between two tokens.
     tpot_ms: float
+    longest_ms: float
     prompt_tokens_per_second: float
 
 
@@ -60,30 +71,61 @@ def tokens_per_second_alone(config: EngineConfig, backend: Backend, prompt: int,
 
 
 def measure_beside(config: EngineConfig, backend: Backend, requests: int, prompt: int) -> Beside:
-    assert config.mixed_step_ms is not None
     load = RankLoad(Engine(config, backend, time.monotonic), backend)
-    start_steps(load, requests, QUIET_STEPS + SETTLING_STEPS + TIMED_STEPS)
+    load.start_decoding(requests, CONTEXT - MOST_STEPS // 2, MOST_STEPS)
+    load.decode_seconds(WARM_STEPS)
     quiet_ms = time_steps(load, requests, QUIET_STEPS).step_ms
     key = load.start_prompt(prompt, prompt // 2)
-    load.decode_seconds(SETTLING_STEPS)
+    settling, timed = (SETTLING_CHUNKS, TIMED_CHUNKS) if config.prompt_share else (SETTLING_STEPS, TIMED_STEPS)
+    _chunks(load, settling)
     left = load.prompt_tokens_left
-    seconds = load.decode_seconds(TIMED_STEPS)
+    seconds = _chunks(load, timed)
     done = left - load.prompt_tokens_left
     load.cancel(key)
     load.drain()
-    return Beside(config.mixed_step_ms, quiet_ms, mean(seconds) * 1000, done / sum(seconds))
+    bound = f"{config.prompt_share:g} of the time, steps of {config.max_step_tokens:,}" if config.prompt_share else ""
+    bound = bound or f"steps of {config.mixed_step_ms:g} ms"
+    return Beside(bound, quiet_ms, mean(seconds) * 1000, max(seconds) * 1000, done / sum(seconds))
+
+
+def _chunks(load: RankLoad, chunks: int) -> list[float]:
+    """Seconds of steps, until one begins the prompt's chunk behind so many."""
+    seconds: list[float] = []
+    while chunks:
+        left = load.prompt_tokens_left
+        seconds += load.decode_seconds(1)
+        chunks -= load.prompt_tokens_left < left
+    return seconds
 
 
 def table_of(measured: Sequence[Beside], alone: float, title: str) -> Table:
     table = Table(title=title)
-    columns = ("a step may take, ms", "TPOT quiet, ms", "beside, ms", "times", "prompt, tokens/s", "of its rate alone")
-    for column in columns:
+    columns = ("the prompt may take", "TPOT quiet, ms", "beside, ms", "times", "longest, ms")
+    for column in (*columns, "prompt, tokens/s", "of its rate alone"):
         table.add_column(column, justify="right")
     for row in measured:
         rate = row.prompt_tokens_per_second
-        cells = f"{row.quiet_ms:.1f}", f"{row.tpot_ms:.1f}", f"{row.tpot_ms / row.quiet_ms:.2f}", f"{rate:,.0f}"
-        table.add_row(f"{row.mixed_step_ms:g}", *cells, f"{rate / alone:.2f}")
+        cells = f"{row.quiet_ms:.1f}", f"{row.tpot_ms:.1f}", f"{row.tpot_ms / row.quiet_ms:.2f}"
+        table.add_row(row.bound, *cells, f"{row.longest_ms:,.0f}", f"{rate:,.0f}", f"{rate / alone:.2f}")
     return table
+
+
+def plot(measured: Sequence[Beside], alone: float, path: Path) -> None:
+    """A PNG of the prompt's rate over the requests' time per token."""
+    figure = Figure(figsize=(7, 4.5), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for row in measured:
+        at = row.tpot_ms / row.quiet_ms, row.prompt_tokens_per_second / alone
+        axes.plot(*at, "o", color=BLUE)
+        axes.annotate(
+            f"{row.bound}; {row.longest_ms / 1000:.2g} s", at, textcoords="offset points", xytext=(6, 4), fontsize=7
+        )
+    times = [1 + step / 20 for step in range(31)]
+    axes.plot(times, [1 - 1 / each for each in times], "--", color=ORANGE, label="in turn, each as fast as alone")
+    axes.set(xlabel="time per token, times that without the prompt", ylabel="prompt's rate, share of that alone")
+    axes.grid(color=GREY, alpha=0.18)
+    axes.legend(fontsize=8)
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -95,8 +137,10 @@ def main() -> None:
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=131072, help="tokens")
-    parser.add_argument("--mixed-step-ms", type=float, nargs="+", default=[40.0, 50.0, 60.0, 80.0])
-    parser.add_argument("--step-tokens", type=int, default=16384)
+    parser.add_argument("--prompt-share", type=float, nargs="*", default=[0.2, 0.33, 0.5], help="of the time")
+    parser.add_argument("--step-tokens", type=int, nargs="+", default=[1024, 2048, 4096])
+    parser.add_argument("--mixed-step-ms", type=float, nargs="*", default=[])
+    parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
@@ -105,18 +149,25 @@ def main() -> None:
         config = EngineConfig(
             **model.settings(Path(scratch)),
             max_requests=given.requests + 1,
-            max_step_tokens=given.step_tokens,
+            max_step_tokens=max(given.step_tokens),
             context_tokens=max(given.prompt, CONTEXT) + SPARE_TOKENS,
         )
         resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
         backend = ModelBackend(resolved, make_rank(resolved))
-    alone = tokens_per_second_alone(config, backend, given.prompt, 2 * given.step_tokens)
+    alone = tokens_per_second_alone(config, backend, given.prompt, 2 * max(given.step_tokens))
+    bounds: list[dict[str, object]] = [
+        {"prompt_share": share, "max_step_tokens": tokens}
+        for share in given.prompt_share
+        for tokens in given.step_tokens
+    ]
+    bounds += [{"mixed_step_ms": ms} for ms in given.mixed_step_ms]
     measured = [
-        measure_beside(config.model_copy(update={"mixed_step_ms": ms}), backend, given.requests, given.prompt)
-        for ms in given.mixed_step_ms
+        measure_beside(config.model_copy(update=bound), backend, given.requests, given.prompt) for bound in bounds
     ]
     title = f"{given.requests} requests beside a prompt of {given.prompt:,} tokens, alone {alone:,.0f} tokens/s"
-    Console(width=120).print(table_of(measured, alone, title))
+    Console(width=140).print(table_of(measured, alone, title))
+    if given.plot is not None:
+        plot(measured, alone, given.plot)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
     scale. device: of the places.
 
     Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; quantized ones are random bytes.
-    An embedding's values have variance 1, as activations do. With less, what attention adds, which all tokens of a prompt
-    have in common, makes tokens alike, and they choose the same experts.
+    An embedding's values have variance 1, as activations do. With less, what attention adds, which all tokens of a
+    prompt have in common, makes tokens alike, and they choose the same experts.
     """
     generator = torch.Generator(device).manual_seed(seed)
     listed = list(parameters)

@@ -53,6 +53,37 @@ def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_ma
     assert unlimited.most_prompt_tokens is None
 
 
+@given(st.floats(0.05, 0.9), st.floats(1, 50), st.floats(0.2, 500), st.sampled_from([0, 1]))
+def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, prompt_ms: float, ahead: int) -> None:
+    """ahead: steps that are launched before the one before them is observed."""
+    mixed = MixedSteps(None, share)
+    mixed.observe(without_ms / 1000, 0)
+    taken, whole, flight = 0.0, 0.0, []
+    for _ in range(4000):
+        prompts = mixed.most_prompt_tokens != 0
+        mixed.launched(1000 * prompts, True)
+        flight.append(prompts)
+        if len(flight) > ahead:
+            prompts = flight.pop(0)
+            taken += prompt_ms * prompts
+            whole += without_ms + prompt_ms * prompts
+            mixed.observe((without_ms + prompt_ms * prompts) / 1000, 1000 * prompts)
+    # As many steps follow each as make it no more: at most one too many, and those that were launched meanwhile.
+    least = prompt_ms / (prompt_ms / share + (2 + ahead) * without_ms)
+    # The last one's time may not be given back yet.
+    assert least <= taken / whole and taken - prompt_ms <= share * whole * 1.001
+
+
+def test_prompts_owe_nothing_while_nobody_decodes() -> None:
+    mixed = MixedSteps(None, 0.5)
+    for _ in range(3):
+        mixed.launched(1000, False)
+        assert mixed.most_prompt_tokens is None
+        mixed.observe(1.0, 1000, decodes=False)
+    mixed.launched(1000, True)
+    assert mixed.most_prompt_tokens == 0
+
+
 def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
     """The longest step while one request decodes and a prompt of 4,000 tokens comes, and the time to its first token:
     milliseconds.
@@ -86,6 +117,45 @@ def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
     assert limited == pytest.approx(30.0, rel=0.05)
     # Two thirds of each step are the prompt's.
     assert soon == pytest.approx(410, rel=0.1) and late == pytest.approx(600, rel=0.2)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_a_long_prompt_leaves_running_requests_most_of_the_time(share: float, overlap: str) -> None:
+    clock = SleepingClock()
+    config = oracle_config(
+        total_blocks=400,
+        max_step_tokens=1024,
+        prompt_share=share,
+        overlap=overlap,
+        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
+    )
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10), 2000))
+    transcript = Transcript()
+    for _ in range(20):
+        transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(20_000, seed=1), 2))
+    begun, tokens = clock.now, len(transcript.token_ids[0])
+    while 1 not in transcript.token_ids:
+        transcript.record(engine.step())
+    passed_ms = 1000 * (clock.now - begun)
+    token_ms = passed_ms / (len(transcript.token_ids[0]) - tokens)
+    # The last chunk's time is not given back yet.
+    assert token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
+    assert passed_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
+
+
+def test_a_prompt_whose_decoding_neighbours_have_ended_waits_no_longer() -> None:
+    config = oracle_config(total_blocks=400, max_step_tokens=1024, prompt_share=0.01)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0)
+    engine.submit(submit_of(0, prompt_of(10), 4))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(20_000, seed=1), 2))
+    for _ in range(40):
+        transcript.record(engine.step())
+    assert len(transcript.token_ids[1]) == 2
 
 
 def test_a_prompt_alone_takes_whole_steps() -> None:
