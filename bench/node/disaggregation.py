@@ -1,15 +1,17 @@
 """Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
-`python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--isl 3500] [--osl 400]
-[--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
+`python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--settle 0]
+[--isl 3500] [--osl 400] [--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
 [--set SERVICE.KEY=VALUE] [--output FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
-engine.parallel.prompt_wait_steps) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
+engine.parallel.prompt_wait_steps; "divided ifb": with engine.parallel.context_parallel_tokens instead, all ranks
+compute a prompt together) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
 layers with random weights, INT4 experts and KV in FP8, or the checkpoint --model. Requests arrive by a Poisson process;
 lengths are uniform within 30% of --isl and --osl. Requests of the first rate warm the mesh up and are not counted; then
-each rate follows the one before without a pause, so that new requests meet answers at all positions. A request is good
-if its first token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
+each rate follows the one before without a pause, so that new requests meet answers at all positions. With --settle
+those of a rate's first and last seconds do not count: they meet answers of another rate. A request is good if its first
+token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
 --same-prompts each rate first sends the requests of the one before once more, which are cached but for 1 to 64 tokens.
 With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. With --role-changes
 the prefill worker of "pd" then becomes a decode worker and goes back, and requests are sent behind each change.
@@ -31,8 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load.options import LoadOptions
+from bench.load.report import Report
 from bench.load.run import load
-from bench.load.summary import Summary
+from bench.load.summary import Objectives, Summary, summarize
 from bench.meshes.model_mesh import ModelMesh, model_mesh
 from bench.rank.model import DEEPSEEK_R1, write_shape
 from mesh.domain.workers import WorkerRole
@@ -46,9 +49,11 @@ TPOT_MS = 50.0
 PREFILL_STEP_TOKENS = 8192
 # `deepmesh`, which may not be on the path.
 COMMAND_LINE = "from cli.main import main; main()"
-MESHES = ("ifb", "aligned ifb", "pd")
+MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
 # Of "aligned ifb".
 PROMPT_WAIT_STEPS = 8
+# Of "divided ifb": the fewest tokens that are divided, and a step's.
+DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 1024, 4096
 # Behind a change of roles.
 FEW_REQUESTS = 8
 # The number of the load that is not counted.
@@ -76,6 +81,8 @@ class Options:
     # Drafts behind each token.
     next_n: int = 0
     role_changes: bool = False
+    # Seconds of each rate, at its begin and at its end, whose requests do not count.
+    settle_seconds: float = 0.0
 
     @property
     def tpot_ms(self) -> float:
@@ -119,11 +126,13 @@ def settings_of(mesh: str, options: Options) -> list[str]:
     decode = [f"decode.{setting}" for setting in both]
     if mesh != "pd":
         steps = PROMPT_WAIT_STEPS if mesh == "aligned ifb" else 0
-        waits = f"decode.engine.parallel.prompt_wait_steps={steps}"
-        return [*decode, f"decode.engine.parallel.dp={options.gpus}", waits, *options.settings]
-    ranks = f"engine.parallel.dp={options.gpus // 2}"
-    prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", ranks]
-    return [*decode, f"decode.{ranks}", *(f"prefill.{setting}" for setting in prefill), *options.settings]
+        ranks = [f"parallel.dp={options.gpus}", f"parallel.prompt_wait_steps={steps}"]
+        if mesh == "divided ifb":
+            ranks += [f"parallel.context_parallel_tokens={DIVIDED_TOKENS}", f"max_step_tokens={DIVIDED_STEP_TOKENS}"]
+        return [*decode, *(f"decode.engine.{setting}" for setting in ranks), *options.settings]
+    apart = f"engine.parallel.dp={options.gpus // 2}"
+    prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", apart]
+    return [*decode, f"decode.{apart}", *(f"prefill.{setting}" for setting in prefill), *options.settings]
 
 
 async def run(options: Options, log: Path, console: Console) -> Result:
@@ -158,9 +167,17 @@ async def _all_rates(name: str, mesh: ModelMesh, options: Options) -> list[Measu
             loads.create_task(load(warm_up))
         counted = []
         for number, rate in enumerate(options.rates):
-            counted.append(loads.create_task(load(load_options(mesh.gateway, options, rate, number), after_s=begins)))
+            task = loads.create_task(load(load_options(mesh.gateway, options, rate, number), after_s=begins))
+            counted.append((rate, begins, task))
             begins += options.seconds
-    return [Measured(name, rate, task.result().summary) for rate, task in zip(options.rates, counted, strict=True)]
+    return [Measured(name, rate, settled(task.result(), begins, options)) for rate, begins, task in counted]
+
+
+def settled(report: Report, begins: float, options: Options) -> Summary:
+    """Of the requests that count. begins: when the rate does."""
+    first, last = begins + options.settle_seconds, begins + options.seconds - options.settle_seconds
+    counted = [record for record in report.records if first <= record.scheduled_s < last]
+    return summarize(counted, Objectives(ttft_ms=TTFT_MS, tpot_ms=options.tpot_ms))
 
 
 def load_options(
@@ -243,6 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 8.0], help="requests a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals, for each rate")
+    parser.add_argument("--settle", type=float, default=0.0, help="seconds at a rate's begin and end, not counted")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds of arrivals before, not counted")
     parser.add_argument("--isl", type=int, default=3500)
     parser.add_argument("--osl", type=int, default=400)
@@ -257,6 +275,8 @@ def main() -> int:
     parser.add_argument("--role-changes", action="store_true", help="of the prefill worker, there and back")
     parser.add_argument("--same-prompts", action="store_true", help="so that those of an earlier rate are cached")
     given = parser.parse_args()
+    if 2 * given.settle >= given.seconds:
+        parser.error("--settle leaves nothing of --seconds to count")
     if given.gpus < 2 or given.gpus % 2:
         parser.error("--gpus must be even: half of them compute prompts in one of the meshes")
     output: Path = given.output
@@ -264,7 +284,7 @@ def main() -> int:
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
         given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up, given.same_prompts, given.next_n,
-        given.role_changes,
+        given.role_changes, given.settle,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

@@ -1,12 +1,17 @@
 """What the two meshes of the comparison are started with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.load.client import Target
+from bench.load.options import LoadOptions
+from bench.load.records import RequestRecord
+from bench.load.report import Report
 from bench.load.run import plan
-from bench.node.disaggregation import MESHES, Options, load_options, settings_of, write_model
+from bench.load.summary import Objectives, summarize
+from bench.node.disaggregation import MESHES, Options, load_options, settings_of, settled, write_model
 from cli.launcher.composition import compose
 from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings
@@ -39,3 +44,12 @@ def test_a_later_rate_sends_the_prompts_of_an_earlier_one_if_asked_to(same_promp
 def test_the_bound_of_a_token_is_in_proportion_to_the_layers() -> None:
     assert Options((), 0.0, 0, 0, 61, None, 1).tpot_ms == 50.0
     assert Options((), 0.0, 0, 0, 6, None, 1).tpot_ms < 5.0
+
+
+def test_requests_that_meet_answers_of_another_rate_do_not_count() -> None:
+    options = Options((2.0,), 10.0, 100, 10, 61, None, 1, settle_seconds=3.0)
+    records = [RequestRecord(number, at, 10) for number, at in enumerate((12.0, 14.9, 15.0, 18.5, 19.0, 21.5))]
+    done = LoadOptions(grpc="host:1", rate=2.0)
+    report = Report("", "", done, summarize(records, Objectives(None, None)), records)
+    assert settled(report, 12.0, options).requests == 2
+    assert settled(report, 12.0, replace(options, settle_seconds=0.0)).requests == 6
