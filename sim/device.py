@@ -6,7 +6,9 @@ from itertools import accumulate, repeat
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
+from engine.request import Request
 from engine.sparse_measure import SparseMeasure
+from engine.step_plan import Chunk
 from engine.step_times import StepTimes
 from engine.step_work import StepWork
 from engine.thinking import ThinkTokens
@@ -27,6 +29,11 @@ LAYER_GROUPS = 4
 
 # Positions that a step computes for one request, from one to before another, and from where on sparsely, if at all.
 _Part = tuple[int, int, int | None]
+
+
+def _part_of(chunk: Chunk[Request]) -> _Part:
+    start = chunk.request.progress.computed_at_most
+    return start, start + chunk.tokens, chunk.request.sparse_from
 
 
 @dataclass(slots=True)
@@ -112,22 +119,30 @@ class SimulatedDevice:
         self.busy_seconds += self._clock.now - started
         return SimulatedStep(batch.rows)
 
-    def seconds_of(self, work: StepWork, decode_only: bool, others_prompts: float) -> float:
+    def seconds_of(
+        self, work: StepWork, decode_only: bool, others_prompts: float, divided: Chunk[Request] | None, ranks: int
+    ) -> float:
         """What this rank takes for its part of a step that is not launched yet, beside other ranks of its worker.
 
         decode_only: of the step's shape; others_prompts: tokens of prompts that each of these computes, in the mean.
+        divided: a chunk of any rank that all `ranks` ranks compute together.
         """
         starts = [request.progress.computed_at_most for request in work.decoding]
         parts: list[_Part] = [(start, start + 1, None) for start in starts]
-        for chunk in work.chunks:
-            start = chunk.request.progress.computed_at_most
-            parts.append((start, start + chunk.tokens, chunk.request.sparse_from))
+        parts += [_part_of(chunk) for chunk in work.chunks if chunk is not divided]
         prompts = max(1, work.prompt_tokens)
         alone = self._costs.prefill_alone
         share = alone + (1 - alone) * min(1.0, others_prompts / prompts)
-        return self._seconds(parts, decode_only, share) * self.slowness
+        if divided is None:
+            return self._seconds(parts, decode_only, share) * self.slowness
+        # All compute as many tokens of it, and attend to as many.
+        together_ms = self._chunk_ms(*_part_of(divided)) / ranks
+        return self._seconds(parts, decode_only, share, together_ms) * self.slowness
 
-    def _seconds(self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0) -> float:
+    def _seconds(
+        self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0, besides_ms: float = 0.0
+    ) -> float:
+        """besides_ms: of prompts, whatever the share."""
         decoding = context = 0
         chunks_ms = 0.0
         for start, end, sparse_from in parts:
@@ -135,10 +150,13 @@ class SimulatedDevice:
                 decoding += end - start
                 context += (end - start) * (start + end - 1) // 2
             else:
-                sparse = sparse_part(start, end, sparse_from)
-                chunks_ms += self._costs.prefill_ms(end - start - sparse, start)
-                chunks_ms += self._costs.sparse_prefill_ms(sparse, end - sparse)
-        return self._costs.step_ms(decoding, context, chunks_ms * prompts_share) / 1000
+                chunks_ms += self._chunk_ms(start, end, sparse_from)
+        return self._costs.step_ms(decoding, context, chunks_ms * prompts_share + besides_ms) / 1000
+
+    def _chunk_ms(self, start: int, end: int, sparse_from: int | None) -> float:
+        sparse = sparse_part(start, end, sparse_from)
+        exact_ms = self._costs.prefill_ms(end - start - sparse, start)
+        return exact_ms + self._costs.sparse_prefill_ms(sparse, end - sparse)
 
     def decode_times(self, start: float, steps: int, requests: int, context: int) -> list[float]:
         """Ends of so many steps behind `start`, itself included, in which so many requests with that context decode."""

@@ -63,8 +63,6 @@ FIXED_TOKEN_MS = 0.0037
 # FP8 latents of one token and layer.
 KV_BYTES = 576
 DEFAULTS = EngineConfig(backend="oracle")
-# Prompts that ranks divide are not simulated.
-SIMULATED = tuple(mesh for mesh in MESHES if mesh != "divided ifb")
 # What a mesh's --set can change here, and what its values look like.
 INTEGER, NUMBER = r"\d+", r"\d+(\.\d+)?"
 SIMULATED_KEYS = {
@@ -73,6 +71,7 @@ SIMULATED_KEYS = {
     "mixed_step_ms": NUMBER,
     "prompt_share": NUMBER,
     "parallel.prompt_wait_steps": INTEGER,
+    "parallel.context_parallel_tokens": INTEGER,
 }
 
 
@@ -214,7 +213,7 @@ def main() -> int:
     parser.add_argument("--tpot", type=float, default=TPOT_MS, help="ms a token of all 61 layers that are good")
     parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
-    parser.add_argument("--meshes", nargs="+", choices=SIMULATED, default=SIMULATED)
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     given = parser.parse_args()
     wrong = wrong_setting(given.settings)
     if wrong is not None:

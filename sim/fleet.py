@@ -27,6 +27,8 @@ class GroupConfig(Config):
     """
     prompt_wait_steps: int = Field(default=ParallelConfig().prompt_wait_steps, ge=0)
     """As engine.parallel.prompt_wait_steps."""
+    context_parallel_tokens: int | None = Field(default=None, ge=1)
+    """As engine.parallel.context_parallel_tokens."""
     costs: Path | None = None
     """Their cost file; by default the fleet's."""
     total_blocks: int = Field(default=16384, ge=2)

@@ -9,6 +9,9 @@ import msgspec
 from engine.agreement import agreed, packed
 from engine.batch import StepShape
 from engine.protocol.messages import StepResult, Submit
+from engine.request import Request
+from engine.runner.spread import Offer, chosen
+from engine.step_plan import Chunk
 from engine.step_work import StepWork
 from mesh.domain.workers import RankStatus
 from mesh.rank_choice import choose_rank
@@ -44,12 +47,17 @@ class Lockstep:
     long as that of its slowest rank: the others wait for it in every layer, where experts are exchanged.
     """
 
-    def __init__(self, timeline: Timeline, on_result: Callable[[StepResult, int], None]) -> None:
-        """on_result: gets a result with the load of all ranks, and the number of its rank."""
+    def __init__(
+        self, timeline: Timeline, on_result: Callable[[StepResult, int], None], fewest_divided: int | None = None
+    ) -> None:
+        """on_result: gets a result with the load of all ranks, and the number of its rank. fewest_divided: tokens of a
+        chunk that all ranks compute together (engine.parallel.context_parallel_tokens), None if they compute none so.
+        """
         self.alive = True
         self.frozen_until = 0.0
         self._timeline = timeline
         self._on_result = on_result
+        self._fewest_divided = fewest_divided
         self._ranks: list[SimulatedRank] = []
         self._views: list[RankView] = []
         # By the key of each request: its rank.
@@ -154,11 +162,24 @@ class Lockstep:
 
     def _seconds_of(self, works: Sequence[StepWork], decode_only: bool) -> float:
         """One a rank: the slowest counts."""
+        divided = None if decode_only else self._divided(works)
         prompts, others = sum(work.prompt_tokens for work in works), len(works) - 1
         return max(
-            rank.device.seconds_of(work, decode_only, (prompts - work.prompt_tokens) / others)
+            rank.device.seconds_of(work, decode_only, (prompts - work.prompt_tokens) / others, divided, len(works))
             for rank, work in zip(self._ranks, works, strict=True)
         )
+
+    def _divided(self, works: Sequence[StepWork]) -> Chunk[Request] | None:
+        """The chunk that all ranks compute together."""
+        if self._fewest_divided is None:
+            return None
+        longest = [max(work.chunks, key=lambda chunk: chunk.tokens, default=None) for work in works]
+        offers = []
+        for work, chunk in zip(works, longest, strict=True):
+            tokens = 0 if chunk is None or chunk.tokens < self._fewest_divided else chunk.tokens
+            offers.append(Offer(tokens, len(work.decoding) + work.prompt_tokens - tokens))
+        source = chosen(offers)
+        return None if source is None else longest[source]
 
     def _end_turn(self, results: Sequence[StepResult | None]) -> None:
         if not self.alive:

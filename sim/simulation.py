@@ -160,7 +160,7 @@ class SimulatedMesh:
         ranks = self._group(role).ranks
         if ranks == 1:
             return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet, None)
-        lockstep = Lockstep(self.timeline, on_result)
+        lockstep = Lockstep(self.timeline, on_result, self._group(role).context_parallel_tokens)
         for number in range(ranks):
             rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep)
             lockstep.add(rank)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.node.disaggregation import PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
+from bench.node.disaggregation import DIVIDED_TOKENS, MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
 from engine.parallel.config import ParallelConfig
-from sim.disaggregation import SIMULATED, Counted, costs_of, fleet_of, lines, predict, wrong_setting
+from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict, wrong_setting
 
 OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
 
@@ -26,9 +26,10 @@ def test_the_depth_that_was_measured_is_as_it_was_measured() -> None:
 
 
 def test_the_simulated_meshes_are_set_as_those_that_are_measured(tmp_path: Path) -> None:
-    ifb, aligned, pd = (fleet_of(mesh, OPTIONS, tmp_path) for mesh in SIMULATED)
+    ifb, aligned, divided, pd = (fleet_of(mesh, OPTIONS, tmp_path) for mesh in MESHES)
     assert (ifb.decode.ranks, ifb.decode.prompt_wait_steps, ifb.prefill.replicas) == (4, 0, 0)
     assert (aligned.decode.ranks, aligned.decode.prompt_wait_steps) == (4, PROMPT_WAIT_STEPS)
+    assert (divided.decode.ranks, divided.decode.context_parallel_tokens) == (4, DIVIDED_TOKENS)
     assert (pd.decode.ranks, pd.prefill.ranks, pd.prefill.max_step_tokens) == (2, 2, PREFILL_STEP_TOKENS)
     assert pd.decode.prompt_wait_steps == ParallelConfig().prompt_wait_steps
     assert ifb.decode.max_requests == pd.prefill.max_requests == OPTIONS.max_requests
@@ -42,11 +43,11 @@ def test_what_is_set_for_a_mesh_is_simulated(tmp_path: Path) -> None:
 
 
 def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
-    found = [predict(mesh, 8.0, OPTIONS, Counted()) for mesh in SIMULATED]
+    found = [predict(mesh, 8.0, OPTIONS, Counted()) for mesh in MESHES]
     assert len({each.summary.requests for each in found}) == 1
     assert len({each.summary.output_tokens for each in found}) == 1
     assert all(each.summary.completed == each.summary.requests > 5 for each in found)
-    assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(SIMULATED)
+    assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(MESHES)
 
 
 def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:

@@ -51,6 +51,15 @@ def test_a_prompt_on_one_rank_holds_up_tokens_on_all(costs: str) -> None:
     assert together.summary.itl_ms.p99 == pytest.approx(PROMPT_MS)
 
 
+def test_a_prompt_that_all_ranks_compute_together_takes_a_part_of_the_time(costs: str) -> None:
+    group = {"replicas": 1, "ranks": 4}
+    _, divided = served(costs, {**group, "context_parallel_tokens": PROMPT_TOKENS}, per_second=0.5)
+    _, whole = served(costs, {**group, "context_parallel_tokens": 2 * PROMPT_TOKENS}, per_second=0.5)
+    assert divided.summary.ttft_ms is not None and whole.summary.ttft_ms is not None
+    assert divided.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS / 4)
+    assert whole.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS)
+
+
 def test_a_prompt_that_one_rank_computes_alone_takes_its_share_of_the_time(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     save_costs(CostFile(msgspec.structs.replace(COSTS, prefill_alone=0.5)), path)
