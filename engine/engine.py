@@ -84,7 +84,7 @@ class Engine:
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
-        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
+        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.wait_steps)
         # Whether some rank's requests decoded in the last step.
         self._decodes = False
 

@@ -1,7 +1,7 @@
 """What a simulated fleet is made of: one YAML file, with the product's own settings where it has them."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,10 +25,14 @@ class GroupConfig(Config):
     """DP ranks of each worker, which step together: a step takes as long as its slowest rank. Blocks, requests and
     tokens below are those of a rank. With more than one, every token's time is simulated by itself.
     """
-    prompt_wait_steps: int = Field(default=ParallelConfig().prompt_wait_steps, ge=0)
+    prompt_wait_steps: int | None = Field(default=None, ge=0)
     """As engine.parallel.prompt_wait_steps."""
-    context_parallel_tokens: int | None = Field(default=None, ge=1)
+    context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = (
+        ParallelConfig().context_parallel_tokens
+    )
     """As engine.parallel.context_parallel_tokens."""
+    context_parallel_reach: int = Field(default=ParallelConfig().context_parallel_reach, ge=1)
+    """As engine.parallel.context_parallel_reach."""
     costs: Path | None = None
     """Their cost file; by default the fleet's."""
     total_blocks: int = Field(default=16384, ge=2)
@@ -55,6 +59,15 @@ class GroupConfig(Config):
     """Share of the workers whose steps take `slow_factor` times as long."""
     slow_factor: float = Field(default=1.0, ge=1)
     """See `slow`."""
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return ParallelConfig(
+            dp=self.ranks,
+            prompt_wait_steps=self.prompt_wait_steps,
+            context_parallel_tokens=self.context_parallel_tokens,
+            context_parallel_reach=self.context_parallel_reach,
+        )
 
     @model_validator(mode="after")
     def _a_step_has_a_token_for_every_request(self) -> Self:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.agreement import agreed, packed
 from engine.batch import StepShape
+from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import StepResult, Submit
 from engine.request import Request
 from engine.runner.spread import Offer, chosen
@@ -48,16 +49,16 @@ class Lockstep:
     """
 
     def __init__(
-        self, timeline: Timeline, on_result: Callable[[StepResult, int], None], fewest_divided: int | None = None
+        self, timeline: Timeline, on_result: Callable[[StepResult, int], None], parallel: ParallelConfig
     ) -> None:
-        """on_result: gets a result with the load of all ranks, and the number of its rank. fewest_divided: tokens of a
-        chunk that all ranks compute together (engine.parallel.context_parallel_tokens), None if they compute none so.
+        """on_result: gets a result with the load of all ranks, and the number of its rank. parallel: which chunks of
+        prompts all ranks compute together.
         """
         self.alive = True
         self.frozen_until = 0.0
         self._timeline = timeline
         self._on_result = on_result
-        self._fewest_divided = fewest_divided
+        self._parallel = parallel
         self._ranks: list[SimulatedRank] = []
         self._views: list[RankView] = []
         # By the key of each request: its rank.
@@ -171,12 +172,14 @@ class Lockstep:
 
     def _divided(self, works: Sequence[StepWork]) -> Chunk[Request] | None:
         """The chunk that all ranks compute together."""
-        if self._fewest_divided is None:
+        fewest, reach = self._parallel.divided_tokens, self._parallel.context_parallel_reach
+        if fewest is None:
             return None
         longest = [max(work.chunks, key=lambda chunk: chunk.tokens, default=None) for work in works]
         offers = []
         for work, chunk in zip(works, longest, strict=True):
-            tokens = 0 if chunk is None or chunk.tokens < self._fewest_divided else chunk.tokens
+            fits = chunk and chunk.tokens >= fewest and chunk.request.progress.computed_at_most + chunk.tokens <= reach
+            tokens = chunk.tokens if chunk and fits else 0
             offers.append(Offer(tokens, len(work.decoding) + work.prompt_tokens - tokens))
         source = chosen(offers)
         return None if source is None else longest[source]

@@ -7,7 +7,6 @@ import numpy as np
 
 from decode_svc.admission import QueueLimits as DecodeLimits
 from engine.config import EngineConfig
-from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import StepResult, TransferNews
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
@@ -132,7 +131,7 @@ class SimulatedMesh:
             slot_bytes=1 << 23,
             sparse_prefill=self._fleet.sparse_prefill.offered,
             max_step_tokens=group.max_step_tokens,
-            prompt_wait_steps=group.prompt_wait_steps,
+            prompt_wait_steps=group.parallel.wait_steps,
         )
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue
@@ -160,7 +159,7 @@ class SimulatedMesh:
         ranks = self._group(role).ranks
         if ranks == 1:
             return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet, None)
-        lockstep = Lockstep(self.timeline, on_result, self._group(role).context_parallel_tokens)
+        lockstep = Lockstep(self.timeline, on_result, self._group(role).parallel)
         for number in range(ranks):
             rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep)
             lockstep.add(rank)
@@ -185,7 +184,7 @@ class SimulatedMesh:
             prefix_cache=group.prefix_cache,
             transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
             sparse_prefill=self._fleet.sparse_prefill,
-            parallel=ParallelConfig(dp=group.ranks, prompt_wait_steps=group.prompt_wait_steps),
+            parallel=group.parallel,
         )
         clock = LocalClock(self.timeline.now)
         spec = DeviceSpec(

@@ -1,6 +1,6 @@
 """Configuration of how the ranks of a worker divide a model."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,10 @@ from mesh.config import Config
 
 # Ranks on all hosts of a worker. Each is a process, so that a number with a digit too many would fill the machine.
 MOST_WORKER_RANKS = 1024
+# Divided over four H200 a chunk of fewer takes as long as on one of them.
+FEWEST_DIVIDED = 1024
+# How long a prompt waits for others that begin with it.
+WAIT_STEPS = 16
 
 
 class ParallelConfig(Config):
@@ -34,20 +38,38 @@ class ParallelConfig(Config):
     """On how many hosts the ranks lie, equally many on each and none of a tp group apart (docs/scale-out.md). One
     service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
     """
-    context_parallel_tokens: int | None = Field(default=None, ge=1)
+    context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
-    the step shorter (context parallelism; only with tp 1). Each rank keeps room for the keys of one more context.
+    the step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several on one host.
     """
-    prompt_wait_steps: int = Field(default=16, ge=0)
+    context_parallel_reach: int = Field(default=32768, ge=1)
+    """So many tokens of a prompt are computed so, those behind them by its own rank: each rank keeps room for the keys
+    of so many more.
+    """
+    prompt_wait_steps: int | None = Field(default=None, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
     rank holds up all. It does not wait if none has come for as many steps, nor if few tokens are left of it behind
-    cached blocks. 0 waits for none.
+    cached blocks. 0 waits for none. By default 16, and 0 where all ranks compute prompts together.
     """
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.ranks or (self.tp or 1) * (self.dp or 1)
+
+    @property
+    def divided_tokens(self) -> int | None:
+        """`context_parallel_tokens` without "auto"."""
+        if self.context_parallel_tokens != "auto":
+            return self.context_parallel_tokens
+        return FEWEST_DIVIDED if (self.dp or 1) > 1 and (self.tp or 1) == 1 and self.hosts == 1 else None
+
+    @property
+    def wait_steps(self) -> int:
+        """`prompt_wait_steps`, or its default."""
+        if self.prompt_wait_steps is not None:
+            return self.prompt_wait_steps
+        return WAIT_STEPS if self.divided_tokens is None else 0
 
     @property
     def ranks_a_host(self) -> int:

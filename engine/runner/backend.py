@@ -232,7 +232,7 @@ class ModelBackend:
 
     def _spreading(self, config: EngineConfig, exchange: Exchange | None) -> Spreading | None:
         count = self._pool.foreign_blocks
-        fewest = config.parallel.context_parallel_tokens
+        fewest = config.parallel.divided_tokens
         if not count or exchange is None or fewest is None:
             return None
         blocks = range(self.total_blocks, self.total_blocks + count)

@@ -102,8 +102,9 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
 
 
 def _foreign_blocks(model: Model, config: EngineConfig, longest: int) -> int:
-    divides = config.parallel.context_parallel_tokens is not None and model.expert_group.divides
-    return blocks_for(longest) if divides and not model.group.divides else 0
+    parallel = config.parallel
+    divides = parallel.divided_tokens is not None and model.expert_group.divides
+    return blocks_for(min(longest, parallel.context_parallel_reach)) if divides and not model.group.divides else 0
 
 
 def _draft_state_bytes(model: Model) -> int:

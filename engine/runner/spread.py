@@ -54,12 +54,14 @@ class Division(NamedTuple):
         return begin, min(begin + self.piece_tokens, self.tokens)
 
 
-def offered(rows: Sequence[Row], fewest: int) -> int | None:
-    """The row with the longest chunk that could be divided; None if none has so many tokens."""
+def offered(rows: Sequence[Row], fewest: int, reach: int) -> int | None:
+    """The row with the longest chunk that could be divided; None if none has `fewest` tokens or more, of the first
+    `reach` of its prompt.
+    """
     chunks = [
         (row.tokens, -index)
         for index, row in enumerate(rows)
-        if not (row.decodes or row.shared) and row.tokens >= fewest
+        if not (row.decodes or row.shared) and row.tokens >= fewest and row.end <= reach
     ]
     return -max(chunks)[1] if chunks else None
 

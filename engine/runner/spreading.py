@@ -55,8 +55,8 @@ class Spreading:
     """One rank's end. All ranks make the same calls."""
 
     def __init__(self, exchange: Exchange, state: DeviceState, layers: int, blocks: range, fewest: int) -> None:
-        """layers: of the KV that are exchanged, from the first; blocks: of the pool, with room for the longest context,
-        for other ranks' prompts; fewest: tokens of a chunk that is divided.
+        """layers: of the KV that are exchanged, from the first; blocks: of the pool, for other ranks' prompts as far as
+        they have room; fewest: tokens of a chunk that is divided.
         """
         self.exchange = exchange
         self._state = state
@@ -72,7 +72,7 @@ class Spreading:
         """None if each rank computes its own rows."""
         if shape.decode_only or shape.tokens < self._fewest:
             return None
-        index = offered(rows, self._fewest)
+        index = offered(rows, self._fewest, len(self._blocks) * BLOCK_TOKENS)
         tokens = sum(row.tokens for row in rows)
         chunk = 0 if index is None else rows[index].tokens
         offers = self._offers(Offer(chunk, tokens - chunk))

@@ -81,9 +81,9 @@ class Offloading:
         config = self._config
         longest = min(config.context_tokens or model.max_position_embeddings, model.max_position_embeddings)
         tokens = self._asked.kv_tokens or max(longest, 2 * config.max_step_tokens)
-        if config.parallel.context_parallel_tokens is not None:
+        if config.parallel.divided_tokens is not None:
             # Room for a prompt of another rank.
-            tokens += longest
+            tokens += min(longest, config.parallel.context_parallel_reach)
         item_bytes: int = getattr(torch, self._resolved.kv_dtype).itemsize
         return int(tokens * model.kv_token_bytes(item_bytes) / self._resolved.kv_memory_fraction)
 

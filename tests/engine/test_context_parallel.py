@@ -128,5 +128,5 @@ def test_rows_that_decode_and_tokens_that_are_known_are_not_divided() -> None:
     def row(tokens: int, drafts: int = 0, shared: int = 0) -> Row:
         return Row([0] * tokens, 0, [0], GREEDY, drafts=drafts, shared=shared)
 
-    assert offered([row(4, drafts=3), row(3), row(9), row(9), row(50, shared=1)], 4) == 2
-    assert offered([row(4, drafts=3), row(3)], 4) is None and offered([], 1) is None
+    assert offered([row(4, drafts=3), row(3), row(9), row(9), row(50, shared=1)], 4, 1000) == 2
+    assert offered([row(4, drafts=3), row(3)], 4, 1000) is None and offered([], 1, 1000) is None
