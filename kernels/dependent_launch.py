@@ -18,6 +18,9 @@ between streams wait for whole kernels as usual. After other people's kernels, w
 `let_all_end`.
 """
 
+from collections.abc import Mapping
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +29,8 @@ from triton.language.extra import cuda
 HOPPER = 9
 
 
-def dependent_launch(device: torch.device) -> dict[str, bool]:
+@cache
+def dependent_launch(device: torch.device) -> Mapping[str, bool]:
     """Launch options of a kernel that has the parameter `DEPENDENT: tl.constexpr`."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return {"DEPENDENT": False}

@@ -11,14 +11,16 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 Dimensions = tuple[int, int, int]
+_OnePointer = ctypes.c_void_p * 1
 
 
 class CudaKernel:
     """An `extern "C" __global__` function whose only parameter is a struct."""
 
-    def __init__(self, function: driver.CUfunction, shared_bytes: int) -> None:
+    def __init__(self, function: driver.CUfunction, shared_bytes: int, device: int) -> None:
         self._function = function
         self._shared_bytes = shared_bytes
+        self._device = device
 
     def launch(
         self, grid: Dimensions, threads: int, arguments: ctypes.Structure, *, cluster: int = 1, dependent: bool = False
@@ -28,15 +30,27 @@ class CudaKernel:
         cluster: blocks along the grid's first dimension that can reach each other's shared memory. dependent: the
         kernel may start before the previous one has ended, and waits for it by itself: see `kernels.dependent_launch`.
         """
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = self._shared_bytes
-        config.hStream = torch.cuda.current_stream().cuda_stream
-        config.attrs = [*_cluster_attribute(cluster), *_dependent_attribute(dependent)]
-        config.numAttrs = len(config.attrs)
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        # Torch's public way makes an object for the stream, which takes several times as long. Triton asks so too.
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        config = _configuration(grid, threads, self._shared_bytes, cluster, dependent, stream)
+        pointers = _OnePointer(ctypes.addressof(arguments))
         _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+
+# Large enough for the launches of some hundred sizes of steps: steps of the same size have the same ones.
+@lru_cache(maxsize=4096)
+def _configuration(
+    grid: Dimensions, threads: int, shared_bytes: int, cluster: int, dependent: bool, stream: int
+) -> driver.CUlaunchConfig:
+    """Nobody changes it: the driver reads it during the launch alone."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = stream
+    config.attrs = [*_cluster_attribute(cluster), *_dependent_attribute(dependent)]
+    config.numAttrs = len(config.attrs)
+    return config
 
 
 def _cluster_attribute(blocks: int) -> list[driver.CUlaunchAttribute]:
@@ -72,7 +86,7 @@ def load_kernel(source: Path, name: str, device: int) -> CudaKernel:
         shared_bytes = _shared_bytes(module, name)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
-    return CudaKernel(function, shared_bytes)
+    return CudaKernel(function, shared_bytes, device)
 
 
 def _shared_bytes(module: driver.CUmodule, name: str) -> int:
@@ -118,9 +132,10 @@ def compile_source(source: Path, target: str) -> Compiled:
 
 
 # Large enough for all weights and activations of a step; the next step has them at the same addresses.
+# Given by position, since the cache takes twice as long to find what keywords name.
 @lru_cache(maxsize=16384)
 def encode_rows(
-    address: int, *, rows: int, row_bytes: int, box_rows: int, box_bytes: int
+    address: int, rows: int, row_bytes: int, box_rows: int, box_bytes: int
 ) -> ctypes.Array[ctypes.c_uint64]:
     """A tensor map of contiguous rows, for the copy engine: a box is `box_bytes` (64 or 128) of `box_rows` rows.
 

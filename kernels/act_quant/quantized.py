@@ -25,7 +25,9 @@ class Quantized:
         assert self.scales.dtype == torch.float32 and self.scales.stride()[-2:] == (1, aligned_rows(rows))
 
     def rows(self, first: int, stop: int) -> "QuantizedRows":
-        """Some of the rows of a two-dimensional one, to be written."""
+        """Some of the rows of a two-dimensional one, or all, to be written."""
+        if stop - first == self.values.shape[0]:
+            return QuantizedRows(self.values, self.scales)
         return QuantizedRows(self.values[first:stop], self.scales[first:stop])
 
 
@@ -47,8 +49,9 @@ def aligned_rows(rows: int) -> int:
 def empty_quantized(*shape: int, device: torch.device) -> Quantized:
     """Uninitialised; shape: [rows, width] or [experts, rows, width], width a multiple of 128."""
     *leading, rows, width = shape
-    scales = torch.empty(*leading, width // GROUP, aligned_rows(rows), dtype=torch.float32, device=device)
+    column = aligned_rows(rows)
+    scales = torch.empty(*leading, width // GROUP, column, dtype=torch.float32, device=device).mT
     return Quantized(
         values=torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
-        scales=scales[..., :rows].transpose(-1, -2),
+        scales=scales if column == rows else scales[..., :rows, :],
     )

@@ -10,6 +10,7 @@ import triton.language as tl
 from kernels.decode_rows.reference import FILLER, NO_TOKEN
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.kv_copy import BLOCK_TOKENS
+from kernels.tile_sizes import next_power_of_2
 
 # The most tokens of a row.
 MOST_TOKENS = 8
@@ -113,7 +114,7 @@ def place_tokens(
             torch.view_as_real(rotations),
             ids, torch.view_as_real(turns), slots, belongs.view(torch.uint8), lengths,
             padding_slot, *token_ids.stride(), block_table.stride(0),
-            count, BLOCK_TOKENS, 2 * pairs, triton.next_power_of_2(2 * pairs), shared is not None, num_warps=1,
+            count, BLOCK_TOKENS, 2 * pairs, next_power_of_2(2 * pairs), shared is not None, num_warps=1,
             **dependent_launch(device),
         )  # fmt: skip
     return ids, turns, slots, belongs, lengths

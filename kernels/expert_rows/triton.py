@@ -12,6 +12,7 @@ from kernels.moe_permute import contiguous_layout, masked_capacity
 from kernels.moe_permute.layout import NOWHERE, ContiguousLayout, Layout, MaskedLayout
 from kernels.moe_permute.triton import copy_rows
 from kernels.moe_permute.triton_masked import chunk_size, empty_masked, place_copies
+from kernels.tile_sizes import cdiv, next_power_of_2
 from kernels.w4a8_gemm import ScaledRows
 from kernels.w4a8_gemm.weight import TURN
 
@@ -196,11 +197,11 @@ def _place_in_masked(
         layout.counts.zero_()
         return rows
     part = _part(width, rows.static, copies)
-    grid = (len(choices), triton.cdiv(width, part))
+    grid = (len(choices), cdiv(width, part))
     _place_masked[grid](
         x, pre_scale, input_scale, choices, layout.positions, layout.counts, rows.values, rows.scales, copies, first,
-        expert_count, layout.capacity, choices.shape[1], triton.next_power_of_2(choices.shape[1]), width, part,
-        triton.next_power_of_2(triton.cdiv(expert_count, prod(grid))), min(chunk_size(copies), MOST_CHUNK),
+        expert_count, layout.capacity, choices.shape[1], next_power_of_2(choices.shape[1]), width, part,
+        next_power_of_2(cdiv(expert_count, prod(grid))), min(chunk_size(copies), MOST_CHUNK),
         pre_scale is not None, rows.static, NOWHERE, num_warps=_warps(part), **dependent_launch(x.device),
     )  # fmt: skip
     return rows
@@ -214,7 +215,7 @@ def place_in(
     rows = _empty_rows(layout.shape, width, input_scale, x.device)
     part = _part(width, rows.static, layout.positions.numel())
     if tokens:
-        _place_in[(tokens, triton.cdiv(width, part))](
+        _place_in[(tokens, cdiv(width, part))](
             x, pre_scale, input_scale, layout.positions, rows.values, rows.scales, choices, width, part,
             pre_scale is not None, rows.static, num_warps=_warps(part), **dependent_launch(x.device),
         )  # fmt: skip
@@ -226,7 +227,7 @@ def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: 
     rows = _empty_rows((tokens,), width, input_scale, x.device)
     part = _part(width, rows.static, tokens)
     if tokens:
-        _quantize_rows[(tokens, triton.cdiv(width, part))](
+        _quantize_rows[(tokens, cdiv(width, part))](
             x, pre_scale, input_scale, rows.values, rows.scales, width, part, pre_scale is not None, rows.static,
             num_warps=_warps(part), **dependent_launch(x.device),
         )  # fmt: skip
@@ -282,7 +283,7 @@ def _as_groups(scales: torch.Tensor) -> torch.Tensor:
 
 def _part(width: int, static: bool, copies: int) -> int:
     """Values of a row that one program quantizes: all, if their largest decides the scale."""
-    whole: int = triton.next_power_of_2(width)
+    whole: int = next_power_of_2(width)
     return min(whole, 1024 if copies <= FEW_COPIES else 2048) if static else whole
 
 

@@ -118,4 +118,4 @@ def choose_tiling(outputs: int, inputs: int, *, beside: bool = False) -> Cluster
 
 
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    return encode_rows(address, rows=rows, row_bytes=inputs, box_rows=box_rows, box_bytes=BLOCK)
+    return encode_rows(address, rows, inputs, box_rows, BLOCK)

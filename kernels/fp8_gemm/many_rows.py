@@ -1,6 +1,7 @@
 """Our block-scaled products of many rows on Hopper: `cuda/many_rows.cu`."""
 
 import ctypes
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from kernels.nvrtc import encode_rows, load_kernel
 SOURCE = Path(__file__).parent / "cuda" / "many_rows.cu"
 # Rows of a tile, CTAs of a cluster, and threads of a CTA, as in the source.
 ROWS, CTAS, THREADS = 128, 2, 384
+# Rows of a copy of activations or outputs.
+BOX_ROWS = ROWS // CTAS
 # Microseconds in which a CTA multiplies a block of 128 inputs for its tile, by the tile's outputs, as measured.
 BLOCK_TIMES = {64: 0.33, 128: 0.41, 256: 0.72}
 # Tiles of this many outputs lie one below the other in a cluster, others side by side.
@@ -65,6 +68,8 @@ def sorted_fp8_gemm(x: Quantized, weight: BlockScaled, row_experts: torch.Tensor
     return _multiply(x, weight, WIDEST, f"sorted_rows_{WIDEST}", SORTED_ROWS_TOGETHER, row_experts)
 
 
+# Layers of a step ask for the same few shapes.
+@lru_cache(maxsize=4096)
 def choose_width(rows: int, outputs: int) -> int:
     """The outputs of a tile with which all CTAs' tiles, one after another, take the least time."""
 
@@ -82,10 +87,10 @@ def _multiply(
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=device)
     if not rows:
         return out
-    box_rows = ROWS // CTAS
     arguments = Arguments(
-        _boxes(x.values, box_rows), _boxes(weight.values, min(width, BLOCK)),
-        encode_rows(out.data_ptr(), rows=rows, row_bytes=2 * outputs, box_rows=box_rows, box_bytes=BLOCK),
+        encode_rows(x.values.data_ptr(), rows, inputs, BOX_ROWS, BLOCK),
+        encode_rows(weight.values.data_ptr(), weight.values.numel() // inputs, inputs, min(width, BLOCK), BLOCK),
+        encode_rows(out.data_ptr(), rows, 2 * outputs, BOX_ROWS, BLOCK),
         x.scales.data_ptr(), weight.scales.data_ptr(), None if row_experts is None else row_experts.data_ptr(),
         rows, outputs, inputs // BLOCK, x.scales.stride(1), together,
     )  # fmt: skip
@@ -95,12 +100,8 @@ def _multiply(
     return out
 
 
+@lru_cache(maxsize=4096)
 def _ctas(rows: int, outputs: int, width: int) -> int:
     """CTAs that have a tile each, in whole clusters."""
     down, across = (CTAS, 1) if width == WIDEST else (1, CTAS)
     return -(-rows // (down * ROWS)) * -(-outputs // (across * width)) * CTAS
-
-
-def _boxes(values: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    rows, inputs = values.flatten(0, -2).shape
-    return encode_rows(values.data_ptr(), rows=rows, row_bytes=inputs, box_rows=box_rows, box_bytes=BLOCK)

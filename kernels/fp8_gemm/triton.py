@@ -9,6 +9,7 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile, store_tile
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.fp8_gemm.workspace import MOST_SHARED_TILES, Workspace
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # How many tiles of rows run side by side, so that they share the weight's tiles in the cache.
 ROW_GROUP = 8
@@ -66,7 +67,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace, tiling: Ti
     if not rows:
         return out
     tiling = tiling or choose_tiling(rows, outputs, inputs)
-    tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs)
+    tiles = cdiv(rows, tiling.rows) * cdiv(outputs, tiling.outputs)
     parts = None
     if tiling.splits > 1:
         assert tiles <= MOST_SHARED_TILES
@@ -87,9 +88,9 @@ def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
     Tiles are wide if there are enough of them to fill the chip twice, or if many rows share a large weight. Otherwise
     they are narrow. A few tiles are split into enough parts for loads in flight, and no more: parts must be added up.
     """
-    blocks, tile = inputs // BLOCK, min(max(triton.next_power_of_2(rows), 16), 64)
-    swapped, row_tiles = tile < 64, triton.cdiv(rows, tile)
-    wide, narrow = (row_tiles * triton.cdiv(outputs, width) for width in (128, 64))
+    blocks, tile = inputs // BLOCK, min(max(next_power_of_2(rows), 16), 64)
+    swapped, row_tiles = tile < 64, cdiv(rows, tile)
+    wide, narrow = (row_tiles * cdiv(outputs, width) for width in (128, 64))
     if wide >= CHIP_TILES or (rows > 64 and blocks <= SHORT_BLOCKS):
         return Tiling(rows=tile, outputs=128, swapped=swapped, stages=3, warps=4)
     if rows > 64 and outputs * inputs >= LARGE_BYTES:

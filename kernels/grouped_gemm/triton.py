@@ -10,6 +10,7 @@ from kernels.fp8_gemm.tiles import Tiling, descriptor, product_tile, store_tile
 from kernels.fp8_gemm.triton import ROW_GROUP
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 
 # A program computes a tile of one expert's outputs for some of its rows. Programs of the same outputs run side by side,
@@ -77,13 +78,13 @@ MANY_ROWS = Tiling(rows=64, outputs=128, swapped=False, stages=3, warps=4)
 
 def choose_tiling(expected_rows: int) -> Tiling:
     """Tiles that hold all rows of most experts if choices are even. A second tile finds the weight in the cache."""
-    tile = min(max(triton.next_power_of_2(round(expected_rows + 1.5 * expected_rows**0.5)), 16), 64)
+    tile = min(max(next_power_of_2(round(expected_rows + 1.5 * expected_rows**0.5)), 16), 64)
     return Tiling(rows=tile, outputs=128, swapped=tile < 64, stages=5 if tile < 64 else 3, warps=4)
 
 
 def _launch_masked(x: Quantized, weight: BlockScaled, layout: MaskedLayout, out: torch.Tensor, tiling: Tiling) -> None:
     experts, capacity, outputs = out.shape
-    _masked[(triton.cdiv(capacity, tiling.rows), outputs // tiling.outputs, experts)](
+    _masked[(cdiv(capacity, tiling.rows), outputs // tiling.outputs, experts)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         layout.counts, capacity, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(2), tiling.swapped,
         tiling.rows, tiling.outputs, BLOCK, tiling.stages, num_warps=tiling.warps, **dependent_launch(out.device),

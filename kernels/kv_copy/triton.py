@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.kv_copy import xxh3
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 WORDS = 2048
 # Kernels address the pool by rows of 256 bytes. A piece, one block of one layer, consists of whole rows.
@@ -40,7 +41,7 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     tokens, width = slots.shape[0], pool.shape[2]
     out = torch.empty(tokens, width, dtype=dtype, device=pool.device)
     if tokens:
-        _read[(tokens,)](pool, slots, out, width, scale, triton.next_power_of_2(width), num_warps=2)
+        _read[(tokens,)](pool, slots, out, width, scale, next_power_of_2(width), num_warps=2)
     return out
 
 
@@ -70,7 +71,7 @@ def read_compressed(
     if tokens:
         _read_compressed[(tokens,)](
             pool, slots, out.values, out.scales, rest, whole, width, scale, out.scales.stride(1),
-            GROUP, triton.next_power_of_2(width), triton.next_power_of_2(whole - width), num_warps=1,
+            GROUP, next_power_of_2(width), next_power_of_2(whole - width), num_warps=1,
         )  # fmt: skip
     return out, rest
 
@@ -223,9 +224,9 @@ def launch_hashes(
     pool: [layers, blocks, words], staging: [words] of whole pieces; pinned, job, sums: int64, see above. The job is
     read from pinned memory of the host, where the results are reported too; `job` is the device's copy of it.
     """
-    _take_job[(triton.cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
-    chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
-    _sum_parts[(triton.cdiv(staging.shape[0], WORDS),)](
+    _take_job[(cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
+    chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
+    _sum_parts[(cdiv(staging.shape[0], WORDS),)](
         pool, staging, job, job[JOB_HASHES + chunks :], sums, pool.shape[1],
         gather, WORDS, pool.shape[2], ROW_WORDS, xxh3.CHUNK_BYTES,
         JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_TABLE,
@@ -240,8 +241,8 @@ def launch_hashes(
 
 def launch_scatter(pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor) -> None:
     """Copy what is staged to the job's blocks if no hash was wrong. Call after `launch_hashes`."""
-    chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
-    _scatter[(triton.cdiv(staging.shape[0], WORDS),)](
+    chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
+    _scatter[(cdiv(staging.shape[0], WORDS),)](
         pool, staging, job, job[JOB_HASHES + chunks :], pool.shape[1],
         WORDS, pool.shape[2], ROW_WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_WRONG,
         num_warps=4,

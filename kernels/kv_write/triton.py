@@ -10,6 +10,7 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # Warps of a program. Few tokens leave much of the chip idle, and the time is that of one program: it gets more warps.
 WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
@@ -136,8 +137,8 @@ def _launch(
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales, pool,
         query_width, latent_width, pairs, 0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
         query_weight is not None, quantized is not None, pool.dtype != projected.dtype,
-        triton.next_power_of_2(triton.cdiv(query_width, GROUP)),
-        triton.next_power_of_2(triton.cdiv(latent_width, GROUP)),
-        triton.next_power_of_2(pairs), GROUP, num_warps=FEW_TOKENS_WARPS if tokens <= FEW_TOKENS else WARPS,
+        next_power_of_2(cdiv(query_width, GROUP)),
+        next_power_of_2(cdiv(latent_width, GROUP)),
+        next_power_of_2(pairs), GROUP, num_warps=FEW_TOKENS_WARPS if tokens <= FEW_TOKENS else WARPS,
         **dependent_launch(projected.device),
     )  # fmt: skip

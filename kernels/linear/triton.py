@@ -6,6 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.hopper import is_hopper
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # A program's tile, loads in flight and warps.
 OUTPUTS, INPUTS, STAGES, WARPS = 128, 128, 4, 4
@@ -39,10 +40,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     (rows, inputs), outputs = x.shape, weight.shape[0]
     out = x.new_empty(rows, outputs)
     if rows:
-        held = max(triton.next_power_of_2(rows), FEWEST_ROWS)
+        held = max(next_power_of_2(rows), FEWEST_ROWS)
         # The copy engine reads zeros beyond a matrix.
         boxes = (TensorDescriptor.from_tensor(each, [size, INPUTS]) for each, size in ((x, held), (weight, OUTPUTS)))
-        _few_rows[(triton.cdiv(outputs, OUTPUTS),)](
+        _few_rows[(cdiv(outputs, OUTPUTS),)](
             *boxes, out, rows, outputs, inputs, held, OUTPUTS, INPUTS, num_stages=STAGES, num_warps=WARPS
         )
     return out

@@ -6,6 +6,7 @@ attention is multi-query over the cached latent.
 
 import torch
 
+from kernels.hopper import processors
 from kernels.mla_decode import flash_mla, reference
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.plan import DecodePlan, plan_decode
@@ -48,5 +49,4 @@ def _on_device(
         return Attended(flash_mla.mla_decode(query, pool, plan, scale))
     if fp8.takes(query, pool, value_width):
         return fp8.attend(query, pool, plan, scale, kv_scale)
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    return Attended(triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors))
+    return Attended(triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors(query.device)))

@@ -59,4 +59,4 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
 
 def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
     """The tensor map of rows of latents or queries, for boxes of 64 rows of 64 values."""
-    return encode_rows(address, rows=rows, row_bytes=WIDTH * 2, box_rows=BLOCK_TOKENS, box_bytes=128)
+    return encode_rows(address, rows, WIDTH * 2, BLOCK_TOKENS, 128)

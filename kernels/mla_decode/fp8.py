@@ -60,10 +60,10 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
 def _pool_boxes(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
     """The tensor maps of one layer's pool: a block's latents are read in four boxes, its keys in one."""
     rows = blocks * BLOCK_TOKENS
-    latents = encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=128)
-    return latents, encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=64)
+    latents = encode_rows(pool, rows, WIDTH, BLOCK_TOKENS, 128)
+    return latents, encode_rows(pool, rows, WIDTH, BLOCK_TOKENS, 64)
 
 
 def _query_boxes(query: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
     """The tensor map of the queries: 64 of them are read in 18 boxes."""
-    return encode_rows(query, rows=rows, row_bytes=WIDTH * 2, box_rows=HEADS, box_bytes=64)
+    return encode_rows(query, rows, WIDTH * 2, HEADS, 64)

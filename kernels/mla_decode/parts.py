@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.hopper import processors
 from kernels.mla_decode.attended import Pieces
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import CudaKernel, load_kernel
@@ -94,8 +95,7 @@ def divide_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: in
     """out: [rows * query_tokens, heads, latent]. The schedule is made at a plan's first call."""
     device = out.device
     row_tiles = plan.query_tokens * -(-heads // HEADS)
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    parts = max(processors // row_tiles, 1)
+    parts = max(processors(device) // row_tiles, 1)
     assert parts < MOST_PARTS
     # Fewer requests than parts are split, and each part's border splits at most one of them.
     slots = 2 * parts
@@ -115,7 +115,7 @@ def divide_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: in
     if not scheduled:
         kernel = load_kernel(CUDA / "parts.cu", "schedule", device.index or 0)
         kernel.launch((1, 1, 1), SCHEDULE_THREADS, work)
-    return DividedWork(work, row_tiles, processors, scheduled, (values, log_sums))
+    return DividedWork(work, row_tiles, processors(device), scheduled, (values, log_sums))
 
 
 def _empty_parts(rows: int, parts: int, device: torch.device) -> Parts:

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.plan import DecodePlan
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 ROW_TILE = 64
 # Contexts are divided into splits until there are this many programs for each multiprocessor.
@@ -107,22 +108,22 @@ def mla_decode(
     rows = plan.query_tokens * heads
     # float32 takes twice the shared memory.
     wide = query.dtype == torch.float32
-    row_tile = 16 if wide else max(min(ROW_TILE, triton.next_power_of_2(rows)), 16)
-    row_tiles = triton.cdiv(rows, row_tile)
+    row_tile = 16 if wide else max(min(ROW_TILE, next_power_of_2(rows)), 16)
+    row_tiles = cdiv(rows, row_tile)
     splits = _splits(plan.rows * row_tiles, plan.block_table.shape[1], processors)
     parts = out if splits == 1 else torch.empty(tokens, heads, splits, value_width, device=query.device)
     log_sums = torch.empty(tokens, heads, splits, dtype=torch.float32, device=query.device)
-    padded = max(triton.next_power_of_2(value_width), 16)
+    padded = max(next_power_of_2(value_width), 16)
     _decode[(plan.rows, row_tiles, splits)](
         query, pool, plan.block_table, plan.lengths, parts, log_sums, plan.block_table.stride(0), heads, rows, splits,
         scale * kv_scale * math.log2(math.e), kv_scale,
-        plan.query_tokens, value_width, width, padded, max(triton.next_power_of_2(width - value_width), 16),
+        plan.query_tokens, value_width, width, padded, max(next_power_of_2(width - value_width), 16),
         row_tile, 16 if wide else 64 if row_tile == ROW_TILE else 32, BLOCK_TOKENS,
         num_warps=8 if row_tile == ROW_TILE else 4, num_stages=1 if wide else 2,
     )  # fmt: skip
     if splits > 1:
         _combine[(tokens * heads,)](
-            parts, log_sums, out, splits, value_width, padded, triton.next_power_of_2(splits), num_warps=4
+            parts, log_sums, out, splits, value_width, padded, next_power_of_2(splits), num_warps=4
         )
     return out
 

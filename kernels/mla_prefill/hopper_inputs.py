@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from kernels.hopper import is_hopper
+from kernels.hopper import is_hopper, processors
 from kernels.mla_prefill.tiles import QUERIES
 from kernels.nvrtc import encode_rows
 
@@ -94,14 +94,13 @@ def prepare_inputs(
 
 def blocks_of_launch(units: int, device: torch.device) -> int:
     """A block fills a multiprocessor and takes one tile of a head after another."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return int(min(units, processors))
+    return min(units, processors(device))
 
 
 def boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
     """The tensor map of rows, of all heads or none, for boxes of 64 channels of one head."""
     row_bytes = part.stride(0) * part.element_size()
-    return encode_rows(part.data_ptr(), rows=part.shape[0], row_bytes=row_bytes, box_rows=rows, box_bytes=BOX_BYTES)
+    return encode_rows(part.data_ptr(), part.shape[0], row_bytes, rows, BOX_BYTES)
 
 
 def heads_together(head_bytes: int, heads: int) -> int:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.mla_prefill.plan import PrefillPlan
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 QUERIES, KEYS = 128, 64
 
@@ -140,7 +141,7 @@ def mla_prefill(
     if not queries:
         return out, log_sums
     widths = own.shape[2], shared.shape[1], value.shape[2]
-    _attend[(triton.cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
+    _attend[(cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
         query, own, shared, value, out, log_sums, plan.query_starts, plan.key_starts,
         query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
         value.stride(1), out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
@@ -153,7 +154,7 @@ def mla_prefill(
 
 def padded_widths(widths: Iterable[int]) -> Iterator[int]:
     """What products take: powers of two, and 16 or more."""
-    return (max(triton.next_power_of_2(width), 16) for width in widths)
+    return (max(next_power_of_2(width), 16) for width in widths)
 
 
 def merge_attention(
@@ -162,8 +163,8 @@ def merge_attention(
     queries, heads, width = out.shape
     if not queries:
         return
-    _merge[(queries, triton.cdiv(heads, 8))](
+    _merge[(queries, cdiv(heads, 8))](
         out, log_sum, other_out, other_log_sum, heads, queries,
         out.stride(0), out.stride(1), other_out.stride(0), other_out.stride(1),
-        width, triton.next_power_of_2(width), 8, num_warps=4,
+        width, next_power_of_2(width), 8, num_warps=4,
     )  # fmt: skip

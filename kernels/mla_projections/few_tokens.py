@@ -128,4 +128,4 @@ def _lies_in_rows(weight: torch.Tensor) -> bool:
 
 
 def _boxes(address: int, rows: int, row_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    return encode_rows(address, rows=rows, row_bytes=row_bytes, box_rows=box_rows, box_bytes=LINE)
+    return encode_rows(address, rows, row_bytes, box_rows, LINE)

@@ -58,4 +58,4 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    return encode_rows(address, rows=rows, row_bytes=2 * inputs, box_rows=box_rows, box_bytes=LINE)
+    return encode_rows(address, rows, 2 * inputs, box_rows, LINE)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_gate.routing import NO_EXPERT, Routing
+from kernels.tile_sizes import next_power_of_2
 
 # Smaller than every number's key, and larger than every expert's index.
 TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
@@ -93,7 +94,7 @@ def moe_gate(
         _moe_gate[(tokens,)](
             logits, bias, counted, weights, chosen, tokens, size, routing.scaling, shares, groups,
             routing.groups_per_token, routing.experts_per_token, routing.normalize, routing.shared,
-            triton.next_power_of_2(groups), triton.next_power_of_2(size), triton.next_power_of_2(routing.places),
+            next_power_of_2(groups), next_power_of_2(size), next_power_of_2(routing.places),
             counted is not None, NO_EXPERT, num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return weights, chosen

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # A program's experts and inputs, and its rows: fewer up to MANY_ROWS, so that enough programs share the work.
 EXPERTS, INPUTS = 64, 512
@@ -36,11 +37,11 @@ def _logits(
 def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[shares, tokens, experts] float32: the logits are the sum over the shares."""
     (rows, inputs), experts = hidden.shape, weight.shape[0]
-    shares = triton.cdiv(inputs, INPUTS)
-    tile = min(max(triton.next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)
+    shares = cdiv(inputs, INPUTS)
+    tile = min(max(next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)
     out = torch.empty(shares, rows, experts, dtype=torch.float32, device=hidden.device)
     if rows:
-        _logits[(shares, triton.cdiv(experts, EXPERTS), triton.cdiv(rows, tile))](
+        _logits[(shares, cdiv(experts, EXPERTS), cdiv(rows, tile))](
             hidden, weight, out, rows, experts, inputs, hidden.stride(0), tile, EXPERTS, INPUTS, num_warps=8,
             **dependent_launch(hidden.device),
         )  # fmt: skip

@@ -10,6 +10,7 @@ from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized
 from kernels.moe_permute.reference import RowsByExpert
 from kernels.moe_permute.triton_masked import empty_masked, place_copies, scale_stride
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # The most elements of a program's table [choices, experts].
 TABLE = 1 << 15
@@ -133,9 +134,9 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int
 
 def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
     """The experts rounded up to a power of two, the choices of a program, and the number of programs."""
-    tile = triton.next_power_of_2(expert_count)
-    chunk = min(max(TABLE // tile, 16), max(triton.next_power_of_2(experts.numel()), 16))
-    return tile, chunk, max(triton.cdiv(experts.numel(), chunk), 1)
+    tile = next_power_of_2(expert_count)
+    chunk = min(max(TABLE // tile, 16), max(next_power_of_2(experts.numel()), 16))
+    return tile, chunk, max(cdiv(experts.numel(), chunk), 1)
 
 
 def _chunk_counts(
@@ -188,9 +189,9 @@ def copy_rows(
     (tokens, choices), width = positions.shape, values.shape[-1]
     groups = 0 if scales is None else scales.shape[-1]
     if tokens:
-        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
+        _copy_rows[(tokens, cdiv(width, COPIED_WIDTH))](
             values, scales, positions, out_values, out_scales, scale_stride(scales), scale_stride(out_scales),
-            choices, width, groups, COPIED_WIDTH, triton.next_power_of_2(max(groups, 1)), num_warps=4,
+            choices, width, groups, COPIED_WIDTH, next_power_of_2(max(groups, 1)), num_warps=4,
             **dependent_launch(values.device),
         )  # fmt: skip
 
@@ -249,7 +250,7 @@ def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int
     out = rows.new_empty(tokens, width)
     shared = outputs.shared if part is None else part
     if tokens:
-        _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
+        _combine[(tokens, cdiv(width, SUMMED_WIDTH))](
             rows, outputs.positions, outputs.weights, shared, out, width, first, 0 if shared is None else len(shared),
             choices, SUMMED_WIDTH, shared is not None, num_warps=4, **dependent_launch(rows.device),
         )  # fmt: skip

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_permute.layout import NOWHERE, MaskedLayout
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 # How many choices a program looks at at a time. There are few sizes, since each one is compiled.
 CHUNKS = (128, 512, 1024)
@@ -83,11 +84,11 @@ def place_copies(
         layout.counts.zero_()
         return
     copies, groups = tokens * choices, 0 if scales is None else scales.shape[-1]
-    counted = triton.next_power_of_2(triton.cdiv(expert_count, copies))
+    counted = next_power_of_2(cdiv(expert_count, copies))
     _place_copies[(copies,)](
         values, scales, experts, layout.positions, layout.counts, out_values, out_scales, copies, first, expert_count,
         layout.capacity, scale_stride(scales), scale_stride(out_scales), choices, width,
-        triton.next_power_of_2(width), groups, triton.next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
+        next_power_of_2(width), groups, next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
         layout.elsewhere > 0, NOWHERE, num_warps=4, **dependent_launch(experts.device),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import triton.language as tl
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def _launch(
 
 def _groups(width: int) -> int:
     """How many groups a program's registers hold."""
-    return int(triton.next_power_of_2(triton.cdiv(width, GROUP)))
+    return int(next_power_of_2(cdiv(width, GROUP)))
 
 
 def _warps(groups: int, groups_a_warp: int) -> int:

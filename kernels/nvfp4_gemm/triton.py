@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.nvfp4_gemm.weight import Nvfp4
 from kernels.nvfp4_quant import GROUP
+from kernels.tile_sizes import next_power_of_2
 
 
 # e2m1 as a whole number of halves: 0, 1, 2, 3, 4, 6, 8, 12. [..] uint8 codes in the low four bits.
@@ -73,7 +74,7 @@ class Tiling:
 
 def choose_tiling(rows: int) -> Tiling:
     """rows: of an expert, expected. A tile holds those of most experts if choices are even."""
-    return Tiling(min(max(triton.next_power_of_2(2 * rows), 16), 128), 64, 64, warps=4, stages=4)
+    return Tiling(min(max(next_power_of_2(2 * rows), 16), 128), 64, 64, warps=4, stages=4)
 
 
 def nvfp4_grouped_gemm(
@@ -89,7 +90,7 @@ def nvfp4_grouped_gemm(
     most_tiles = min(rows // tile.rows + experts, rows)
     _grouped[(outputs // tile.outputs, most_tiles)](
         x, weight.codes, weight.scales, weight.global_scales, ends, out, experts, outputs, inputs, weight.part_rows,
-        weight.global_scales.shape[1], triton.next_power_of_2(experts), tile.rows, tile.outputs, tile.inputs, GROUP,
+        weight.global_scales.shape[1], next_power_of_2(experts), tile.rows, tile.outputs, tile.inputs, GROUP,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -1,12 +1,11 @@
 """Our product for Hopper: `cuda/nvfp4.cu`."""
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper
+from kernels.hopper import is_hopper, processors
 from kernels.nvfp4_gemm.packing import TILE_INPUTS, TILE_OUTPUTS
 from kernels.nvfp4_gemm.tiling import Tiling, choose_tiling
 from kernels.nvfp4_gemm.weight import Nvfp4
@@ -52,19 +51,14 @@ def nvfp4_grouped_gemm(
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.device)
     if not rows:
         return out
-    processors = _processors(x.device)
-    tiling = tiling or choose_tiling(rows, experts, outputs, inputs, processors)
+    ctas = processors(x.device)
+    tiling = tiling or choose_tiling(rows, experts, outputs, inputs, ctas)
     arguments = Arguments(
-        encode_rows(x.data_ptr(), rows=rows, row_bytes=2 * inputs, box_rows=tiling.rows, box_bytes=BOX_BYTES),
+        encode_rows(x.data_ptr(), rows, 2 * inputs, tiling.rows, BOX_BYTES),
         weight.codes.data_ptr(), weight.scales.data_ptr(), weight.global_scales.data_ptr(), ends.data_ptr(),
         out.data_ptr(), experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, weight.global_scales.shape[1],
     )  # fmt: skip
     name = f"nvfp4_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.split}"
     kernel = load_kernel(SOURCE, name, x.device.index or 0)
-    kernel.launch((processors, 1, 1), (tiling.warpgroups + 1) * WARPGROUP, arguments, dependent=True)
+    kernel.launch((ctas, 1, 1), (tiling.warpgroups + 1) * WARPGROUP, arguments, dependent=True)
     return out
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

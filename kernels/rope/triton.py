@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 HEADS = 32
 
@@ -52,8 +53,8 @@ def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
     if not rows or not heads:
         return
     pairs = dim // 2
-    _rotate[(rows, triton.cdiv(heads, HEADS))](
+    _rotate[(rows, cdiv(heads, HEADS))](
         x, torch.view_as_real(rotations), out, heads, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
-        pairs, triton.next_power_of_2(pairs), min(HEADS, triton.next_power_of_2(heads)), num_warps=4,
+        pairs, next_power_of_2(pairs), min(HEADS, next_power_of_2(heads)), num_warps=4,
         **dependent_launch(x.device),
     )  # fmt: skip

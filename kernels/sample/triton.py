@@ -11,6 +11,7 @@ import triton.language as tl
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.sample.draws import Draws
 from kernels.sample.penalties import IN_PROMPT, Penalties
+from kernels.tile_sizes import cdiv, next_power_of_2
 
 BLOCK = 16384
 PENALTY_BLOCK = 4096
@@ -193,7 +194,7 @@ def _likeliest(values, token_ids, out, vocabulary, parts, PARTS: tl.constexpr, D
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     (rows, vocabulary), device = logits.shape, logits.device
-    parts = triton.cdiv(vocabulary, PART)
+    parts = cdiv(vocabulary, PART)
     out = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
         return out
@@ -203,7 +204,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     _likeliest_of_parts[(rows, parts)](
         logits, values, token_ids, vocabulary, logits.stride(0), parts, PART, num_warps=8, **launch
     )
-    held = triton.next_power_of_2(parts)
+    held = next_power_of_2(parts)
     _likeliest[(rows,)](values, token_ids, out, vocabulary, parts, held, num_warps=1, **launch)
     return out
 
@@ -240,7 +241,7 @@ def _penalize(
 
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Penalties) -> None:
     rows, vocabulary = logits.shape
-    _penalize[(rows, triton.cdiv(vocabulary, PENALTY_BLOCK))](
+    _penalize[(rows, cdiv(vocabulary, PENALTY_BLOCK))](
         logits, counts, penalties.slot, penalties.repetition, penalties.presence, penalties.frequency,
         vocabulary, IN_PROMPT, PENALTY_BLOCK,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS, LineMasses
+from kernels.tile_sizes import cdiv
 
 # Queries of a head: its rows of a tile of scores. Fewer are padded.
 QUERIES = 64
@@ -134,8 +135,8 @@ def line_masses(query: torch.Tensor, key: torch.Tensor, scale: float) -> LineMas
     together = 2 if shared and heads > 1 else 1
     strides = query.stride(0), query.stride(1), key.stride(0), 0 if shared else key.stride(1)
     settings = {"num_warps": 4 * together, "num_stages": 3 if query.dtype != torch.float32 else 1}
-    groups, tiles, blocks = triton.cdiv(heads, together), triton.cdiv(keys, KEYS), triton.cdiv(keys, BLOCK_KEYS)
-    runs, first, scale = triton.cdiv(tiles, RUN), keys - queries, scale * LOG2_E
+    groups, tiles, blocks = cdiv(heads, together), cdiv(keys, KEYS), cdiv(keys, BLOCK_KEYS)
+    runs, first, scale = cdiv(tiles, RUN), keys - queries, scale * LOG2_E
     by_run = torch.empty(heads, QUERIES, runs, dtype=torch.float32, device=device)
     _log_sums[(groups, runs)](
         query, key, by_run, *strides, heads, queries, keys, runs, scale, width, together, QUERIES, KEYS, STEP, RUN,
@@ -152,7 +153,7 @@ def line_masses(query: torch.Tensor, key: torch.Tensor, scale: float) -> LineMas
     # Segment j, the distances first - 64 j + d, lies in the line middle - j and, from d = split on, in the one behind.
     middle, split = first // BLOCK_KEYS, BLOCK_KEYS - first % BLOCK_KEYS
     heaviest = torch.empty(2, heads, blocks + 1, dtype=torch.float32, device=device)
-    _heaviest[(triton.cdiv(blocks + 1, BLOCK_KEYS), heads)](
+    _heaviest[(cdiv(blocks + 1, BLOCK_KEYS), heads)](
         distances, *heaviest, blocks, split, BLOCK_KEYS, num_warps=4
     )  # fmt: skip
     segment = middle - torch.arange(blocks, device=device)

@@ -7,6 +7,7 @@ import triton.language as tl
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.tile_sizes import cdiv
 
 # Groups of one program.
 GROUPS = 8
@@ -43,7 +44,7 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
     out = empty_quantized(*leading, rows, width, device=gate_up.device)
     programs = gate_up.shape[:-1].numel() if positions is None else positions.numel()
     if programs:
-        _swiglu_quantize[(programs, triton.cdiv(width // GROUP, GROUPS))](
+        _swiglu_quantize[(programs, cdiv(width // GROUP, GROUPS))](
             gate_up, positions, out.values, out.scales, rows, width, out.scales.stride(-1),
             positions is not None, GROUP, GROUPS, num_warps=4, **dependent_launch(gate_up.device),
         )  # fmt: skip

@@ -1,13 +1,12 @@
 """Our products for Hopper: `cuda/w4a8.cu`."""
 
 import ctypes
-from functools import cache
 from math import prod
 from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper
+from kernels.hopper import is_hopper, processors
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.w4a8_gemm.activations import ScaledRows
@@ -107,7 +106,7 @@ def _copies(layout: MaskedLayout, experts: int) -> float:
 def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
     _, outputs, inputs = weight.shape
     rows, address = prod(layout.shape), x.values.data_ptr()
-    boxes = encode_rows(address, rows=rows, row_bytes=inputs, box_rows=tiling.box_rows, box_bytes=GROUP)
+    boxes = encode_rows(address, rows, inputs, tiling.box_rows, GROUP)
     return Operands(boxes, weight.tiles.data_ptr(), x.scales.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
 
 
@@ -125,7 +124,7 @@ def _launch(
     name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.turns}"
     kernel = load_kernel(SOURCE, name, out.device.index or 0)
     threads = (tiling.warpgroups + 1) * WARPGROUP
-    ctas = _processors(out.device) - _spared(arguments, layout)
+    ctas = processors(out.device) - _spared(arguments, layout)
     kernel.launch((ctas, 1, 1), threads, arguments, dependent=True)
 
 
@@ -144,8 +143,3 @@ def _most_row_tiles(layout: Layout, tiling: Tiling) -> int:
 
 def _rows_of_experts(layout: Layout) -> torch.Tensor:
     return layout.row_experts if isinstance(layout, ContiguousLayout) else layout.counts
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
