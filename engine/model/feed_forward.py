@@ -23,6 +23,8 @@ class FeedForward:
         width = self._share.size(intermediate)
         self._gate_up = allocate.linear(LinearKind.FEED_FORWARD, hidden, (width, width))
         self._down = allocate.linear(LinearKind.FEED_FORWARD, width, (hidden,))
+        # In which it reads the tokens.
+        self.input_forms: Set[InputForm] = frozenset({self._gate_up.input_form})
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from cut(self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj"), 0, self._share)
@@ -30,11 +32,6 @@ class FeedForward:
 
     def finish(self) -> None:
         """Called once, when all parameters are filled: multiplied as they are."""
-
-    @property
-    def input_forms(self) -> Set[InputForm]:
-        """In which it reads the tokens."""
-        return {self._gate_up.input_form}
 
     def forward(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""

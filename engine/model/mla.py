@@ -60,6 +60,8 @@ class Attention:
         by_head = self._expansion.weight.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
+        # In which it reads the tokens.
+        self.input_forms: Set[InputForm] = frozenset({self._input.input_form})
 
     def parameters(self, prefix: str) -> NamedParameters:
         query, latent = f"{prefix}.q_proj", f"{prefix}.kv_a_proj_with_mqa"
@@ -84,11 +86,6 @@ class Attention:
     def derived_bytes(self) -> int:
         """What it holds beside its parameters."""
         return self._expansion.derived_bytes
-
-    @property
-    def input_forms(self) -> Set[InputForm]:
-        """In which it reads the tokens."""
-        return {self._input.input_form}
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
@@ -148,7 +145,7 @@ class Attention:
             quantized = self._query.input_form is InputForm.FP8_GROUPS
             normalize = norm_quantize_and_write if quantized else norm_and_write
             query = self._query.forward(normalize(projected, self._query_norm, *rest), context.workspace)
-        return query.unflatten(1, (self._heads, self.config.qk_head_dim))
+        return query.view(len(query), self._heads, self.config.qk_head_dim)
 
     def _exchange_latents(self, latents: SharedLatents, pool: torch.Tensor) -> None:
         """Write what other ranks have computed of a chunk, before anything attends to it."""
@@ -235,6 +232,7 @@ class Attention:
     def _expanded_keys(self, latents: Latents, context: ForwardContext) -> ExpandedKeys:
         """The keys' parts, [keys, heads, nope] and for all heads [keys, rope], and [keys, heads, value]."""
         config = self.config
-        expanded = self._expansion.forward(latents, context.workspace).unflatten(1, (self._heads, -1))
-        nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
+        expanded = self._expansion.forward(latents, context.workspace)
+        by_head = expanded.view(len(expanded), self._heads, -1)
+        nope, value = by_head.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), dim=2)
         return nope, latents.shared, value

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
@@ -95,6 +95,9 @@ class MixtureOfExperts:
         self._side_stream = allocate.side_stream
         # A choice of no expert is like one of an expert elsewhere.
         self._skips_padding = group.share.count > 1
+        of_shared = frozenset() if self._shared is None else self._shared.input_forms
+        # In which it reads the tokens.
+        self.input_forms: Set[InputForm] = frozenset({InputForm.PLAIN, self.experts.input_form}) | of_shared
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
@@ -107,12 +110,6 @@ class MixtureOfExperts:
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
         self.experts.finish(self._group)
-
-    @property
-    def input_forms(self) -> Set[InputForm]:
-        """In which it reads the tokens."""
-        forms = {InputForm.PLAIN, self.experts.input_form}
-        return forms if self._shared is None else forms | self._shared.input_forms
 
     def forward(
         self,
@@ -195,15 +192,14 @@ class MixtureOfExperts:
             return Begun(lambda: Dispatched(rows, weights, choices))
         return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
 
-    def _computed(self, sent: Begun[Dispatched]) -> ExpertOutputs:
+    def _computed(self, sent: Begun[Dispatched], shared: torch.Tensor | None = None) -> ExpertOutputs:
         rows, weights, choices, _ = sent.finish()
         outputs, positions = self.experts.forward(rows, choices)
-        return ExpertOutputs(outputs, positions, weights)
+        return ExpertOutputs(outputs, positions, weights, shared)
 
     def _outputs(self, chosen: _Chosen, beside: bool) -> Turns[Delta]:
         if not chosen.exchanges:
-            routed = self._joined(chosen)
-            return routed if chosen.shared is None else replace(routed, shared=chosen.shared)
+            return self._joined(chosen, chosen.shared)
         assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
         parts, way_back = self._parts_of_sums(chosen, chosen.shared)
         summed = self._group.begin_sum(parts, way_back, beside=beside)
@@ -222,8 +218,9 @@ class MixtureOfExperts:
             return combine(routed), way_back
         return combine(routed, shared, self._group.rank * len(shared)), None
 
-    def _joined(self, chosen: _Chosen) -> ExpertOutputs:
-        routed = self._computed(chosen.sent)
+    def _joined(self, chosen: _Chosen, shared: torch.Tensor | None = None) -> ExpertOutputs:
+        """shared: outputs of shared experts, to be added to the sums."""
+        routed = self._computed(chosen.sent, shared)
         if chosen.aside:
             self._side_stream.join()
         return routed

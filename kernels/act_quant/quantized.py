@@ -11,18 +11,15 @@ SCALE_ALIGNMENT = 4
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """x ~ values * scales, each scale over its group of 128 values. Two-dimensional, or with a leading expert."""
+    """x ~ values * scales, each scale over its group of 128 values. Two-dimensional, or with a leading expert.
+
+    `empty_quantized` makes it.
+    """
 
     # [..., rows, width] float8_e4m3fn, contiguous.
     values: torch.Tensor
     # [..., rows, width / 128] float32; rows lie next to each other (stride 1), columns 16-byte aligned.
     scales: torch.Tensor
-
-    def __post_init__(self) -> None:
-        rows, width = self.values.shape[-2:]
-        assert self.values.dtype == torch.float8_e4m3fn and self.values.is_contiguous()
-        assert self.scales.shape == (*self.values.shape[:-1], width // GROUP) and width % GROUP == 0
-        assert self.scales.dtype == torch.float32 and self.scales.stride()[-2:] == (1, aligned_rows(rows))
 
     def rows(self, first: int, stop: int) -> "QuantizedRows":
         """Some of the rows of a two-dimensional one, or all, to be written."""
@@ -49,6 +46,7 @@ def aligned_rows(rows: int) -> int:
 def empty_quantized(*shape: int, device: torch.device) -> Quantized:
     """Uninitialised; shape: [rows, width] or [experts, rows, width], width a multiple of 128."""
     *leading, rows, width = shape
+    assert width % GROUP == 0
     column = aligned_rows(rows)
     scales = torch.empty(*leading, width // GROUP, column, dtype=torch.float32, device=device).mT
     return Quantized(

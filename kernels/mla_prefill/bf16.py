@@ -71,10 +71,9 @@ def _attend(
 ) -> None:
     if not query.shape[0]:
         return
-    assert plan.tiles is not None
-    taken = torch.zeros(1, dtype=torch.int32, device=query.device)
+    assert plan.tiles is not None and plan.taken is not None
     inputs = prepare_inputs(
-        query, own, shared, value, results, taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
+        query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
     )
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
     arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)

@@ -85,13 +85,12 @@ def attend_and_quantize(
 def _attend(
     name: str, query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, results: Results, scale: float
 ) -> None:
-    assert plan.tiles is not None
+    assert plan.tiles is not None and plan.taken is not None
     (_, heads, _), (out, of_rows) = query.shape, results
-    taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     blocks, tiles = found.keys.shape[1], plan.tiles.shape[0]
     arguments = Arguments(
         boxes(query, QUERIES // 2), found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
-        plan.tiles.data_ptr(), taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
+        plan.tiles.data_ptr(), plan.taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
         tiles, heads, of_rows.stride(0), blocks, heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
         query.stride(1) * query.element_size(), scale * math.log2(math.e), plan.causal,
     )  # fmt: skip

@@ -27,6 +27,8 @@ class PrefillPlan:
     tiles: torch.Tensor | None
     # [blocks, 2] int32 on the device: `tiles.cut_blocks`. None where our Hopper kernels do not run or do not quantize.
     blocks: torch.Tensor | None
+    # [1] int32 on the device, zero: the Hopper kernels' own, which leave zero. Calls with the plan must not overlap.
+    taken: torch.Tensor | None
 
     @property
     def queries(self) -> int:
@@ -58,11 +60,12 @@ def plan_prefill(
     """
     assert all(count >= 1 for count in query_lengths)
     assert all(size >= (count if causal else 1) for count, size in zip(query_lengths, key_lengths, strict=True))
-    tiles = blocks = None
+    tiles = blocks = taken = None
     if device.type == "cuda" and is_hopper(device):
         cut = cut_tiles(query_lengths, key_lengths, causal=causal, in_blocks=quantized)
         tiles = _table(cut, 4, device)
         blocks = _table(cut_blocks(key_lengths), 2, device) if quantized else None
+        taken = torch.zeros(1, dtype=torch.int32, device=device)
     return PrefillPlan(
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(key_lengths),
@@ -72,6 +75,7 @@ def plan_prefill(
         quantized=quantized,
         tiles=tiles,
         blocks=blocks,
+        taken=taken,
     )
 
 

@@ -48,7 +48,7 @@ struct Producer : Copier {
       Unit unit;
       int row = take(unit, index);
       copy_queries(unit);
-      if (!unit.queries) return;
+      if (!unit.queries) return end_taking(given, index);
       copy_keys(unit.head, {row});
 #pragma unroll 1
       for (int left = unit.steps; left > 0; left--, row -= KEYS) {

@@ -75,7 +75,7 @@ struct Producer {
       Unit unit;
       long long block = take(unit, index);
       copy_queries(unit);
-      if (!unit.queries) return;
+      if (!unit.queries) return end_taking(given, index);
       copy_keys(block);
 #pragma unroll 1
       for (int left = unit.steps; left > 0; left--, block--) {

@@ -47,7 +47,7 @@ struct Arguments {
   const Scales* scales;
   // Those with most keys first.
   const Tile* tiles;
-  // Units taken by CTAs beyond their first one. Zero at the launch.
+  // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
   int* taken;
   // [queries, heads, VALUE].
   u8* out;

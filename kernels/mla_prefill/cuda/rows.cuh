@@ -93,3 +93,10 @@ __device__ __forceinline__ int2 head_and_tile(const Inputs& given, int index) {
   if (first_head >= given.heads || at >= heads * given.tile_count) return {0, -1};
   return {first_head + at % heads, at / heads};
 }
+
+// Called once by each CTA, with the index for which there is no unit. A number is taken for every unit that is computed: who
+// took the last of them leaves zero for the next launch.
+template <typename Inputs>
+__device__ __forceinline__ void end_taking(const Inputs& given, int index) {
+  if (index == gridDim.x + given.heads * given.tile_count - 1) *given.taken = 0;
+}

@@ -31,7 +31,7 @@ struct Unit {
 struct Inputs {
   // Boxes of 64 queries, and of both parts of some keys and of values, 64 channels of each.
   TensorMap query_boxes, own_boxes, shared_boxes, value_boxes;
-  // Units taken by CTAs beyond their first one. Zero at the launch.
+  // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
   int* taken;
   // [total_queries, heads, VALUE].
   u8* out;

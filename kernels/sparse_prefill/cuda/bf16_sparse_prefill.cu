@@ -48,7 +48,7 @@ struct Producer : Copier {
       Unit unit;
       const short* list = take(unit, index);
       copy_queries(unit);
-      if (!unit.queries) return;
+      if (!unit.queries) return end_taking(given, index);
       int head = unit.head, left = unit.steps;
       int now[2] = {unit.blocks[0], unit.blocks[1]}, next[2] = {unit.blocks[2], unit.blocks[3]};
       index = gridDim.x + atomicAdd(given.taken, 1);
