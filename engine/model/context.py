@@ -41,6 +41,10 @@ class ExpandedRows:
     # The earlier parts of a prefix that is too long to expand at once.
     earlier: list[PrefixPart]
 
+    def of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What there is for these tokens, of all of the batch: a view takes the host longer than none."""
+        return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:

@@ -193,14 +193,14 @@ class Attention:
 
     def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The row's queries, rotated in place."""
-        query = query[row.first : row.stop]
-        rotate_(query[:, :, self.config.qk_nope_head_dim :], context.rotations[row.first : row.stop])
+        query = row.of(query)
+        rotate_(query[:, :, self.config.qk_nope_head_dim :], row.of(context.rotations))
         return query
 
     def _known(self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> Latents:
         """Latents that the row attends to: its own, behind those of its prefix that are expanded with them."""
         if row.known is None:
-            return self._expansion.computed(latents[row.first : row.stop])
+            return self._expansion.computed(row.of(latents))
         return self._expansion.read(pool, row.known, context.kv_scale)
 
     def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:

@@ -4,6 +4,9 @@ DeepSeek-V3 (2024), section 3.3: each 128 products along the inputs are summed i
 summed in float32.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
+
 import torch
 
 from kernels.act_quant.quantized import Quantized
@@ -25,13 +28,22 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
+    return _choose(x.values.shape[0], *weight.values.shape, workspace.beside)(x, weight, workspace)
+
+
+# Layers of a step ask for the same few shapes.
+@lru_cache(maxsize=4096)
+def _choose(
+    rows: int, outputs: int, inputs: int, beside: bool
+) -> Callable[[Quantized, BlockScaled, Workspace], torch.Tensor]:
+    """What computes a product of this shape on a GPU."""
     # Imported here: CUDA's bindings and Triton come with a CUDA build of torch.
     from kernels.fp8_gemm import few_rows, many_rows, triton
 
-    rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
     if few_rows.takes(rows, outputs, inputs):
-        return few_rows.fp8_gemm(x, weight, few_rows.choose_tiling(outputs, inputs, beside=workspace.beside))
+        tiling = few_rows.choose_tiling(outputs, inputs, beside=beside)
+        return lambda x, weight, _: few_rows.fp8_gemm(x, weight, tiling)
     fills_chip = many_rows.takes(rows, outputs)
     if deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip) and deep_gemm.available():
-        return deep_gemm.fp8_gemm(x, weight)
-    return many_rows.fp8_gemm(x, weight) if fills_chip else triton.fp8_gemm(x, weight, workspace)
+        return lambda x, weight, _: deep_gemm.fp8_gemm(x, weight)
+    return (lambda x, weight, _: many_rows.fp8_gemm(x, weight)) if fills_chip else triton.fp8_gemm

@@ -46,7 +46,10 @@ def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: t
         query.dtype == torch.bfloat16
         and (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE)
         and is_hopper(query.device)
-        and all(has_rows(part) for part in (query, own, value, shared.unsqueeze(1)))
+        and has_rows(query)
+        and has_rows(own)
+        and has_rows(value)
+        and has_rows(shared.unsqueeze(1))
     )
 
 
@@ -87,8 +90,7 @@ def prepare_inputs(
         boxes(query, QUERIES // 2), boxes(own, box_keys), boxes(shared, box_keys), boxes(value, box_keys),
         taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
         tile_count, heads, queries, heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
-        *(part.stride(1) * part.element_size() for part in (query, own, value)), of_rows.stride(0),
-        scale * math.log2(math.e),
+        2 * query.stride(1), 2 * own.stride(1), 2 * value.stride(1), of_rows.stride(0), scale * math.log2(math.e),
     )  # fmt: skip
 
 
@@ -98,9 +100,8 @@ def blocks_of_launch(units: int, device: torch.device) -> int:
 
 
 def boxes(part: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """The tensor map of rows, of all heads or none, for boxes of 64 channels of one head."""
-    row_bytes = part.stride(0) * part.element_size()
-    return encode_rows(part.data_ptr(), part.shape[0], row_bytes, rows, BOX_BYTES)
+    """The tensor map of bfloat16 rows, of all heads or none, for boxes of 64 channels of one head."""
+    return encode_rows(part.data_ptr(), part.shape[0], 2 * part.stride(0), rows, BOX_BYTES)
 
 
 def heads_together(head_bytes: int, heads: int) -> int:
