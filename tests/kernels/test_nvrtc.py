@@ -8,7 +8,9 @@ import torch
 
 pytest.importorskip("cuda.bindings")
 
-from kernels import nvrtc
+from cuda.bindings import driver
+
+from kernels.nvrtc import CudaKernel
 
 
 class Arguments(ctypes.Structure):
@@ -20,13 +22,15 @@ def test_a_launch_is_configured_for_its_own_grid_stream_and_attributes(monkeypat
     stream = 16
 
     def launch(config: Any, *_: object) -> tuple[int]:
-        launched.append((config.gridDimX, config.blockDimX, int(config.hStream), config.sharedMemBytes, config.numAttrs))
+        launched.append(
+            (config.gridDimX, config.blockDimX, int(config.hStream), config.sharedMemBytes, config.numAttrs)
+        )
         return (0,)
 
-    monkeypatch.setattr(nvrtc.driver, "cuLaunchKernelEx", launch)
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", launch)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: stream + device, raising=False)
-    kernel = nvrtc.CudaKernel(nvrtc.driver.CUfunction(1), 100, 1)
-    other = nvrtc.CudaKernel(nvrtc.driver.CUfunction(2), 200, 1)
+    kernel = CudaKernel(driver.CUfunction(1), 100, 1)
+    other = CudaKernel(driver.CUfunction(2), 200, 1)
     for _ in range(2):
         kernel.launch((3, 1, 1), 64, Arguments(1))
     kernel.launch((4, 1, 1), 64, Arguments(1), cluster=2, dependent=True)
