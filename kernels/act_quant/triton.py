@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant import reference
 from kernels.act_quant.quantized import GROUP, QuantizedRows
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv
 
 LARGEST = tl.constexpr(448.0)
@@ -44,7 +44,6 @@ def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
     rows, width = x.shape
     if rows:
         grid = (rows, cdiv(width // GROUP, GROUPS))
-        _quantize[grid](
+        launch(_quantize, grid, x.device,
             x, out.values, out.scales, x.stride(0), width, out.scales.stride(1), GROUP, GROUPS, num_warps=4,
-            **dependent_launch(x.device),
         )  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.decode_rows.reference import FILLER, NO_TOKEN
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.tile_sizes import next_power_of_2
 
@@ -54,10 +54,9 @@ def follow_rows(
     token_ids = torch.empty(rows, count, dtype=torch.int64, device=device)
     starts, real = torch.empty_like(positions), torch.empty(rows, dtype=torch.bool, device=device)
     if rows:
-        _follow_rows[(rows,)](
+        launch(_follow_rows, (rows,), device,
             given, follows, positions, drafts, drawn, missing, guessed, token_ids, starts, real.view(torch.uint8),
             guessed.stride(0), count, MOST_TOKENS, NO_TOKEN, FILLER, num_warps=1,
-            **dependent_launch(device),
         )  # fmt: skip
     return token_ids, starts, real
 
@@ -109,12 +108,11 @@ def place_tokens(
     belongs = torch.empty(tokens, dtype=torch.bool, device=device)
     lengths = torch.empty_like(starts)
     if tokens:
-        _place_tokens[(tokens,)](
+        launch(_place_tokens, (tokens,), device,
             token_ids, starts, block_table, real.view(torch.uint8), starts if shared is None else shared,
             torch.view_as_real(rotations),
             ids, torch.view_as_real(turns), slots, belongs.view(torch.uint8), lengths,
             padding_slot, *token_ids.stride(), block_table.stride(0),
             count, BLOCK_TOKENS, 2 * pairs, next_power_of_2(2 * pairs), shared is not None, num_warps=1,
-            **dependent_launch(device),
         )  # fmt: skip
     return ids, turns, slots, belongs, lengths

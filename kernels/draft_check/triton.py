@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 
 COUNT_SIZES = ["drawn_row", "drawn_token", "drafts_row", "drafts_token", "count"]
 SETTLE_POINTERS = ["accepted", "drawn", "first", "starts", "drafts", "rows", "last_drawn", "missing"]
@@ -51,9 +51,10 @@ def count_accepted(drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     rows, count = drafts.shape
     out = torch.empty(rows, dtype=torch.int64, device=drawn.device)
     if rows:
-        _count_accepted[(rows,)](
-            drawn, drafts, out, *drawn.stride(), *drafts.stride(), count, num_warps=1, **dependent_launch(drawn.device)
-        )
+        launch(
+            _count_accepted, (rows,), drawn.device, drawn, drafts, out, *drawn.stride(), *drafts.stride(), count,
+            num_warps=1,
+        )  # fmt: skip
     return out
 
 
@@ -70,8 +71,8 @@ def settle(
     lines, width = drawn.shape
     last, positions = torch.empty_like(first), torch.empty_like(starts)
     if lines:
-        _settle[(lines,)](
+        launch(_settle, (lines,), drawn.device,
             accepted, drawn, first, starts, drafts, rows, last_drawn, missing, last, positions, width, rows is None,
-            num_warps=1, **dependent_launch(drawn.device),
+            num_warps=1,
         )  # fmt: skip
     return last, positions

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_gate import NO_EXPERT
 from kernels.tile_sizes import cdiv
 
@@ -35,8 +35,7 @@ def route(choices: torch.Tensor, slots: torch.Tensor, copies: torch.Tensor, chos
     out = torch.empty_like(choices)
     pairs = choices.numel()
     if pairs:
-        _route[(cdiv(pairs, PAIRS),)](
+        launch(_route, (cdiv(pairs, PAIRS),), choices.device,
             choices, slots, copies, chosen, out, pairs, choices.shape[1], slots.shape[1], NO_EXPERT, PAIRS,
-            **dependent_launch(choices.device),
         )  # fmt: skip
     return out

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.expert_rows import reference
 from kernels.moe_permute import contiguous_layout, masked_capacity
 from kernels.moe_permute.layout import NOWHERE, ContiguousLayout, Layout, MaskedLayout
@@ -198,11 +198,11 @@ def _place_in_masked(
         return rows
     part = _part(width, rows.static, copies)
     grid = (len(choices), cdiv(width, part))
-    _place_masked[grid](
+    launch(_place_masked, grid, x.device,
         x, pre_scale, input_scale, choices, layout.positions, layout.counts, rows.values, rows.scales, copies, first,
         expert_count, layout.capacity, choices.shape[1], next_power_of_2(choices.shape[1]), width, part,
         next_power_of_2(cdiv(expert_count, prod(grid))), min(chunk_size(copies), MOST_CHUNK),
-        pre_scale is not None, rows.static, NOWHERE, num_warps=_warps(part), **dependent_launch(x.device),
+        pre_scale is not None, rows.static, NOWHERE, num_warps=_warps(part),
     )  # fmt: skip
     return rows
 
@@ -215,9 +215,9 @@ def place_in(
     rows = _empty_rows(layout.shape, width, input_scale, x.device)
     part = _part(width, rows.static, layout.positions.numel())
     if tokens:
-        _place_in[(tokens, cdiv(width, part))](
+        launch(_place_in, (tokens, cdiv(width, part)), x.device,
             x, pre_scale, input_scale, layout.positions, rows.values, rows.scales, choices, width, part,
-            pre_scale is not None, rows.static, num_warps=_warps(part), **dependent_launch(x.device),
+            pre_scale is not None, rows.static, num_warps=_warps(part),
         )  # fmt: skip
     return rows
 
@@ -227,9 +227,9 @@ def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: 
     rows = _empty_rows((tokens,), width, input_scale, x.device)
     part = _part(width, rows.static, tokens)
     if tokens:
-        _quantize_rows[(tokens, cdiv(width, part))](
+        launch(_quantize_rows, (tokens, cdiv(width, part)), x.device,
             x, pre_scale, input_scale, rows.values, rows.scales, width, part, pre_scale is not None, rows.static,
-            num_warps=_warps(part), **dependent_launch(x.device),
+            num_warps=_warps(part),
         )  # fmt: skip
     return rows
 
@@ -258,10 +258,10 @@ def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor |
     copies = layout.positions.numel()
     part = _part(width, rows.static, copies)
     if copies:
-        _swiglu[(copies,)](
+        launch(_swiglu, (copies,), gate_up.device,
             gate_up, layout.positions, layout.row_experts if isinstance(layout, ContiguousLayout) else None, pre_scale,
             rows.values, rows.scales, layout.shape[-1], masked, width, part, TURN, pre_scale is not None,
-            num_warps=_warps(part), **dependent_launch(gate_up.device),
+            num_warps=_warps(part),
         )  # fmt: skip
     return rows
 

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
@@ -132,7 +132,7 @@ def _launch(
         return
     query_width, latent_width = width - pool.shape[2], latent_weight.shape[0]
     pairs = (pool.shape[2] - latent_width) // 2
-    _norm_and_write[(tokens, 1 if query_weight is None else 2)](
+    launch(_norm_and_write, (tokens, 1 if query_weight is None else 2), projected.device,
         projected, query_weight, latent_weight, torch.view_as_real(rotations), slots, query,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales, pool,
         query_width, latent_width, pairs, 0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
@@ -140,5 +140,4 @@ def _launch(
         next_power_of_2(cdiv(query_width, GROUP)),
         next_power_of_2(cdiv(latent_width, GROUP)),
         next_power_of_2(pairs), GROUP, num_warps=FEW_TOKENS_WARPS if tokens <= FEW_TOKENS else WARPS,
-        **dependent_launch(projected.device),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_gate.routing import NO_EXPERT, Routing
 from kernels.tile_sizes import next_power_of_2
 
@@ -91,10 +91,10 @@ def moe_gate(
     chosen = torch.empty(tokens, routing.places, dtype=torch.int64, device=logits.device)
     if tokens:
         groups, size = routing.groups, experts // routing.groups
-        _moe_gate[(tokens,)](
+        launch(_moe_gate, (tokens,), logits.device,
             logits, bias, counted, weights, chosen, tokens, size, routing.scaling, shares, groups,
             routing.groups_per_token, routing.experts_per_token, routing.normalize, routing.shared,
             next_power_of_2(groups), next_power_of_2(size), next_power_of_2(routing.places),
-            counted is not None, NO_EXPERT, num_warps=1, **dependent_launch(logits.device),
+            counted is not None, NO_EXPERT, num_warps=1,
         )  # fmt: skip
     return weights, chosen

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv, next_power_of_2
 
 # A program's experts and inputs, and its rows: fewer up to MANY_ROWS, so that enough programs share the work.
@@ -41,8 +41,7 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tile = min(max(next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)
     out = torch.empty(shares, rows, experts, dtype=torch.float32, device=hidden.device)
     if rows:
-        _logits[(shares, cdiv(experts, EXPERTS), cdiv(rows, tile))](
+        launch(_logits, (shares, cdiv(experts, EXPERTS), cdiv(rows, tile)), hidden.device,
             hidden, weight, out, rows, experts, inputs, hidden.stride(0), tile, EXPERTS, INPUTS, num_warps=8,
-            **dependent_launch(hidden.device),
         )  # fmt: skip
     return out

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant.quantized import Quantized, empty_quantized
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized
 from kernels.moe_permute.reference import RowsByExpert
@@ -90,9 +90,9 @@ def contiguous_layout(
     row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)
     counts = _chunk_counts(experts, first, expert_count, tile, chunk, chunks)
-    _place_rows[(chunks,)](
+    launch(_place_rows, (chunks,), experts.device,
         experts, counts, positions, row_experts, experts.numel(), first, expert_count, rows, chunks == 1, tile, chunk,
-        alignment, PADDING, NOWHERE, num_warps=8, **dependent_launch(experts.device),
+        alignment, PADDING, NOWHERE, num_warps=8,
     )  # fmt: skip
     return ContiguousLayout(positions=positions, row_experts=row_experts)
 
@@ -123,9 +123,9 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int
     ends = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)
     counts = _chunk_counts(experts, first, expert_count, tile, chunk, chunks)
-    _place_in_order[(chunks,)](
+    launch(_place_in_order, (chunks,), experts.device,
         experts, counts, positions, ends, experts.numel(), first, expert_count, chunks == 1, tile, chunk, NOWHERE,
-        num_warps=8, **dependent_launch(experts.device),
+        num_warps=8,
     )  # fmt: skip
     rows = x.new_empty(experts.numel(), x.shape[1])
     copy_rows(x, None, positions, rows, None)
@@ -146,9 +146,8 @@ def _chunk_counts(
     if chunks == 1:
         return None
     counts = torch.empty(chunks, tile, dtype=torch.int32, device=experts.device)
-    _count[(chunks,)](
+    launch(_count, (chunks,), experts.device,
         experts, counts, experts.numel(), first, expert_count, tile, chunk, num_warps=8,
-        **dependent_launch(experts.device),
     )  # fmt: skip
     return counts
 
@@ -189,10 +188,9 @@ def copy_rows(
     (tokens, choices), width = positions.shape, values.shape[-1]
     groups = 0 if scales is None else scales.shape[-1]
     if tokens:
-        _copy_rows[(tokens, cdiv(width, COPIED_WIDTH))](
+        launch(_copy_rows, (tokens, cdiv(width, COPIED_WIDTH)), values.device,
             values, scales, positions, out_values, out_scales, scale_stride(scales), scale_stride(out_scales),
             choices, width, groups, COPIED_WIDTH, next_power_of_2(max(groups, 1)), num_warps=4,
-            **dependent_launch(values.device),
         )  # fmt: skip
 
 
@@ -250,8 +248,8 @@ def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int
     out = rows.new_empty(tokens, width)
     shared = outputs.shared if part is None else part
     if tokens:
-        _combine[(tokens, cdiv(width, SUMMED_WIDTH))](
+        launch(_combine, (tokens, cdiv(width, SUMMED_WIDTH)), rows.device,
             rows, outputs.positions, outputs.weights, shared, out, width, first, 0 if shared is None else len(shared),
-            choices, SUMMED_WIDTH, shared is not None, num_warps=4, **dependent_launch(rows.device),
+            choices, SUMMED_WIDTH, shared is not None, num_warps=4,
         )  # fmt: skip
     return out

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_permute.layout import NOWHERE, MaskedLayout
 from kernels.tile_sizes import cdiv, next_power_of_2
 
@@ -85,11 +85,11 @@ def place_copies(
         return
     copies, groups = tokens * choices, 0 if scales is None else scales.shape[-1]
     counted = next_power_of_2(cdiv(expert_count, copies))
-    _place_copies[(copies,)](
+    launch(_place_copies, (copies,), experts.device,
         values, scales, experts, layout.positions, layout.counts, out_values, out_scales, copies, first, expert_count,
         layout.capacity, scale_stride(scales), scale_stride(out_scales), choices, width,
         next_power_of_2(width), groups, next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
-        layout.elsewhere > 0, NOWHERE, num_warps=4, **dependent_launch(experts.device),
+        layout.elsewhere > 0, NOWHERE, num_warps=4,
     )  # fmt: skip
 
 

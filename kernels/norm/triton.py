@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv, next_power_of_2
 
 
@@ -76,9 +76,9 @@ def join_rms_norms(
     out = torch.empty(rows, 2 * width, dtype=first.dtype, device=first.device)
     if rows:
         groups = _groups(width)
-        _join_rms_norms[(rows, 2)](
+        launch(_join_rms_norms, (rows, 2), first.device,
             first, second, first_weight, second_weight, out, first.stride(0), second.stride(0), width, epsilon,
-            groups, GROUP, num_warps=_warps(groups, 8), **dependent_launch(first.device),
+            groups, GROUP, num_warps=_warps(groups, 8),
         )  # fmt: skip
     return out
 
@@ -102,14 +102,13 @@ def _launch(
     if not rows:
         return out
     groups = _groups(width)
-    _add_rms_norm[(rows,)](
+    launch(_add_rms_norm, (rows,), delta.device,
         delta, residual, weight, out,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         delta.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
         quantized is not None, groups, GROUP,
         # Quantizing waits for reductions within groups. More warps, of one or two groups each, hide that.
         num_warps=_warps(groups, 8 if quantized is None else 2),
-        **dependent_launch(delta.device),
     )  # fmt: skip
     return out
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv, next_power_of_2
 
 HEADS = 32
@@ -53,8 +53,7 @@ def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
     if not rows or not heads:
         return
     pairs = dim // 2
-    _rotate[(rows, cdiv(heads, HEADS))](
+    launch(_rotate, (rows, cdiv(heads, HEADS)), x.device,
         x, torch.view_as_real(rotations), out, heads, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
         pairs, next_power_of_2(pairs), min(HEADS, next_power_of_2(heads)), num_warps=4,
-        **dependent_launch(x.device),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
-from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv
 
 # Groups of one program.
@@ -44,8 +44,8 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
     out = empty_quantized(*leading, rows, width, device=gate_up.device)
     programs = gate_up.shape[:-1].numel() if positions is None else positions.numel()
     if programs:
-        _swiglu_quantize[(programs, cdiv(width // GROUP, GROUPS))](
+        launch(_swiglu_quantize, (programs, cdiv(width // GROUP, GROUPS)), gate_up.device,
             gate_up, positions, out.values, out.scales, rows, width, out.scales.stride(-1),
-            positions is not None, GROUP, GROUPS, num_warps=4, **dependent_launch(gate_up.device),
+            positions is not None, GROUP, GROUPS, num_warps=4,
         )  # fmt: skip
     return out

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.act_quant import quantize
+from kernels.act_quant import quantize, reference
 from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm, make_workspace
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
@@ -27,6 +27,16 @@ REPLAYS = 200
 
 def test_launches_are_plain_without_a_gpu() -> None:
     assert dependent_launch(torch.device("cpu")) == {"DEPENDENT": False}
+
+
+@pytest.mark.gpu
+def test_a_kernel_compiled_for_aligned_tensors_is_not_launched_for_others() -> None:
+    numbers = torch.randn(3 * 512 + 1, device="cuda").bfloat16()
+    for first in (0, 1, 0):
+        x = numbers[first : first + 3 * 512].view(3, 512)
+        found, expected = quantize(x), reference.quantize(x)
+        assert torch.equal(found.scales, expected.scales)
+        assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
 
 
 def random_weight(outputs: int, inputs: int) -> BlockScaled:

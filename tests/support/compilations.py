@@ -25,6 +25,7 @@ def _watch_triton(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
             for value in vars(module).values():
                 if isinstance(value, functions.JITFunction):
                     value.device_caches.clear()
+    import_module("kernels.dependent_launch").compiled_kernel.cache_clear()
 
     def compiled(*, repr: str, **_: Any) -> None:
         found.append(repr)
