@@ -5,14 +5,13 @@ from functools import partial
 
 import torch
 
-from bench.kernels.deepseek_r1 import HEADS, HIDDEN, LATENT, LAYERS, NOPE, QUERY, ROPE, VALUE, WIDTH
+from bench.kernels.deepseek_r1 import HEADS, HIDDEN, LATENT, LAYERS, NOPE, QUERY, ROPE, WIDTH
 from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_copy import triton as kv_copy_triton
 from kernels.kv_copy.xxh3 import CHUNK_BYTES, seeded_table
 from kernels.kv_write import norm_quantize_and_write
-from kernels.mla_prefill import merge_attention
 from kernels.norm import add_rms_norm, add_rms_norm_quantized
 from kernels.rope import rotate
 
@@ -30,7 +29,6 @@ def cases() -> Iterable[Case]:
         e4m3 = torch.float8_e4m3fn
         yield Case(f"into an e4m3 pool, {tokens} tokens", "deepmesh", partial(_write_call, tokens, e4m3), moved)
     yield Case("queries rotated, 16384 tokens", "deepmesh", _rotate_call, 4.0 * 16384 * HEADS * ROPE)
-    yield Case("two parts of a prefix joined, 4096 tokens", "deepmesh", _merge_call, 6.0 * 4096 * HEADS * VALUE)
     for size in (8 << 20, 64 << 20):
         yield Case(
             f"{size >> 20} MiB of blocks gathered and hashed", "deepmesh", partial(_gather_call, size), 2.0 * size
@@ -66,12 +64,6 @@ def _write_call(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
 def _rotate_call() -> Callable[[], object]:
     query, rotations = random_bfloat16(16384, HEADS, NOPE + ROPE)[:, :, NOPE:], random_rotations(16384, ROPE)
     return lambda: rotate(query, rotations, query)
-
-
-def _merge_call() -> Callable[[], object]:
-    out, other = random_bfloat16(4096, HEADS, VALUE), random_bfloat16(4096, HEADS, VALUE)
-    sums, other_sums = torch.randn(HEADS, 4096, device="cuda"), torch.randn(HEADS, 4096, device="cuda")
-    return lambda: merge_attention(out, sums, other, other_sums)
 
 
 def _segment(size: int) -> tuple[torch.Tensor, ...]:

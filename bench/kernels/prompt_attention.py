@@ -51,7 +51,8 @@ def cases() -> Iterable[Case]:
 def _call(attend: Callable[..., object], lengths: list[int]) -> Callable[[], object]:
     plan = plan_prefill(lengths, lengths, torch.device("cuda"))
     query, parts = _inputs(lengths)
-    return lambda: attend(query, *parts, plan, SCALE)
+    out = random_bfloat16(sum(lengths), HEADS, VALUE)
+    return lambda: attend(query, *parts, plan, out, SCALE)
 
 
 def _peer_call(attend: prompt_peers.Attend, lengths: list[int]) -> Callable[[], object]:
@@ -75,13 +76,14 @@ def _fp8_inputs(lengths: list[int]) -> tuple[torch.Tensor, Parts, PrefillPlan]:
 
 def _fp8_call(lengths: list[int]) -> Callable[[], object]:
     query, parts, plan = _fp8_inputs(lengths)
-    return lambda: fp8.mla_prefill(query, *parts, plan, SCALE)
+    out = random_bfloat16(sum(lengths), HEADS, VALUE)
+    return lambda: fp8.mla_prefill(query, *parts, plan, out, SCALE)
 
 
 def _fp8_attend(lengths: list[int]) -> Callable[[], object]:
     query, parts, plan = _fp8_inputs(lengths)
-    blocks = quantize_blocks(*parts, plan)
-    return lambda: fp8.attend(query, blocks, plan, SCALE)
+    blocks, out = quantize_blocks(*parts, plan), random_bfloat16(sum(lengths), HEADS, VALUE)
+    return lambda: fp8.attend(query, blocks, plan, out, SCALE)
 
 
 def _quantize(lengths: list[int]) -> Callable[[], object]:

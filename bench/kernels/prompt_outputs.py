@@ -8,8 +8,8 @@ import torch
 from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, VALUE
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
-from kernels.act_quant import empty_quantized, quantize
-from kernels.mla_prefill import attend_and_quantize, mla_prefill, plan_prefill, quantized_mla_prefill
+from kernels.act_quant import empty_quantized, quantize_into
+from kernels.mla_prefill import attend_and_quantize, mla_prefill, plan_prefill
 
 SCALE = (NOPE + ROPE) ** -0.5
 LENGTHS = [3500] * 4
@@ -29,7 +29,13 @@ def _attention(fp8: bool, fused: bool) -> Callable[[], object]:
     plan = plan_prefill(LENGTHS, LENGTHS, device, quantized=fp8)
     query, shared = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, LATENT + ROPE)[:, LATENT:]
     own, value = random_bfloat16(tokens, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=2)
-    out, attend = empty_quantized(tokens, HEADS * VALUE, device=device), quantized_mla_prefill if fp8 else mla_prefill
+    out = empty_quantized(tokens, HEADS * VALUE, device=device).rows(0, tokens)
     if fused:
-        return lambda: attend_and_quantize(query, own, shared, value, plan, out.rows(0, tokens), scale=SCALE)
-    return lambda: quantize(attend(query, own, shared, value, plan, scale=SCALE)[0].flatten(1))
+        return lambda: attend_and_quantize(query, own, shared, value, plan, out, scale=SCALE)
+    values = random_bfloat16(tokens, HEADS, VALUE)
+
+    def call() -> None:
+        mla_prefill(query, own, shared, value, plan, values, scale=SCALE)
+        quantize_into(values.flatten(1), out)
+
+    return call

@@ -18,24 +18,23 @@ BUILD_VARIABLE = "DEEPMESH_FLASH_ATTENTION"
 PACKAGE = "flash_attn_interface"
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], tuple[torch.Tensor, torch.Tensor]]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], torch.Tensor]
 
 
-def cudnn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like `mla_prefill` with whole keys, [keys, heads, 192], for causal prompts one after another, all uncached."""
+def cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float) -> torch.Tensor:
+    """Like `mla_prefill` with whole keys, [keys, heads, 192], for prompts one after another, all uncached. Returns
+    outputs.
+    """
     out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
-    log_sum = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
     for queries, keys in plan.ranges():
         parts = (part.transpose(0, 1).unsqueeze(0) for part in (query[queries], key[keys], value[keys]))
-        found, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            *parts, None, True, 0.0, plan.causal, False, scale=scale
-        )
+        found: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *parts, None, True, 0.0, True, False, scale=scale
+        )[0]
         if len(plan.query_lengths) == 1:
-            return found[0].transpose(0, 1), sums.view(log_sum.shape)
-        out[queries], log_sum[:, queries] = found[0].transpose(0, 1), sums.view(query.shape[1], -1)
-    return out, log_sum
+            return found[0].transpose(0, 1)
+        out[queries] = found[0].transpose(0, 1)
+    return out
 
 
 def has_flash_attention() -> bool:
@@ -45,27 +44,27 @@ def has_flash_attention() -> bool:
 
 def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     if BUILD_VARIABLE in os.environ:
         return _attend_by_build(query, key, value, plan, scale)
-    out, log_sum = import_module(PACKAGE).flash_attn_varlen_func(
+    out: torch.Tensor = import_module(PACKAGE).flash_attn_varlen_func(
         query, key, value, plan.query_starts, plan.key_starts, max(plan.query_lengths), max(plan.key_lengths),
-        softmax_scale=scale, causal=plan.causal, return_attn_probs=True,
-    )  # fmt: skip
-    return out, log_sum
+        softmax_scale=scale, causal=True, return_attn_probs=True,
+    )[0]  # fmt: skip
+    return out
 
 
 def _attend_by_build(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     _load_build()
     # In the order of the operator's schema. The None arguments are for caches, rotation, FP8, sinks and schedules.
-    out, log_sum, *_ = torch.ops._vllm_fa3_C.fwd(
+    out: torch.Tensor = torch.ops._vllm_fa3_C.fwd(
         query, key, value, None, None, None, None, plan.query_starts, plan.key_starts, None, None, None,
         max(plan.query_lengths), max(plan.key_lengths), None, None, None, None, None, None, None, None, None,
-        scale, plan.causal, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
-    )  # fmt: skip
-    return out, log_sum
+        scale, True, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
+    )[0]  # fmt: skip
+    return out
 
 
 @cache

@@ -15,7 +15,7 @@ from bench.kernels.timing import Case
 from kernels.mla_prefill import mla_prefill, plan_prefill
 from kernels.sparse_prefill import BLOCK_KEYS, LAST_QUERIES, Selection, select_lines, sparse_prefill
 from kernels.sparse_prefill.line_masses import line_masses
-from kernels.sparse_prefill.selection import choose
+from kernels.sparse_prefill.selection import MASS_UNITS, choose
 
 SCALE = (NOPE + ROPE) ** -0.5
 # Tokens of the prompt, and shares of its blocks.
@@ -33,7 +33,9 @@ def cases() -> Iterable[Case]:
             provider = f"deepmesh, {share:.1%} of the blocks"
             yield case(provider, partial(_sparse, tokens, share), size_bytes, share * flops)
         key_bytes, products = 2.0 * tokens * WIDTH, 2.0 * LAST_QUERIES * tokens * HEADS * WIDTH
-        yield case("deepmesh, selection", partial(_selection, tokens), key_bytes, products)
+        compressed = partial(_selection, tokens, torch.float8_e4m3fn)
+        yield case("deepmesh, selection in e4m3", compressed, key_bytes / 2, products, fp8=True)
+        yield case("deepmesh, selection", partial(_selection, tokens, torch.bfloat16), key_bytes, products)
         yield case("torch, selection", partial(_torch_selection, tokens), key_bytes, products)
 
 
@@ -50,25 +52,28 @@ def selection_of(tokens: int, heads: int, share: float, device: torch.device) ->
 
 def _dense(tokens: int) -> Callable[[], object]:
     inputs, plan = _inputs(tokens), plan_prefill([tokens], [tokens], torch.device("cuda"))
-    return lambda: mla_prefill(*inputs, plan, scale=SCALE)
+    out = random_bfloat16(tokens, HEADS, VALUE)
+    return lambda: mla_prefill(*inputs, plan, out, scale=SCALE)
 
 
 def _sparse(tokens: int, share: float) -> Callable[[], object]:
     inputs, selected = _inputs(tokens), selection_of(tokens, HEADS, share, torch.device("cuda"))
-    return lambda: sparse_prefill(*inputs, selected, first_query=0, first_key=0, scale=SCALE)
+    results = random_bfloat16(tokens, HEADS, VALUE), torch.empty(HEADS, tokens, device="cuda")
+    return lambda: sparse_prefill(*inputs, selected, *results, first_query=0, scale=SCALE)
 
 
-def _selection(tokens: int) -> Callable[[], object]:
-    """In the absorbed form, as the engine does it."""
+def _selection(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
+    """In the absorbed form, as the engine does it; dtype: of the latents."""
     query, key = _absorbed(tokens)
-    return lambda: select_lines(query, key, scale=SCALE, recall=RECALL)
+    stored = key.to(dtype)
+    return lambda: select_lines(query, stored, scale=SCALE, recall=RECALL)
 
 
 def _torch_selection(tokens: int) -> Callable[[], object]:
     """By the definition, which keeps the scores of all heads in memory, a few at a time."""
     query, key = _absorbed(tokens)
-    first, enough = tokens - LAST_QUERIES, RECALL * LAST_QUERIES
-    return lambda: choose(line_masses(query, key, SCALE), first, enough)
+    first, wanted = tokens - LAST_QUERIES, round(RECALL * LAST_QUERIES * MASS_UNITS)
+    return lambda: choose(line_masses(query, key, SCALE), first, wanted)
 
 
 def _absorbed(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

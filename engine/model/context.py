@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.model.expanded_attention import ExpandedRows
 from engine.model.sparse_attention import SparseRow
 from engine.model.sparse_meter import SparseMeter
 from kernels.fp8_gemm import Workspace
 from kernels.mla_decode import DecodePlan
-from kernels.mla_prefill import PrefillPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,32 +18,6 @@ class AbsorbedRows:
     first: int
     stop: int
     plan: DecodePlan
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixPart:
-    """Cached tokens that all queries of a row see."""
-
-    # [keys] int64
-    slots: torch.Tensor
-    plan: PrefillPlan
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedRows:
-    """Tokens [first, stop) of the batch that attend in the expanded form: one row, or several without a prefix."""
-
-    first: int
-    stop: int
-    plan: PrefillPlan
-    # [keys] int64: slots of the row and of the cached prefix before it; None if no prefix is cached.
-    known: torch.Tensor | None
-    # The earlier parts of a prefix that is too long to expand at once.
-    earlier: list[PrefixPart]
-
-    def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What there is for these tokens, of all of the batch: a view takes the host longer than none."""
-        return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
 
 
 @dataclass(frozen=True, slots=True)

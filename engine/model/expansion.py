@@ -9,6 +9,7 @@ from torch.nn import functional
 from engine.model.activations import Activations
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
+from engine.model.expanded_attention import HEADS_TOGETHER
 from engine.model.parameters import NamedParameters, whole
 from kernels.act_quant import Quantized, quantize
 from kernels.block_quant import dequantize_blocks
@@ -48,8 +49,10 @@ class Expansion(Protocol):
     def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
         """Latents at these slots of the pool, in order, as `read_latents` takes them."""
 
-    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
-        """Returns [keys, heads * (nope + value)] of the model's dtype."""
+    def forward(self, latents: Latents, workspace: Workspace, rows: slice) -> torch.Tensor:
+        """Returns [keys, rows] of the model's dtype. rows: of the weight; they begin at a multiple of 128, and end at
+        one or with the weight.
+        """
 
 
 class PlainExpansion:
@@ -71,9 +74,9 @@ class PlainExpansion:
     def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
         return self.computed(read_latents(pool, slots, self.weight.dtype, scale))
 
-    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
+    def forward(self, latents: Latents, workspace: Workspace, rows: slice) -> torch.Tensor:
         assert isinstance(latents.compressed, torch.Tensor)
-        return functional.linear(latents.compressed, self.weight)
+        return functional.linear(latents.compressed, self.weight[rows])
 
 
 class Fp8Expansion:
@@ -105,15 +108,19 @@ class Fp8Expansion:
             return Latents(*read_compressed(pool, slots, self.weight.dtype, scale, width=self.weight.shape[1]))
         return self.computed(read_latents(pool, slots, self.weight.dtype))
 
-    def forward(self, latents: Latents, workspace: Workspace) -> torch.Tensor:
+    def forward(self, latents: Latents, workspace: Workspace, rows: slice) -> torch.Tensor:
         assert isinstance(latents.compressed, Quantized)
-        return fp8_gemm(latents.compressed, self.published, workspace)
+        first, stop, _ = rows.indices(len(self.weight))
+        assert first % BLOCK == stop % BLOCK == 0
+        scales = self.published.scales[first // BLOCK : stop // BLOCK]
+        return fp8_gemm(latents.compressed, block_scaled(self.published.values[first:stop], scales), workspace)
 
 
 def make_expansion(config: ModelConfig, heads: int, allocate: Allocator) -> Expansion:
     """heads: of this rank."""
-    rows, latent = heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank
-    # A rank's share of the rows may end within a block.
-    in_blocks = rows % BLOCK == 0 and latent % BLOCK == 0
+    each, latent = config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank
+    rows, together = heads * each, min(heads, HEADS_TOGETHER) * each
+    # A rank's share of the rows may end within a block, and so may heads that are expanded together.
+    in_blocks = rows % BLOCK == together % BLOCK == latent % BLOCK == 0
     form = Fp8Expansion if allocate.formats.fp8_expansion and in_blocks else PlainExpansion
     return form(rows, latent, allocate)

@@ -10,8 +10,9 @@ import torch
 
 from engine.batch import Row
 from engine.model.config import ModelConfig
-from engine.model.context import AbsorbedRows, DeviceState, ExpandedRows, ForwardContext, PrefixPart
+from engine.model.context import AbsorbedRows, DeviceState, ForwardContext
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
+from engine.model.expanded_attention import ExpandedRows
 from engine.model.sparse_attention import SparseRow
 from engine.model.sparse_meter import MOST_SAMPLES, SparseMeter
 from kernels.host_copy import to_device
@@ -19,7 +20,8 @@ from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
-# Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB a token, and 40 KiB more in FP8.
+# Tokens whose keys and values are expanded at once for all heads, and of more tokens as many for fewer heads: at
+# DeepSeek's widths 64 KiB a token, and 40 KiB more in FP8.
 EXPANDED_TOKENS = 16384
 
 # By token, the first four of `PlacedTokens`.
@@ -231,7 +233,7 @@ def _attend_sparsely(
         stop,
         start=row.start,
         slots=to_device(slots_between(row, 0, row.end), state.device),
-        bounds=[*range(0, row.end, EXPANDED_TOKENS), row.end],
+        expanded=EXPANDED_TOKENS,
         recall=recall,
         # Any that differs from chunk to chunk.
         measured_layer=row.end // BLOCK_TOKENS % config.num_hidden_layers,
@@ -249,23 +251,10 @@ def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Absor
 def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> ExpandedRows:
     lengths = [stop - first for first, stop in spans]
     plan = plan_prefill(lengths, lengths, state.device, quantized=state.quantized_prompts)
-    return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, earlier=[])
+    return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, expanded=EXPANDED_TOKENS)
 
 
 def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -> ExpandedRows:
-    """The row with as much of its prefix as can be expanded at once; the rest of the prefix in earlier parts."""
-    queries = stop - first
-    begin = min(max(row.end - EXPANDED_TOKENS, 0), row.start)
-    quantized = state.quantized_prompts
-    plan = plan_prefill([queries], [row.end - begin], state.device, quantized=quantized)
-    bounds = [*range(0, begin, EXPANDED_TOKENS), begin]
-    earlier = [
-        PrefixPart(
-            slots=to_device(slots_between(row, start, end), state.device),
-            plan=plan_prefill([queries], [end - start], state.device, causal=False, quantized=quantized),
-        )
-        for start, end in pairwise(bounds)
-    ]
-    return ExpandedRows(
-        first, stop, plan, known=to_device(slots_between(row, begin, row.end), state.device), earlier=earlier
-    )
+    plan = plan_prefill([stop - first], [row.end], state.device, quantized=state.quantized_prompts)
+    known = to_device(slots_between(row, 0, row.end), state.device)
+    return ExpandedRows(first, stop, plan, known, EXPANDED_TOKENS)

@@ -5,31 +5,25 @@ from operator import itemgetter
 
 import torch
 
+from engine.model import expanded_attention, sparse_attention
 from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext, SharedLatents
+from engine.model.context import AbsorbedRows, ForwardContext, SharedLatents
+from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Latents, make_expansion
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
-from engine.model.sparse_attention import SparseRow, attend, measure
+from engine.model.sparse_attention import SparseRow, measure
 from kernels.act_quant import QuantizedRows, empty_quantized, quantize_into
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
-from kernels.mla_prefill import (
-    PrefillPlan,
-    attend_and_quantize,
-    merge_attention,
-    mla_prefill,
-    quantized_mla_prefill,
-)
 from kernels.mla_projections import absorb_query, expand_attended, expand_values
 from kernels.rope import rotate_
-from kernels.sparse_prefill import LAST_QUERIES, select_lines
+from kernels.sparse_prefill import LAST_QUERIES, Selection, select_lines
 
-ExpandedKeys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
 
@@ -102,36 +96,39 @@ class Attention:
     ) -> Activations:
         """What the output's product reads: [tokens, heads * value] in its form."""
         if self._output.input_form is not InputForm.FP8_GROUPS:
-            in_order = sorted(self._parts(context.expanded, query, latents, pool, context), key=itemgetter(0))
-            parts = [part for _, part in in_order]
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+            parts = self._parts(context.expanded, context.sparse, query, latents, pool, context)
+            in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
+            return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         if len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
             return expand_attended(self._attended(context.absorbed[0], query, pool, context), self._absorb_value)
         out = empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
-            if not row.earlier:
-                self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
-        merged = [row for row in context.expanded if row.earlier]
-        for first, part in self._parts(merged, query, latents, pool, context):
+            self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
+        for sparse in context.sparse:
+            if not self._measures(sparse):
+                self._attend_sparsely_and_quantize(sparse, query, pool, context, out.rows(sparse.first, sparse.stop))
+        measured = [sparse for sparse in context.sparse if self._measures(sparse)]
+        for first, part in self._parts([], measured, query, latents, pool, context):
             quantize_into(part.flatten(1), out.rows(first, first + len(part)))
         return out
 
     def _parts(
         self,
         expanded: Sequence[ExpandedRows],
+        sparse: Sequence[SparseRow],
         query: torch.Tensor,
         latents: torch.Tensor,
         pool: torch.Tensor,
         context: ForwardContext,
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """First tokens and values, [tokens, heads, value], of these rows and of all that are not expanded."""
+        """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
         for absorbed in context.absorbed:
             attended = self._attended(absorbed, query, pool, context)
             yield absorbed.first, expand_values(attended.joined(), self._absorb_value)
         for row in expanded:
             yield row.first, self._expanded(row, query, latents, pool, context)
-        for sparse in context.sparse:
-            yield sparse.first, self._sparse(sparse, query, pool, context)
+        for part in sparse:
+            yield part.first, self._sparse(part, query, pool, context)
         if context.padding:
             shape = context.padding, query.shape[1], self.config.v_head_dim
             yield len(query) - context.padding, query.new_zeros(shape)
@@ -170,12 +167,9 @@ class Attention:
     def _expanded(
         self, row: ExpandedRows, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        query = self._rotated(row, query, context)
-        values, log_sum = self._attend(query, self._known(row, latents, pool, context), row.plan, context)
-        for part in row.earlier:
-            known = self._expansion.read(pool, part.slots, context.kv_scale)
-            merge_attention(values, log_sum, *self._attend(query, known, part.plan, context))
-        return values
+        rotated, config = self._rotated(row, query, context), self.config
+        expand = self._expand(self._known(row, latents, pool, context), context)
+        return expanded_attention.attend(row, rotated, expand, config.v_head_dim, config.softmax_scale)
 
     def _attend_and_quantize(
         self,
@@ -186,10 +180,9 @@ class Attention:
         context: ForwardContext,
         out: QuantizedRows,
     ) -> None:
-        """For a row without earlier parts, which would have to be merged."""
-        keys = self._expanded_keys(self._known(row, latents, pool, context), context)
         rotated = self._rotated(row, query, context)
-        attend_and_quantize(rotated, *keys, row.plan, out, scale=self.config.softmax_scale)
+        expand = self._expand(self._known(row, latents, pool, context), context)
+        expanded_attention.attend_and_quantize(row, rotated, expand, out, self.config.softmax_scale)
 
     def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The row's queries, rotated in place."""
@@ -198,41 +191,56 @@ class Attention:
         return query
 
     def _known(self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> Latents:
-        """Latents that the row attends to: its own, behind those of its prefix that are expanded with them."""
+        """Latents that the row attends to: those of its prefix, and its own."""
         if row.known is None:
             return self._expansion.computed(row.of(latents))
         return self._expansion.read(pool, row.known, context.kv_scale)
 
+    def _measures(self, row: SparseRow) -> bool:
+        return self.index == row.measured_layer
+
     def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
-        latents, scale = read_latents(pool, row.slots, query.dtype, context.kv_scale), self.config.softmax_scale
-        last = slice(-LAST_QUERIES, None)
-        absorbed = absorb_query(query[last], self._absorb_query, rotations[last])
-        selection = select_lines(absorbed, latents.unsqueeze(1), scale=scale, recall=row.recall)
-        sampled = None
-        if self.index == row.measured_layer:
+        # As they are stored: the lines are chosen from products in e4m3 if the pool is.
+        latents, sampled = read_latents(pool, row.slots, pool.dtype), None
+        if self._measures(row):
             sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
-        rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
-
-        def expand(begin: int, end: int) -> ExpandedKeys:
-            return self._expanded_keys(self._expansion.read(pool, row.slots[begin:end], context.kv_scale), context)
-
-        values, log_sum = attend(row, selection, query, expand, scale)
+        selection = self._select(row, query, latents, context)
+        expand = self._expand(self._expansion.read(pool, row.slots, context.kv_scale), context)
+        scale = self.config.softmax_scale
+        values, log_sum = sparse_attention.attend(row, selection, query, expand, self.config.v_head_dim, scale)
         if sampled is not None:
-            measure(row, selection, sampled, latents, log_sum, scale)
+            measure(row, selection, sampled, latents, log_sum, scale * context.kv_scale)
         return values
 
-    def _attend(
-        self, query: torch.Tensor, latents: Latents, plan: PrefillPlan, context: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """query: [queries, heads, nope + rope], rotated. Returns like mla_prefill."""
-        attend = quantized_mla_prefill if plan.quantized else mla_prefill
-        return attend(query, *self._expanded_keys(latents, context), plan, scale=self.config.softmax_scale)
+    def _attend_sparsely_and_quantize(
+        self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext, out: QuantizedRows
+    ) -> None:
+        """For a row that is not measured, which takes the log-sums."""
+        query = query[row.first : row.stop]
+        selection = self._select(row, query, read_latents(pool, row.slots, pool.dtype), context)
+        expand = self._expand(self._expansion.read(pool, row.slots, context.kv_scale), context)
+        sparse_attention.attend_and_quantize(row, selection, query, expand, out, self.config.softmax_scale)
 
-    def _expanded_keys(self, latents: Latents, context: ForwardContext) -> ExpandedKeys:
-        """The keys' parts, [keys, heads, nope] and for all heads [keys, rope], and [keys, heads, value]."""
-        config = self.config
-        expanded = self._expansion.forward(latents, context.workspace)
-        by_head = expanded.view(len(expanded), self._heads, -1)
-        nope, value = by_head.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), dim=2)
-        return nope, latents.shared, value
+    def _select(self, row: SparseRow, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext) -> Selection:
+        """Chooses the lines that the row's queries attend to, and rotates these in place. latents: as the pool stores
+        them.
+        """
+        rotations, last = context.rotations[row.first : row.stop], slice(-LAST_QUERIES, None)
+        absorbed = absorb_query(query[last], self._absorb_query, rotations[last])
+        scale = self.config.softmax_scale * context.kv_scale
+        selection = select_lines(absorbed, latents.unsqueeze(1), scale=scale, recall=row.recall)
+        rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
+        return selection
+
+    def _expand(self, latents: Latents, context: ForwardContext) -> Expand:
+        widths = self.config.qk_nope_head_dim, self.config.v_head_dim
+        each = sum(widths)
+
+        def expand(heads: slice) -> ExpandedKeys:
+            rows = slice(heads.start * each, heads.stop * each)
+            expanded = self._expansion.forward(latents, context.workspace, rows)
+            nope, value = expanded.view(len(expanded), -1, each).split_with_sizes(widths, dim=2)
+            return nope, latents.shared, value
+
+        return expand

@@ -1,13 +1,12 @@
-"""A prompt's attention to what counts in it: found in the absorbed form, computed in the expanded one, part by part."""
+"""A prompt's attention to what counts in it: found in the absorbed form, computed in the expanded one."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
+from engine.model.expanded_attention import Expand, cut_heads
 from engine.model.sparse_meter import SparseMeter
-from kernels.mla_prefill import merge_attention
+from kernels.act_quant import QuantizedRows
 from kernels.sparse_prefill import (
     BLOCK_KEYS,
     TILE_QUERIES,
@@ -15,6 +14,7 @@ from kernels.sparse_prefill import (
     attention_log_sums,
     kept_blocks,
     sparse_prefill,
+    sparse_prefill_and_quantize,
 )
 
 
@@ -28,8 +28,8 @@ class SparseRow:
     start: int
     # [keys] int64: slots of the row and of all that is before it.
     slots: torch.Tensor
-    # Where its keys are cut, so that not too many are expanded at once: multiples of 64, and the end.
-    bounds: Sequence[int]
+    # As in `ExpandedRows`.
+    expanded: int
     recall: float
     # The layer in which it is measured what is kept, and the meter that is told.
     measured_layer: int
@@ -46,22 +46,42 @@ def attend(
     row: SparseRow,
     selection: Selection,
     query: torch.Tensor,
-    expand: Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+    expand: Expand,
+    value_width: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query: [queries, heads, nope + rope], rotated; expand: from where keys begin and end to both parts of the keys,
-    and values, as `mla_prefill` takes them. Returns like it.
+    """query: [queries, heads, nope + rope], rotated. Returns [queries, heads, value] and the log-sums that
+    `sparse_prefill` writes.
     """
-    # A generator, so that only one part of the keys is expanded at a time.
-    parts = (
-        sparse_prefill(query, *expand(begin, end), selection, first_query=row.start, first_key=begin, scale=scale)
-        for begin, end in pairwise(row.bounds)
-    )
-    # All queries see the first part's first block, so no log-sum is minus infinity behind it.
-    values, log_sum = next(parts)
-    for part in parts:
-        merge_attention(values, log_sum, *part)
+    queries, heads, _ = query.shape
+    values = query.new_empty(queries, heads, value_width)
+    log_sum = query.new_empty(heads, queries, dtype=torch.float32)
+    for some in cut_heads(heads, len(row.slots), row.expanded):
+        keys, results = expand(some), (values[:, some], log_sum[some])
+        sparse_prefill(query[:, some], *keys, selection.of(some), *results, first_query=row.start, scale=scale)
+        # Before the next ones are expanded.
+        del keys
     return values, log_sum
+
+
+def attend_and_quantize(
+    row: SparseRow,
+    selection: Selection,
+    query: torch.Tensor,
+    expand: Expand,
+    out: QuantizedRows,
+    scale: float,
+) -> None:
+    """`attend`, whose outputs are quantized for the product that reads them; out: [queries, heads * value]."""
+    heads = query.shape[1]
+    width = out.values.shape[1] // heads
+    for some in cut_heads(heads, len(row.slots), row.expanded):
+        keys, columns = expand(some), out.columns(some.start * width, some.stop * width)
+        sparse_prefill_and_quantize(
+            query[:, some], *keys, selection.of(some), columns, first_query=row.start, scale=scale
+        )
+        # Before the next ones are expanded.
+        del keys
 
 
 def measure(
@@ -74,14 +94,12 @@ def measure(
 ) -> None:
     """Tell the meter how much of the exact attention was kept, and how much of its work was done.
 
-    sampled: the row's sampled queries, absorbed, [samples, heads, latent + rope]; latents: [keys, latent + rope].
+    sampled: the row's sampled queries, absorbed, [samples, heads, latent + rope]; latents: [keys, latent + rope], as
+    the pool stores them; scale: that of their products.
     """
     exact = attention_log_sums(sampled, latents.unsqueeze(1), row.sampled + row.start, scale=scale)
     recall = (log_sum[:, row.sampled] - exact).exp().clamp(max=1).mean()
-    kept = torch.stack([
-        kept_blocks(selection, row.queries, end - begin, first_query=row.start, first_key=begin).sum()
-        for begin, end in pairwise(row.bounds)
-    ])  # fmt: skip
+    kept = kept_blocks(selection, row.queries, len(latents), row.start).sum()
     last = (min(first + TILE_QUERIES, row.queries) + row.start for first in range(0, row.queries, TILE_QUERIES))
     all_blocks = selection.heads * sum(-(-seen // BLOCK_KEYS) for seen in last)
-    row.meter.note(recall, kept.sum() / all_blocks)
+    row.meter.note(recall, kept / all_blocks)

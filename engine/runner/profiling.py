@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from engine.batch import History, Row, shape_of
 from engine.model.context import DeviceState
-from engine.model.inputs import build_context
+from engine.model.inputs import EXPANDED_TOKENS, build_context
 from engine.model.model import Model
 from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
@@ -38,10 +38,10 @@ def workspace_bytes(
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     sampler = Sampler(max_requests, model.config.vocab_size, model.device, model.group)
-    prompts = _prompts(step_tokens, longest)
-    steps = [prompts, _decoding(max_requests, longest)]
+    prompts = [_prompts(step_tokens, end) for end in ends_of_prompts(longest)]
+    steps = [*prompts, _decoding(max_requests, longest)]
     if sparse is not None:
-        steps.append([replace(row, sparse=sparse) for row in prompts])
+        steps += [[replace(row, sparse=sparse) for row in rows] for rows in prompts]
     for rows in steps:
         ways: list[list[Sequence[Row]]] = [[rows]]
         if two_batch:
@@ -62,6 +62,16 @@ def graph_bytes(capture: Callable[[], object]) -> int:
     taken = torch.cuda.memory_reserved() - before
     del graphs
     return taken
+
+
+def ends_of_prompts(longest: int) -> list[int]:
+    """Lengths of contexts whose prompts take the most memory: `longest`, and the longest one at which a half, a quarter
+    and so on of the heads take all the room for expanded keys.
+    """
+    end = min(EXPANDED_TOKENS, longest)
+    while end * 2 <= longest:
+        end *= 2
+    return sorted({end, longest})
 
 
 def _prompts(step_tokens: int, longest: int) -> list[Row]:

@@ -32,10 +32,15 @@ class Quantized:
 class QuantizedRows:
     """Rows of a `Quantized`, which may begin anywhere: kernels write them one by one."""
 
-    # [..., rows, width] float8_e4m3fn, contiguous.
+    # [..., rows, width] float8_e4m3fn, last dimension contiguous.
     values: torch.Tensor
     # [..., rows, width / 128] float32; rows lie next to each other, columns as far apart as those of all rows.
     scales: torch.Tensor
+
+    def columns(self, first: int, stop: int) -> "QuantizedRows":
+        """Some of the columns of these rows, in whole groups."""
+        assert first % GROUP == stop % GROUP == 0
+        return QuantizedRows(self.values[..., first:stop], self.scales[..., first // GROUP : stop // GROUP])
 
 
 def aligned_rows(rows: int) -> int:

@@ -25,7 +25,7 @@ def quantize_groups(x):
 # A program does 8 groups of one row. Reads 2 bytes a value, writes 1 and 1/32.
 @triton.jit(do_not_specialize=["scale_stride"])
 def _quantize(
-    x, values, scales, row_stride, width, scale_stride,
+    x, values, scales, row_stride, value_stride, width, scale_stride,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
@@ -36,7 +36,7 @@ def _quantize(
     wait_for_earlier(DEPENDENT)
     found = tl.load(x + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
     quantized, factors = quantize_groups(found)
-    tl.store(values + row * width + columns, quantized, mask=inside)
+    tl.store(values + row * value_stride + columns, quantized, mask=inside)
     tl.store(scales + groups * scale_stride + row, factors, mask=groups * GROUP < width)
 
 
@@ -45,5 +45,6 @@ def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
     if rows:
         grid = (rows, cdiv(width // GROUP, GROUPS))
         launch(_quantize, grid, x.device,
-            x, out.values, out.scales, x.stride(0), width, out.scales.stride(1), GROUP, GROUPS, num_warps=4,
+            x, out.values, out.scales, x.stride(0), out.values.stride(0), width, out.scales.stride(1), GROUP, GROUPS,
+            num_warps=4,
         )  # fmt: skip

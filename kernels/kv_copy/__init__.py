@@ -12,7 +12,7 @@ from kernels.act_quant import GROUP, Quantized
 from kernels.kv_copy import reference
 
 BLOCK_TOKENS = reference.BLOCK_TOKENS
-COMPRESSED = torch.float8_e4m3fn
+COMPRESSED = reference.COMPRESSED
 
 
 def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
@@ -24,7 +24,8 @@ def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
 def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
     """The latents at these slots, in order: a new [tokens, width] of `dtype`.
 
-    pool: [blocks, 64, width] contiguous, of `dtype` (then `scale` is 1) or e4m3; slots: [tokens] int64.
+    pool: [blocks, 64, width] contiguous, of `dtype`, whose latents are returned as they are stored (`scale` is 1), or
+    e4m3; slots: [tokens] int64.
     """
     assert pool.is_contiguous()
     assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)

@@ -7,6 +7,7 @@ import torch
 from kernels.act_quant.quantized import Quantized, empty_quantized
 
 BLOCK_TOKENS = 64
+COMPRESSED = torch.float8_e4m3fn
 
 
 def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
@@ -37,10 +38,11 @@ def compress(latents: torch.Tensor, scale: float) -> torch.Tensor:
 
 def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     flat = pool.view(-1, pool.shape[2])
-    if pool.dtype == dtype:
+    if pool.dtype != COMPRESSED:
         return flat.index_select(0, slots)
+    # As bytes: few operations support one-byte floats.
     stored = flat.view(torch.uint8).index_select(0, slots).view(pool.dtype)
-    return (stored.float() * scale).to(dtype)
+    return stored if dtype == COMPRESSED else (stored.float() * scale).to(dtype)
 
 
 def gather_blocks(

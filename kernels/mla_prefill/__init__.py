@@ -1,5 +1,7 @@
 """Prefill attention of MLA in its expanded form: multi-head attention with keys wider than values."""
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.act_quant import QuantizedRows, quantize_into
@@ -9,10 +11,14 @@ from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 __all__ = [
     "PrefillPlan",
     "attend_and_quantize",
-    "merge_attention",
     "mla_prefill",
     "plan_prefill",
-    "quantized_mla_prefill",
+]
+
+# Query, both parts of the keys, values, the plan, outputs and the scale, as `mla_prefill` takes them.
+Attend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, torch.Tensor, float],
+    None,
 ]
 
 
@@ -22,52 +28,25 @@ def mla_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     plan: PrefillPlan,
+    out: torch.Tensor,
     *,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale * query . key) @ value per head and prompt, and the log of each softmax's denominator.
+) -> None:
+    """softmax(scale * query . key) @ value per head and prompt, into `out`.
 
     query: [queries, heads, 192]; own: [keys, heads, 128], each head's own part of the keys; shared: [keys, 64], the
     part that all heads share; value: [keys, heads, 128]; any widths, last dimension contiguous, one dtype, the plan's
-    prompts one after another. Causal: query i of a prompt sees its keys 0 .. keys - queries + i. Returns
-    [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural log of
-    sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this runs our CUDA kernel for
-    DeepSeek's widths in bf16 on Hopper, and our Triton kernel for all else.
+    prompts one after another. Query i of a prompt sees its keys 0 .. keys - queries + i. out: [queries, heads, 128] of
+    the query's dtype; it may be some heads of a larger one. If the plan quantizes, queries, keys, weights and values
+    are multiplied in e4m3: `fp8_reference` defines how they are rounded.
+
+    On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16. All else on a GPU runs our Triton kernel,
+    or, if the plan quantizes, the definition, which is slow.
     """
     _check(query, own, shared, value, plan)
-    assert not plan.quantized
-    if not query.is_cuda:
-        return reference.mla_prefill(query, own, shared, value, plan, scale)
-    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.mla_prefill import bf16, hopper_inputs, triton
-
-    if hopper_inputs.takes(query, own, shared, value):
-        return bf16.mla_prefill(query, own, shared, value, plan, scale)
-    return triton.mla_prefill(query, own, shared, value, plan, scale)
-
-
-def quantized_mla_prefill(
-    query: torch.Tensor,
-    own: torch.Tensor,
-    shared: torch.Tensor,
-    value: torch.Tensor,
-    plan: PrefillPlan,
-    *,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`mla_prefill` with queries, keys, weights and values in e4m3: `fp8_reference` defines how they are rounded.
-
-    Inputs and results as there. On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16; all else, and
-    every other GPU, runs the definition, which is slow.
-    """
-    _check(query, own, shared, value, plan)
-    assert plan.quantized
-    if query.is_cuda:
-        from kernels.mla_prefill import fp8, hopper_inputs
-
-        if hopper_inputs.takes(query, own, shared, value):
-            return fp8.mla_prefill(query, own, shared, value, plan, scale)
-    return fp8_reference.mla_prefill(query, own, shared, value, plan, scale)
+    assert out.shape == (*query.shape[:2], value.shape[2]) and out.dtype == query.dtype
+    assert out.stride()[1:] == (value.shape[2], 1)
+    _implementation(query, own, shared, value, plan)(query, own, shared, value, plan, out, scale)
 
 
 def attend_and_quantize(
@@ -80,12 +59,13 @@ def attend_and_quantize(
     *,
     scale: float,
 ) -> None:
-    """Attend as the plan says, and quantize the outputs for the product that reads them; they cannot be merged then.
+    """`mla_prefill`, whose outputs are quantized for the product that reads them.
 
-    Inputs as in `mla_prefill`; out: [queries, heads * 128], which the outputs of all heads fill.
+    out: [queries, heads * 128], which the outputs of all heads fill; it may have some groups of larger rows.
     """
     _check(query, own, shared, value, plan)
-    assert out.values.shape == (query.shape[0], query.shape[1] * value.shape[2])
+    (queries, heads, _), width = query.shape, value.shape[2]
+    assert out.values.shape == (queries, heads * width)
     if query.is_cuda:
         from kernels.mla_prefill import bf16, fp8, hopper_inputs
 
@@ -93,27 +73,23 @@ def attend_and_quantize(
             fused = fp8.attend_and_quantize if plan.quantized else bf16.attend_and_quantize
             fused(query, own, shared, value, plan, out, scale)
             return
-    attend = quantized_mla_prefill if plan.quantized else mla_prefill
-    values, _ = attend(query, own, shared, value, plan, scale=scale)
+    values = query.new_empty(queries, heads, width)
+    mla_prefill(query, own, shared, value, plan, values, scale=scale)
     quantize_into(values.flatten(1), out)
 
 
-def merge_attention(
-    out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
-) -> None:
-    """Merge attention over two disjoint sets of keys into `out` and `log_sum`, as if it were computed over both.
+def _implementation(
+    query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor, plan: PrefillPlan
+) -> Attend:
+    definition = fp8_reference.mla_prefill if plan.quantized else reference.mla_prefill
+    if not query.is_cuda:
+        return definition
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+    from kernels.mla_prefill import bf16, fp8, hopper_inputs, triton
 
-    Both pairs as `mla_prefill` returns them, for the same queries. So a long cached prefix can be attended to in parts,
-    which bounds the memory of its expanded keys and values (Dao et al., "FlashDecoding", 2023).
-    """
-    assert out.shape == other_out.shape and log_sum.shape == other_log_sum.shape == (out.shape[1], out.shape[0])
-    assert log_sum.dtype == other_log_sum.dtype == torch.float32
-    if out.is_cuda:
-        from kernels.mla_prefill import triton
-
-        triton.merge_attention(out, log_sum, other_out, other_log_sum)
-    else:
-        reference.merge_attention(out, log_sum, other_out, other_log_sum)
+    if hopper_inputs.takes(query, own, shared, value):
+        return fp8.mla_prefill if plan.quantized else bf16.mla_prefill
+    return definition if plan.quantized else triton.mla_prefill
 
 
 def _check(

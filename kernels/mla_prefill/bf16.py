@@ -11,7 +11,6 @@ from kernels.mla_prefill.hopper_inputs import (
     Inputs,
     Results,
     blocks_of_launch,
-    empty_results,
     prepare_inputs,
 )
 from kernels.mla_prefill.plan import PrefillPlan
@@ -27,9 +26,8 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         ("inputs", Inputs),
         ("tiles", ctypes.c_void_p),
-        ("causal", ctypes.c_int),
         # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 52),
+        ("padding", ctypes.c_byte * 56),
     )
 
 
@@ -39,11 +37,10 @@ def mla_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     plan: PrefillPlan,
+    out: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    results = empty_results(query)
-    _attend("attend_prompts", query, own, shared, value, plan, results, scale)
-    return results
+) -> None:
+    _attend("attend_prompts", query, own, shared, value, plan, (out, None), scale)
 
 
 def attend_and_quantize(
@@ -76,5 +73,5 @@ def _attend(
         query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
     )
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
-    arguments = Arguments(inputs, plan.tiles.data_ptr(), plan.causal)
+    arguments = Arguments(inputs, plan.tiles.data_ptr())
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)

@@ -11,9 +11,9 @@ from kernels.mla_prefill.hopper_inputs import (
     THREADS,
     VALUE,
     Results,
+    address_and_stride,
     blocks_of_launch,
     boxes,
-    empty_results,
     heads_together,
 )
 from kernels.mla_prefill.key_blocks import WIDTH, KeyBlocks, quantize_blocks
@@ -39,11 +39,11 @@ class Arguments(ctypes.Structure):
         ("tile_count", ctypes.c_int),
         ("heads", ctypes.c_int),
         ("row_stride", ctypes.c_int),
+        ("out_row", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("heads_together", ctypes.c_int),
         ("query_head", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
-        ("causal", ctypes.c_int),
         # The tensor map aligns the structure to 64 bytes.
         ("padding", ctypes.c_byte * 40),
     )
@@ -55,17 +55,15 @@ def mla_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     plan: PrefillPlan,
+    out: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if not query.shape[0]:
-        return empty_results(query)
-    return attend(query, quantize_blocks(own, shared, value, plan), plan, scale)
+) -> None:
+    if query.shape[0]:
+        attend(query, quantize_blocks(own, shared, value, plan), plan, out, scale)
 
 
-def attend(query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    results = empty_results(query)
-    _attend("attend_prompts", query, found, plan, results, scale)
-    return results
+def attend(query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, out: torch.Tensor, scale: float) -> None:
+    _attend("attend_prompts", query, found, plan, (out, None), scale)
 
 
 def attend_and_quantize(
@@ -88,11 +86,13 @@ def _attend(
     assert plan.tiles is not None and plan.taken is not None
     (_, heads, _), (out, of_rows) = query.shape, results
     blocks, tiles = found.keys.shape[1], plan.tiles.shape[0]
+    address, stride = address_and_stride(of_rows)
     arguments = Arguments(
         boxes(query, QUERIES // 2), found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
-        plan.tiles.data_ptr(), plan.taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
-        tiles, heads, of_rows.stride(0), blocks, heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
-        query.stride(1) * query.element_size(), scale * math.log2(math.e), plan.causal,
+        plan.tiles.data_ptr(), plan.taken.data_ptr(), out.data_ptr(), address,
+        tiles, heads, stride, out.stride(0) * out.element_size(), blocks,
+        heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
+        query.stride(1) * query.element_size(), scale * math.log2(math.e),
     )  # fmt: skip
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
     kernel.launch((blocks_of_launch(tiles * heads, query.device), 1, 1), THREADS, arguments)

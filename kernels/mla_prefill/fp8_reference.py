@@ -30,14 +30,12 @@ def mla_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     plan: PrefillPlan,
+    out: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-    log_sum = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+) -> None:
     key = join_keys(own, shared)
     for queries, keys in plan.ranges():
-        _attend(query[queries], key[keys], value[keys], plan.causal, scale, out[queries], log_sum[:, queries])
-    return out, log_sum
+        _attend(query[queries], key[keys], value[keys], scale, out[queries])
 
 
 def round_queries(query: torch.Tensor) -> torch.Tensor:
@@ -61,15 +59,7 @@ def _quantize(
     return (x / scales).to(E4M3).float(), scales
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    causal: bool,
-    scale: float,
-    out: torch.Tensor,
-    log_sum: torch.Tensor,
-) -> None:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     queries, heads, _ = query.shape
     cached = key.shape[0] - queries
     rounded_keys, key_scales = round_blocks(key)
@@ -81,12 +71,11 @@ def _attend(
     tile = max(min(QUERY_TILE, TILE_SCORES // max(heads * key.shape[0], 1)), 1)
     for start in range(0, queries, tile):
         stop = min(start + tile, queries)
-        seen = cached + stop if causal else key.shape[0]
+        seen = cached + stop
         scores = torch.bmm(round_queries(query[start:stop]).transpose(0, 1), keys[:, :, :seen]).mul_(scale)
         scores += shift[:, :, :seen]
-        if causal:
-            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-            scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
+        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
+        scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
         largest = scores.amax(dim=2, keepdim=True).div_(math.log(2))
         reference = largest.ceil()
         # The largest score's weight is 1 / sum(exp(score - largest)). On CPU softmax is seven times as fast as exp_.
@@ -94,5 +83,4 @@ def _attend(
         weights *= (largest - reference).exp2_() / weights.amax(dim=2, keepdim=True)
         rounded = weights.mul_(WEIGHT_SCALE).to(E4M3).float()
         total = torch.bmm(rounded, unscaled[:, :seen])
-        log_sum[:, start:stop] = ((total / WEIGHT_SCALE).log2() + reference).mul_(math.log(2)).squeeze(2)
         out[start:stop] = (torch.bmm(rounded, values[:, :seen]) / total).transpose(0, 1)

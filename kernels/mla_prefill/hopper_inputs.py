@@ -34,9 +34,9 @@ class Inputs(ctypes.Structure):
         ("own_head", ctypes.c_int),
         ("value_head", ctypes.c_int),
         ("row_stride", ctypes.c_int),
+        # The tensor maps align the structure to 64 bytes, which it fills.
+        ("out_row", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 4),
     )
 
 
@@ -60,15 +60,13 @@ def has_rows(part: torch.Tensor) -> bool:
     return aligned and row >= (part.shape[1] - 1) * head + part.shape[2]
 
 
-# Outputs, and [heads, queries] what there is of each row: log-sums, or scales of outputs that are quantized.
-Results = tuple[torch.Tensor, torch.Tensor]
+# Outputs, and [heads, queries] what else there is of each row: scales of outputs that are quantized, or log-sums.
+Results = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def empty_results(query: torch.Tensor) -> Results:
-    """What `mla_prefill` returns for these queries, not yet computed."""
-    queries, heads, _ = query.shape
-    out = torch.empty(queries, heads, VALUE, dtype=query.dtype, device=query.device)
-    return out, torch.empty(heads, queries, dtype=torch.float32, device=query.device)
+def address_and_stride(of_rows: torch.Tensor | None) -> tuple[int | None, int]:
+    """As kernels take the second of `Results`."""
+    return (None, 0) if of_rows is None else (of_rows.data_ptr(), of_rows.stride(0))
 
 
 def prepare_inputs(
@@ -86,11 +84,13 @@ def prepare_inputs(
     """taken: [1] int32, zero; box_keys: how many rows of keys and values a copy takes."""
     out, of_rows = results
     queries, heads, _ = query.shape
+    address, stride = address_and_stride(of_rows)
     return Inputs(
         boxes(query, QUERIES // 2), boxes(own, box_keys), boxes(shared, box_keys), boxes(value, box_keys),
-        taken.data_ptr(), out.data_ptr(), of_rows.data_ptr(),
+        taken.data_ptr(), out.data_ptr(), address,
         tile_count, heads, queries, heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
-        2 * query.stride(1), 2 * own.stride(1), 2 * value.stride(1), of_rows.stride(0), scale * math.log2(math.e),
+        *(part.stride(1) * part.element_size() for part in (query, own, value)), stride,
+        out.stride(0) * out.element_size(), scale * math.log2(math.e),
     )  # fmt: skip
 
 

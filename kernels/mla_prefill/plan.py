@@ -12,16 +12,17 @@ from kernels.mla_prefill.tiles import cut_blocks, cut_tiles
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Prompts one after another; prompt i has `query_lengths[i]` queries and `key_lengths[i]` keys."""
+    """Prompts one after another; prompt i has `query_lengths[i]` queries and `key_lengths[i]` keys.
+
+    A prompt's queries have the last positions of its keys and see no later key.
+    """
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
-    # If true, a prompt's queries have the last positions of its keys and see no later key; else they see all keys.
-    causal: bool
     # [prompts + 1] int32 on the device: the index of each prompt's first query and first key; last, their number.
     query_starts: torch.Tensor
     key_starts: torch.Tensor
-    # If true, queries, keys and values are multiplied in e4m3: see `quantized_mla_prefill`.
+    # If true, queries, keys and values are multiplied in e4m3: see `mla_prefill`.
     quantized: bool
     # [tiles, 4] int32 on the device: `tiles.cut_tiles`. None where our Hopper kernels do not run.
     tiles: torch.Tensor | None
@@ -50,26 +51,22 @@ def plan_prefill(
     key_lengths: Sequence[int],
     device: torch.device,
     *,
-    causal: bool = True,
     quantized: bool = False,
 ) -> PrefillPlan:
     """Make the plan that all layers of one step share.
 
-    Each prompt has at least one query. A causal prompt has at least as many keys as queries: cached keys first, then
-    its own. Other prompts have at least one key.
+    Each prompt has at least one query, and at least as many keys as queries: cached keys first, then its own.
     """
-    assert all(count >= 1 for count in query_lengths)
-    assert all(size >= (count if causal else 1) for count, size in zip(query_lengths, key_lengths, strict=True))
+    assert all(1 <= count <= size for count, size in zip(query_lengths, key_lengths, strict=True))
     tiles = blocks = taken = None
     if device.type == "cuda" and is_hopper(device):
-        cut = cut_tiles(query_lengths, key_lengths, causal=causal, in_blocks=quantized)
+        cut = cut_tiles(query_lengths, key_lengths, in_blocks=quantized)
         tiles = _table(cut, 4, device)
         blocks = _table(cut_blocks(key_lengths), 2, device) if quantized else None
         taken = torch.zeros(1, dtype=torch.int32, device=device)
     return PrefillPlan(
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(key_lengths),
-        causal=causal,
         query_starts=_starts(query_lengths, device),
         key_starts=_starts(key_lengths, device),
         quantized=quantized,

@@ -24,9 +24,7 @@ def cut_blocks(key_lengths: Sequence[int]) -> list[Block]:
     ]
 
 
-def cut_tiles(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], *, causal: bool, in_blocks: bool = False
-) -> list[Tile]:
+def cut_tiles(query_lengths: Sequence[int], key_lengths: Sequence[int], *, in_blocks: bool = False) -> list[Tile]:
     """Cut each prompt into tiles. A CTA takes the next tile when it is done, so a long tile must not start last.
 
     in_blocks: where a prompt's keys begin is counted in blocks of `cut_blocks`.
@@ -39,6 +37,5 @@ def cut_tiles(
     ):
         for start in range(0, queries, QUERIES):
             count = min(QUERIES, queries - start)
-            seen = keys - queries + start + count if causal else keys
-            tiles.append((first_query + start, count, first_key, seen))
+            tiles.append((first_query + start, count, first_key, keys - queries + start + count))
     return sorted(tiles, key=lambda tile: tile[3], reverse=True)

@@ -16,11 +16,11 @@ QUERIES, KEYS = 128, 64
 # A program attends with 128 queries of one head to 64 keys at a time: first the keys that all its queries see, then the
 # diagonal. Programs of later queries, which see more keys, start first. 2 * (key width + value width) FLOPs a score.
 # Keys and values come from the cache, since the programs of a head share them.
-@triton.jit(do_not_specialize=["total_queries"])
+@triton.jit
 def _attend(
-    query, nope, rope, value, out, log_sums, query_starts, key_starts, query_row, query_head, nope_row, nope_head,
-    rope_row, value_row, value_head, out_row, out_head, total_queries, scale,
-    CAUSAL: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, PADDED_NOPE: tl.constexpr,
+    query, nope, rope, value, out, query_starts, key_starts, query_row, query_head, nope_row, nope_head,
+    rope_row, value_row, value_head, out_row, out_head, scale,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, PADDED_NOPE: tl.constexpr,
     PADDED_ROPE: tl.constexpr, PADDED_VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     prompt = tl.program_id(2)
@@ -43,10 +43,9 @@ def _attend(
     total = tl.zeros([QUERIES], tl.float32)
     sum_values = tl.zeros([QUERIES, PADDED_VALUE], tl.float32)
     # The last key that each query sees.
-    last_key = tl.where(CAUSAL, keys - queries + own, keys - 1)
-    all_see = keys - queries + start + 1 if CAUSAL else keys
-    stop = tl.minimum(keys - queries + start + QUERIES, keys) if CAUSAL else keys
-    unmasked = tl.minimum(all_see, keys) // KEYS * KEYS
+    last_key = keys - queries + own
+    stop = tl.minimum(keys - queries + start + QUERIES, keys)
+    unmasked = tl.minimum(keys - queries + start + 1, keys) // KEYS * KEYS
     for at in range(0, unmasked, KEYS):
         largest, total, sum_values = attend_to_block(
             query_nope, query_rope, nope, rope, value, nope_row, rope_row, value_row, at, keys, last_key, column, scale,
@@ -62,7 +61,6 @@ def _attend(
         out + target[:, None] * out_row + head * out_head + column[None, :],
         (sum_values / total[:, None]).to(out.dtype.element_ty), mask=known[:, None] & (column < VALUE)[None, :],
     )  # fmt: skip
-    tl.store(log_sums + head * total_queries + target, (largest + tl.log2(total)) * 0.6931471805599453, mask=known)
 
 
 @triton.jit
@@ -102,69 +100,29 @@ def attend_to_block(
     return now, total * alpha + tl.sum(weights, axis=1), sum_values
 
 
-# A program merges 8 heads of one query. Reads 4 bytes a value, writes 2.
-@triton.jit(do_not_specialize=["queries"])
-def _merge(
-    out, log_sums, other_out, other_log_sums, heads, queries, out_row, out_head, other_row, other_head,
-    VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    query = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    column = tl.arange(0, PADDED_VALUE)
-    known = head < heads
-    inside = known[:, None] & (column < VALUE)[None, :]
-    own = tl.load(log_sums + head * queries + query, mask=known, other=0.0)
-    other = tl.load(other_log_sums + head * queries + query, mask=known, other=0.0)
-    largest = tl.maximum(own, other)
-    total = tl.exp(own - largest) + tl.exp(other - largest)
-    share = tl.exp(other - largest) / total
-    target = out + query * out_row + head[:, None] * out_head + column[None, :]
-    before = tl.load(target, mask=inside, other=0.0).to(tl.float32)
-    added = tl.load(
-        other_out + query * other_row + head[:, None] * other_head + column[None, :], mask=inside, other=0.0
-    ).to(tl.float32)
-    tl.store(target, (before + (added - before) * share[:, None]).to(out.dtype.element_ty), mask=inside)
-    tl.store(log_sums + head * queries + query, largest + tl.log(total), mask=known)
-
-
 def mla_prefill(
     query: torch.Tensor,
     own: torch.Tensor,
     shared: torch.Tensor,
     value: torch.Tensor,
     plan: PrefillPlan,
+    out: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> None:
     queries, heads, _ = query.shape
-    out = torch.empty(queries, heads, value.shape[2], dtype=query.dtype, device=query.device)
-    log_sums = torch.empty(heads, queries, dtype=torch.float32, device=query.device)
     if not queries:
-        return out, log_sums
+        return
     widths = own.shape[2], shared.shape[1], value.shape[2]
     _attend[(cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
-        query, own, shared, value, out, log_sums, plan.query_starts, plan.key_starts,
+        query, own, shared, value, out, plan.query_starts, plan.key_starts,
         query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
-        value.stride(1), out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
-        plan.causal, *widths, *padded_widths(widths), QUERIES, KEYS,
+        value.stride(1), out.stride(0), out.stride(1), scale * math.log2(math.e),
+        *widths, *padded_widths(widths), QUERIES, KEYS,
         # In float32 a second stage does not fit.
         num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
     )  # fmt: skip
-    return out, log_sums
 
 
 def padded_widths(widths: Iterable[int]) -> Iterator[int]:
     """What products take: powers of two, and 16 or more."""
     return (max(next_power_of_2(width), 16) for width in widths)
-
-
-def merge_attention(
-    out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
-) -> None:
-    queries, heads, width = out.shape
-    if not queries:
-        return
-    _merge[(queries, cdiv(heads, 8))](
-        out, log_sum, other_out, other_log_sum, heads, queries,
-        out.stride(0), out.stride(1), other_out.stride(0), other_out.stride(1),
-        width, next_power_of_2(width), 8, num_warps=4,
-    )  # fmt: skip

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.mla_prefill.hopper_inputs import THREADS, Inputs, blocks_of_launch, empty_results, prepare_inputs
+from kernels.act_quant import QuantizedRows
+from kernels.mla_prefill.hopper_inputs import THREADS, Inputs, Results, blocks_of_launch, prepare_inputs
 from kernels.nvrtc import load_kernel
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 from kernels.sparse_prefill.triton_blocks import BlockLists
@@ -22,7 +23,7 @@ class Arguments(ctypes.Structure):
         ("counts", ctypes.c_void_p),
         ("blocks", ctypes.c_int),
         ("total_keys", ctypes.c_int),
-        ("offset", ctypes.c_int),
+        ("first_query", ctypes.c_int),
         # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 36),
     )
@@ -34,18 +35,46 @@ def sparse_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     kept: BlockLists,
-    offset: int,
+    out: torch.Tensor,
+    log_sum: torch.Tensor,
+    first_query: int,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    results = empty_results(query)
+) -> None:
+    _attend("attend_blocks", query, own, shared, value, kept, (out, log_sum), first_query, scale)
+
+
+def sparse_prefill_and_quantize(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    kept: BlockLists,
+    out: QuantizedRows,
+    first_query: int,
+    scale: float,
+) -> None:
+    results = out.values, out.scales.t()
+    _attend("attend_blocks_and_quantize", query, own, shared, value, kept, results, first_query, scale)
+
+
+def _attend(
+    name: str,
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    kept: BlockLists,
+    results: Results,
+    first_query: int,
+    scale: float,
+) -> None:
     if not query.shape[0]:
-        return results
+        return
     _, tiles, blocks = kept.lists.shape
     taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     inputs = prepare_inputs(
         query, own, shared, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale
     )
-    kernel = load_kernel(SOURCE, "attend_blocks", query.device.index or 0)
-    arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, own.shape[0], offset)
+    kernel = load_kernel(SOURCE, name, query.device.index or 0)
+    arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, own.shape[0], first_query)
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)
-    return results

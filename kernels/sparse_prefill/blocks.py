@@ -8,17 +8,16 @@ from kernels.sparse_prefill.selection import Selection
 TILE_QUERIES = 128
 
 
-def kept_blocks(selection: Selection, queries: int, keys: int, *, first_query: int, first_key: int) -> torch.Tensor:
+def kept_blocks(selection: Selection, queries: int, keys: int, first_query: int) -> torch.Tensor:
     """[heads, tiles, blocks] bool: whether queries of the tile attend to keys of the block.
 
-    A tile is 128 queries from `first_query` on, a block 64 keys from `first_key` on, a multiple of 64. A block is kept
-    if its column is, or if a kept slash crosses it within the tile, and never if it lies behind all of the tile.
+    A tile is 128 queries from `first_query` on, a block 64 keys. A block is kept if its column is, or if a kept slash
+    crosses it within the tile, and never if it lies behind all of the tile.
     """
     device = selection.columns.device
     first = first_query + TILE_QUERIES * torch.arange(-(-queries // TILE_QUERIES), device=device).unsqueeze(1)
     last = (first + TILE_QUERIES - 1).clamp(max=first_query + queries - 1)
-    begin = first_key // BLOCK_KEYS
-    index = torch.arange(begin, begin + -(-keys // BLOCK_KEYS), device=device)
+    index = torch.arange(-(-keys // BLOCK_KEYS), device=device)
     # The distances from the tile's queries to the block's keys, in blocks.
     nearest = ((first - BLOCK_KEYS * index - (BLOCK_KEYS - 1)) // BLOCK_KEYS).clamp(min=0)
     farthest = (last - BLOCK_KEYS * index) // BLOCK_KEYS
@@ -27,4 +26,4 @@ def kept_blocks(selection: Selection, queries: int, keys: int, *, first_query: i
     nearer = torch.nn.functional.pad(selection.slashes.int().cumsum(1, dtype=torch.int32), (1, 0))
     farthest = farthest.clamp(min=-1, max=selection.blocks - 1)
     crossed = nearer[:, farthest + 1] > nearer[:, nearest.clamp(max=selection.blocks)]
-    return (crossed | selection.columns[:, None, index]) & seen
+    return (crossed | selection.columns[:, None, : len(index)]) & seen

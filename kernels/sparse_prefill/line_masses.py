@@ -7,6 +7,8 @@ import torch
 from torch.nn import functional
 
 BLOCK_KEYS = 64
+COMPRESSED = torch.float8_e4m3fn
+LARGEST = torch.finfo(COMPRESSED).max
 # The most scores held at a time. Very long contexts take fewer heads at once.
 MOST_SCORES = 1 << 26
 
@@ -27,10 +29,20 @@ class LineMasses:
 
 
 def line_masses(query: torch.Tensor, key: torch.Tensor, scale: float) -> LineMasses:
-    """query: [queries, heads, width], the prompt's last; key: [keys, heads or 1, width]."""
+    """query: [queries, heads, width], the prompt's last; key: [keys, heads or 1, width], of one dtype, or e4m3: then
+    queries are rounded to that too, each with a scale of its own for each head.
+    """
+    if key.dtype == COMPRESSED:
+        query, key = _rounded(query.float()), key.float()
     found = [_masses(weights) for weights in _weights(query, key, scale)]
     columns, slashes, parts = (torch.cat(each) for each in zip(*found, strict=True))
     return LineMasses(columns, slashes, parts)
+
+
+def _rounded(query: torch.Tensor) -> torch.Tensor:
+    largest = query.abs().amax(2, keepdim=True)
+    scale = torch.where(largest > 0, largest / LARGEST, 1)
+    return (query / scale).clamp(-LARGEST, LARGEST).to(COMPRESSED).float() * scale
 
 
 def head_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> Iterator[torch.Tensor]:

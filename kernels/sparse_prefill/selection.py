@@ -1,5 +1,6 @@
 """The lines of attention that hold most of a head's mass, found from a prompt's last queries."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,32 +30,40 @@ class Selection:
     def blocks(self) -> int:
         return self.columns.shape[1]
 
+    def of(self, heads: slice) -> "Selection":
+        """Of some heads."""
+        return Selection(self.columns[heads], self.slashes[heads])
+
 
 def select_lines(query: torch.Tensor, key: torch.Tensor, *, scale: float, recall: float) -> Selection:
     """The fewest of the heaviest lines that hold the share `recall` (0 to 1) of these queries' attention, per head.
 
     query: [queries, heads, width], the prompt's last, at most 64; key: [keys, heads or 1, width], all of the prompt, so
-    that the last query sees all of them; one key for all heads is MLA's absorbed form. The last dimensions are
-    contiguous. The first block of keys and the last two of distances are always kept: there the softmax puts what it
-    has no use for (Xiao et al., "Streaming language models with attention sinks", 2024), and each query sees itself.
+    that the last query sees all of them; one key for all heads is MLA's absorbed form. Both have one dtype; or keys are
+    e4m3, as a pool may store latents, and queries are rounded to it. The last dimensions are contiguous. The first
+    block of keys and the last two of distances are always kept: there the softmax puts what it has no use for (Xiao et
+    al., "Streaming language models with attention sinks", 2024), and each query sees itself.
     Nothing here waits for the device.
     """
     assert 1 <= query.shape[0] <= min(key.shape[0], LAST_QUERIES) and 0 <= recall <= 1
     first = key.shape[0] - query.shape[0]
+    wanted = math.ceil(query.shape[0] * recall * MASS_UNITS)
     if not query.is_cuda:
-        return choose(line_masses(query, key, scale), first, query.shape[0] * recall)
+        return choose(line_masses(query, key, scale), first, wanted)
     # Imported here: a machine without a GPU may lack Triton.
-    from kernels.sparse_prefill import triton_line_masses
+    from kernels.sparse_prefill import triton_choice, triton_line_masses
 
-    return choose(triton_line_masses.line_masses(query, key, scale), first, query.shape[0] * recall)
+    masses = triton_line_masses.line_masses(query, key, scale)
+    return Selection(*triton_choice.choose(masses, first, wanted, MASS_UNITS))
 
 
-def choose(masses: LineMasses, first: int, enough: float) -> Selection:
-    """The heaviest lines that together hold the mass `enough`; first: the position of the first query.
+def choose(masses: LineMasses, first: int, wanted: int) -> Selection:
+    """The heaviest lines that together hold the mass `wanted`, in MASS_UNITS; first: the position of the first query.
 
     A line of 64 is as heavy as its heaviest, since a key or a distance that matters stands out among its neighbours.
     A part is kept if its column or its slash is, so it is as heavy as the heavier of the two. The heaviest parts are
-    taken until their mass is enough; the lightest of them is the bound for lines. Equal masses give equal choices.
+    taken until their mass is enough; the lightest of them is the bound for lines. All are taken if rounding leaves too
+    little. Equal masses give equal choices.
     """
     columns, slashes, blocks = masses.columns.clone(), masses.slashes.clone(), masses.columns.shape[1]
     # They are above any sum of weights, so that they are kept whatever the bound is.
@@ -64,9 +73,9 @@ def choose(masses: LineMasses, first: int, enough: float) -> Selection:
     crossing = slashes[:, distance.clamp(0, blocks - 1)].masked_fill(distance < 0, 0)
     weight, order = torch.maximum(columns.unsqueeze(2), crossing).flatten(1).sort(descending=True)
     # Whole numbers: on a GPU running sums of others come out now this way, now that.
-    mass = (masses.parts.flatten(1) * MASS_UNITS).round_().long().gather(1, order).cumsum(1)
-    index = (mass < enough * MASS_UNITS).sum(1, keepdim=True).clamp(max=weight.shape[1] - 1)
-    bound = weight.gather(1, index)
+    mass = (masses.parts.flatten(1) * MASS_UNITS + 0.5).floor_().long().gather(1, order).cumsum(1)
+    index = (mass < wanted).sum(1, keepdim=True)
+    bound = torch.nn.functional.pad(weight, (0, 1)).gather(1, index)
     return Selection(columns >= bound, slashes >= bound)
 
 

@@ -15,10 +15,10 @@ from kernels.sparse_prefill.triton_blocks import BlockLists
 # A program attends with 128 queries of one head to the blocks of 64 keys in its list: first, with a mask, those that
 # not all its queries see whole, then the others. Programs of later queries, which tend to have more, start first.
 # 2 * (key width + value width) FLOPs a score. Programs of a head share most blocks, which come from the cache.
-@triton.jit(do_not_specialize=["queries", "keys", "offset", "tiles", "blocks"])
+@triton.jit(do_not_specialize=["queries", "keys", "first_query", "tiles", "blocks"])
 def _attend(
     query, nope, rope, value, out, log_sums, lists, counts, query_row, query_head, nope_row, nope_head, rope_row,
-    value_row, value_head, out_row, out_head, queries, keys, offset, tiles, blocks, scale,
+    value_row, value_head, out_row, out_head, queries, keys, first_query, tiles, blocks, scale,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, PADDED_NOPE: tl.constexpr, PADDED_ROPE: tl.constexpr,
     PADDED_VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -34,7 +34,7 @@ def _attend(
     largest = tl.full([QUERIES], -1e30, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sum_values = tl.zeros([QUERIES, PADDED_VALUE], tl.float32)
-    last_key = offset + own
+    last_key = first_query + own
     place = (head * tiles + tile).to(tl.int64)
     lists += place * blocks
     masked, count = tl.load(counts + place * 2), tl.load(counts + place * 2 + 1)
@@ -68,22 +68,21 @@ def sparse_prefill(
     shared: torch.Tensor,
     value: torch.Tensor,
     kept: BlockLists,
-    offset: int,
+    out: torch.Tensor,
+    log_sum: torch.Tensor,
+    first_query: int,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    (queries, heads, _), keys, device = query.shape, own.shape[0], query.device
+) -> None:
+    (queries, heads, _), keys = query.shape, own.shape[0]
     widths = own.shape[2], shared.shape[1], value.shape[2]
-    out = torch.empty(queries, heads, value.shape[2], dtype=query.dtype, device=device)
-    log_sums = torch.empty(heads, queries, dtype=torch.float32, device=device)
     if not queries:
-        return out, log_sums
+        return
     tiles, blocks = kept.lists.shape[1:]
     _attend[(tiles, heads)](
-        query, own, shared, value, out, log_sums, kept.lists, kept.counts,
+        query, own, shared, value, out, log_sum, kept.lists, kept.counts,
         query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
-        value.stride(1), out.stride(0), out.stride(1), queries, keys, offset, tiles, blocks, scale * math.log2(math.e),
-        *widths, *padded_widths(widths), TILE_QUERIES, BLOCK_KEYS,
+        value.stride(1), out.stride(0), out.stride(1), queries, keys, first_query, tiles, blocks,
+        scale * math.log2(math.e), *widths, *padded_widths(widths), TILE_QUERIES, BLOCK_KEYS,
         # In float32 a second stage does not fit.
         num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
     )  # fmt: skip
-    return out, log_sums

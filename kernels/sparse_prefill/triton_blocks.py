@@ -23,9 +23,9 @@ class BlockLists(NamedTuple):
 
 
 # A program lists the blocks of one tile and head.
-@triton.jit(do_not_specialize=["queries", "keys", "first_query", "first_key", "lines", "blocks"])
+@triton.jit(do_not_specialize=["queries", "keys", "first_query", "lines", "blocks"])
 def _list(
-    columns, nearer, lists, counts, queries, keys, first_query, first_key, lines, blocks,
+    columns, nearer, lists, counts, queries, keys, first_query, lines, blocks,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -35,22 +35,20 @@ def _list(
     lists += place * blocks
     columns += head * lines
     nearer += head * (lines + 1)
-    reached = tl.minimum(blocks, tl.maximum(last - first_key + KEYS, 0) // KEYS)
+    reached = tl.minimum(blocks, (last + KEYS) // KEYS)
     count = 0
     partial = 0
     for start in range(0, reached, TOGETHER):
         block = reached - 1 - start - tl.arange(0, TOGETHER)
         known = block >= 0
-        # Among all blocks of the prompt.
-        line = first_key // KEYS + block
         # The distances from the tile's queries to the block's keys, in blocks.
-        near = tl.maximum(first - line * KEYS - (KEYS - 1), 0) // KEYS
-        far = tl.where(known, last - line * KEYS, 0) // KEYS
-        column = tl.load(columns + line, mask=known, other=0) != 0
+        near = tl.maximum(first - block * KEYS - (KEYS - 1), 0) // KEYS
+        far = tl.where(known, last - block * KEYS, 0) // KEYS
+        column = tl.load(columns + block, mask=known, other=0) != 0
         kept_nearer = tl.load(nearer + tl.minimum(near, lines), mask=known, other=0)
         crossed = tl.load(nearer + tl.minimum(far + 1, lines), mask=known, other=0) > kept_nearer
         kept = known & (column | crossed)
-        whole = ((line + 1) * KEYS <= first + 1) & ((block + 1) * KEYS <= keys)
+        whole = ((block + 1) * KEYS <= first + 1) & ((block + 1) * KEYS <= keys)
         number = kept.to(tl.int32)
         tl.store(lists + count + tl.cumsum(number, 0) - 1, block.to(tl.int16), mask=kept)
         count += tl.sum(number, 0)
@@ -59,8 +57,8 @@ def _list(
     tl.store(counts + place * 2 + 1, count)
 
 
-def list_blocks(selection: Selection, queries: int, keys: int, *, first_query: int, first_key: int) -> BlockLists:
-    """The blocks that `kept_blocks` keeps; a block's number counts from `first_key`."""
+def list_blocks(selection: Selection, queries: int, keys: int, first_query: int) -> BlockLists:
+    """The blocks that `kept_blocks` keeps."""
     heads, device = selection.heads, selection.columns.device
     tiles, blocks = -(-queries // TILE_QUERIES), -(-keys // BLOCK_KEYS)
     assert blocks < 1 << 15
@@ -71,6 +69,6 @@ def list_blocks(selection: Selection, queries: int, keys: int, *, first_query: i
     if tiles:
         _list[(tiles, heads)](
             selection.columns.contiguous().view(torch.uint8), nearer, lists, counts, queries, keys, first_query,
-            first_key, selection.blocks, blocks, TILE_QUERIES, BLOCK_KEYS, TOGETHER,
+            selection.blocks, blocks, TILE_QUERIES, BLOCK_KEYS, TOGETHER,
         )  # fmt: skip
     return BlockLists(lists, counts)

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
+from engine.model.mla import Attention
 from engine.oracle_tokens import oracle_tokens
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
@@ -19,6 +20,7 @@ from mesh.domain.sparse_prefill import SparsePrefill
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.disaggregation import assert_nothing_moves, make_pair
 from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, prompt_of, submit_of
+from tests.support.int4 import WIDE
 
 FROM_TOKENS = 256
 # So little that what is left out shows.
@@ -144,8 +146,9 @@ def assert_nothing_is_left_out(worker: Worker, chunk: int) -> None:
 def test_attention_that_leaves_nothing_out_is_exact(
     worker: Worker, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With keys in several parts, and chunks that begin and end anywhere."""
+    """With heads in several parts, and chunks that begin and end anywhere."""
     keep_everything(monkeypatch)
+    monkeypatch.setattr("engine.model.expanded_attention.HEADS_TOGETHER", 1)
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 192)
     assert_nothing_is_left_out(worker, chunk)
 
@@ -155,6 +158,29 @@ def test_attention_of_draft_layers_that_leaves_nothing_out_is_exact(
 ) -> None:
     keep_everything(monkeypatch)
     assert_nothing_is_left_out(Worker(checkpoint, drafts=DraftsConfig(next_n=1)), 250)
+
+
+def test_attention_to_a_compressed_pool_that_leaves_nothing_out_is_exact(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept is measured by the latents as they are stored."""
+    keep_everything(monkeypatch)
+    assert_nothing_is_left_out(Worker(checkpoint, kv_dtype="float8_e4m3fn"), 250)
+
+
+def test_outputs_that_are_quantized_on_the_way_are_those_of_layers_that_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint in FP8, computed in bfloat16, with heads in two parts: to the last bit, in three layers."""
+    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 512)
+    checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
+    worker = Worker(checkpoint, dtype="bfloat16", weights="quantized", kv_dtype="float8_e4m3fn")
+    found, blocks = worker.run((PROMPT, SPARSE)), worker.blocks(PROMPT, SPARSE)
+    monkeypatch.setattr(Attention, "_measures", lambda *_: True)
+    expected = worker.start().run((PROMPT, SPARSE))
+    assert found.token_ids == expected.token_ids and found.logprobs == expected.logprobs
+    assert torch.equal(blocks.float(), worker.blocks(PROMPT, SPARSE).float())
+    assert [sum(len(step.sparse) for step in each.steps) for each in (found, expected)] == [2, 2 * 3]
 
 
 def test_what_is_kept_is_measured(worker: Worker) -> None:

@@ -115,6 +115,8 @@ def test_compressed_latents_are_read_back(tokens: int) -> None:
     slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
     found = kv_copy.read_latents(pool, slots, torch.bfloat16, 0.3)
     assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, 0.3))
+    stored = kv_copy.read_latents(pool, slots, pool.dtype, 1.0)
+    assert torch.equal(stored.view(torch.uint8), pool.view(torch.uint8).flatten(0, 1)[slots])
 
 
 @pytest.mark.parametrize("width", [128, 384])

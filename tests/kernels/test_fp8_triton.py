@@ -69,6 +69,19 @@ def test_rows_are_quantized_into_some_of_many(device: torch.device) -> None:
     assert (found.values.view(torch.uint8)[outside] == 7).all() and (found.scales[outside] == 7).all()
 
 
+def test_rows_are_quantized_into_some_columns(device: torch.device) -> None:
+    x, found = torch.randn(5, 256, device=device), empty_quantized(7, 640, device=device)
+    found.values.view(torch.uint8).fill_(7)
+    found.scales.fill_(7)
+    triton_act_quant.quantize_into(x, found.rows(1, 6).columns(128, 384))
+    expected = act_quant.quantize(x)
+    assert torch.equal(found.values[1:6, 128:384].float(), expected.values.float())
+    assert torch.allclose(found.scales[1:6, 1:3], expected.scales, rtol=1e-6)
+    values, scales = found.values.view(torch.uint8), found.scales
+    values[1:6, 128:384], scales[1:6, 1:3] = 7, 7
+    assert (values == 7).all() and (scales == 7).all()
+
+
 @pytest.mark.parametrize("shape", [(7, 2304), (4, 5, 512)])
 @pytest.mark.parametrize("positions", [None, [[0, 6], [5, 1]]])
 def test_rows_are_gated_and_quantized(

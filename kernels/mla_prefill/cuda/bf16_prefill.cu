@@ -19,8 +19,6 @@ struct Arguments {
   Inputs inputs;
   // Those with most keys first.
   const Tile* tiles;
-  // Whether a query sees one key less than the next query does. If not, all queries of a tile see all of its keys.
-  int causal;
 };
 
 struct Producer : Copier {
@@ -34,7 +32,7 @@ struct Producer : Copier {
       return 0;
     }
     const int4 tile = *reinterpret_cast<const int4*>(all.tiles + place.y);
-    unit = {tile.x, tile.y, place.x, tile.w, all.causal ? tile.w : NO_BLOCK, (tile.w + KEYS - 1) / KEYS};
+    unit = {tile.x, tile.y, place.x, tile.w, tile.w, (tile.w + KEYS - 1) / KEYS};
     int last = (unit.steps - 1) * KEYS;
     unit.blocks[0] = last, unit.blocks[1] = last + BLOCK;
     unit.blocks[2] = last - KEYS, unit.blocks[3] = last - BLOCK;

@@ -159,8 +159,22 @@ struct Consumer {
     } else {
       release(&shared.query_empty[half]);
     }
-    if constexpr (QUANTIZES) store_quantized(given, out, softmax, unit, row);
-    else store_rows(given, out, softmax, unit, row);
+    if constexpr (QUANTIZES) {
+      store_quantized(given, out, softmax, unit, row);
+    } else {
+      store_rows(given, out, softmax, unit, row);
+      if (given.of_rows) store_log_sums(softmax, unit, row);
+    }
+  }
+
+  // The logarithms of the softmax's denominators.
+  __device__ __forceinline__ void store_log_sums(const Softmax& softmax, const Unit& unit, int row) const {
+    if (threadIdx.x % 4) return;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+      int own = row + side * 8;
+      if (own < unit.queries) given.of_rows[(long long)unit.head * given.row_stride + unit.first_query + own] = softmax.log_sum(side);
+    }
   }
 
   __device__ __forceinline__ void run() {

@@ -189,8 +189,8 @@ struct Consumer {
     for (int units = 0;; units++) {
       wait(&shared.query_full[half], units & 1);
       const Unit& found = shared.unit[half];
-      Unit unit{everywhere(found.first_query), everywhere(found.queries), everywhere(found.head), everywhere(found.keys),
-                everywhere(found.seen), everywhere(found.steps)};
+      Unit unit{everywhere(found.first_query), everywhere(found.queries), everywhere(found.head), everywhere(found.seen),
+                everywhere(found.steps)};
       if (!unit.queries) return;
       attend(unit);
     }

@@ -64,7 +64,7 @@ struct Producer {
     unit.queries = unit.steps = 0;
     if (place.y < 0) return 0;
     const int4 tile = *reinterpret_cast<const int4*>(given.tiles + place.y);
-    unit = {tile.x, tile.y, place.x, tile.w, given.causal ? tile.w : ALL_KEYS, (tile.w + KEYS - 1) / KEYS};
+    unit = {tile.x, tile.y, place.x, tile.w, (tile.w + KEYS - 1) / KEYS};
     return (long long)place.x * given.blocks + tile.z + unit.steps - 1;
   }
 

@@ -71,8 +71,4 @@ struct Softmax {
 #pragma unroll
     for (int i = 0; i < 64; i++) out[i] *= alpha[i / 2 % 2];
   }
-
-  __device__ __forceinline__ float log_sum(int side) const {
-    return (reference[side] - LOG2_WEIGHT + __log2f(total[side])) * 0.6931471805599453f;
-  }
 };

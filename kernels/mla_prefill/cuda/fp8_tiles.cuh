@@ -15,16 +15,17 @@ constexpr int KEY_REST = KEYS * 128, VALUE_REST = VALUE * 128;
 constexpr int STAGES = 2;
 // The tensor cores add up the products of so many steps. They keep too few bits of a long sum.
 constexpr int SUMMED_STEPS = 4;
-// More than there are.
-constexpr int ALL_KEYS = 1 << 29;
 
 // A tile: up to 128 queries of a prompt, of one head.
 struct Unit {
   // The first query among the queries of all prompts, and how many there are. 0: there are no more units.
   int first_query, queries, head;
-  // The prompt's keys up to the last that the tile attends to, and how many keys the last query sees, which may be more.
-  int keys, seen;
+  // How many of the prompt's keys the last query sees.
+  int seen;
   int steps;
+
+  // Rows behind the last query see as many as it does.
+  __device__ __forceinline__ int seen_by(int row) const { return min(seen - queries + 1 + row, seen); }
 };
 
 // A head's block: a key is `key` times what is stored. The values' scale comes as its logarithm to base 2, and inverted.
@@ -49,18 +50,16 @@ struct Arguments {
   const Tile* tiles;
   // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
   int* taken;
-  // [queries, heads, VALUE].
+  // [queries, heads, VALUE], rows out_row bytes apart.
   u8* out;
-  // [heads, row_stride]: the log-sums, or the scales of outputs that are quantized.
+  // [heads, row_stride]: the scales of outputs that are quantized.
   float* of_rows;
-  int tile_count, heads, row_stride, blocks;
+  int tile_count, heads, row_stride, out_row, blocks;
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.
   int heads_together;
   // Bytes from one head of the queries to the next.
   int query_head;
   float scale_log2;
-  // Whether a query sees one key less than the next query does. If not, all queries of a tile see all of its keys.
-  int causal;
 };
 
 struct Shared {

@@ -19,15 +19,9 @@ struct Sight {
   // row: the first of the thread's rows; its second is 8 behind.
   template <class Unit>
   __device__ __forceinline__ Sight(const Unit& unit, int half, int row) {
-    all = seen_by(unit, half * HALF_QUERIES);
-    last[0] = seen_by(unit, row) - 1;
-    last[1] = seen_by(unit, row + 8) - 1;
-  }
-
- private:
-  template <class Unit>
-  __device__ __forceinline__ static int seen_by(const Unit& unit, int row) {
-    return min(unit.seen - unit.queries + 1 + row, unit.keys);
+    all = unit.seen_by(half * HALF_QUERIES);
+    last[0] = unit.seen_by(row) - 1;
+    last[1] = unit.seen_by(row + 8) - 1;
   }
 };
 
@@ -37,7 +31,7 @@ __device__ __forceinline__ float inverse_total(const Softmax& softmax, int side)
   return softmax.total[side] > 0 ? __fdividef(1.0f, softmax.total[side]) : 0.0f;
 }
 
-// Stores a tile's rows in bf16, and the logarithms of the softmax's denominators.
+// Stores a tile's rows in bf16.
 template <class Inputs, class Softmax, class Unit>
 __device__ __forceinline__ void store_rows(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
   int thread = threadIdx.x % 4;
@@ -47,7 +41,7 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
     bool known = own < unit.queries;
     long long query = unit.first_query + own;
     float inverse = inverse_total(softmax, side);
-    u8* target = given.out + ((query * given.heads + unit.head) * VALUE + thread * 8) * 2;
+    u8* target = given.out + query * given.out_row + (unit.head * VALUE + thread * 8) * 2;
 #pragma unroll
     for (int group = 0; group < 4; group++) {
       u32 words[4];
@@ -59,7 +53,6 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
       uint4 values = exchange(words);
       if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
     }
-    if (known && thread == 0) given.of_rows[(long long)unit.head * given.row_stride + query] = softmax.log_sum(side);
   }
 }
 
@@ -78,7 +71,7 @@ __device__ __forceinline__ void store_quantized(const Inputs& given, const float
     float scale = scale_of_quad(values);
     uint4 packed[2];
     quantize_quad(packed, values, scale);
-    uint4* target = reinterpret_cast<uint4*>(given.out + (query * given.heads + unit.head) * VALUE + thread * 32);
+    uint4* target = reinterpret_cast<uint4*>(given.out + query * given.out_row + unit.head * VALUE + thread * 32);
     if (known) target[0] = packed[0], target[1] = packed[1];
     if (known && thread == 0) given.of_rows[(long long)unit.head * given.row_stride + query] = scale;
   }

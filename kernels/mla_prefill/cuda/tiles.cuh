@@ -25,6 +25,8 @@ struct Unit {
   int steps;
   // Where the blocks of the first two steps begin among the prompt's keys. All queries see all keys of the later steps.
   int blocks[4];
+
+  __device__ __forceinline__ int seen_by(int row) const { return min(seen - queries + 1 + row, keys); }
 };
 
 // What all kernels are given.
@@ -33,16 +35,16 @@ struct Inputs {
   TensorMap query_boxes, own_boxes, shared_boxes, value_boxes;
   // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
   int* taken;
-  // [total_queries, heads, VALUE].
+  // [total_queries, heads, VALUE], rows out_row bytes apart.
   u8* out;
-  // [heads, row_stride]: the log-sums, or the scales of outputs that are quantized.
+  // [heads, row_stride]: the scales of outputs that are quantized; the log-sums of others, or null if nobody wants them.
   float* of_rows;
   int tile_count, heads, total_queries;
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.
   int heads_together;
   // Bytes from one head to the next.
   int query_head, own_head, value_head;
-  int row_stride;
+  int row_stride, out_row;
   float scale_log2;
 };
 

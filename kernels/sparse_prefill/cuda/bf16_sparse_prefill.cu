@@ -11,9 +11,8 @@ struct Arguments {
   const short* lists;
   // [heads, tiles, 2]: how many of them not all queries see whole, which come first, and how many there are.
   const int* counts;
-  int blocks, total_keys;
-  // How many of the keys lie before the first query. Negative if it sees none of them.
-  int offset;
+  // first_query: how many of the keys lie before the first query.
+  int blocks, total_keys, first_query;
 };
 
 struct Producer : Copier {
@@ -30,7 +29,7 @@ struct Producer : Copier {
     long long at = (long long)place.x * given.tile_count + tile;
     int count = all.counts[at * 2 + 1], first = tile * QUERIES, queries = min(given.total_queries - first, QUERIES);
     const short* list = all.lists + at * all.blocks;
-    int seen = all.offset + first + queries;
+    int seen = all.first_query + first + queries;
     unit = {first, queries, place.x, min(seen, all.total_keys), seen, (count + 1) / 2};
     bool odd = count & 1;
     unit.blocks[0] = count ? first_key(list) : NO_BLOCK;
@@ -66,8 +65,11 @@ struct Producer : Copier {
   }
 };
 
-extern "C" __device__ int attend_blocks_shared_bytes = sizeof(Shared);
+#define ATTEND(NAME, QUANTIZES)                                                                            \
+  extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared);                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Arguments given) { \
+    attend<Producer, QUANTIZES>(given);                                                                    \
+  }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_blocks(const __grid_constant__ Arguments given) {
-  attend<Producer, false>(given);
-}
+ATTEND(attend_blocks, false)
+ATTEND(attend_blocks_and_quantize, true)

@@ -1,5 +1,7 @@
 """Keys and values from latents, with weights in FP8 and without."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from tools.make_checkpoint import checkpoint_config
 CPU = torch.device("cpu")
 LATENT, ROPE, HEADS = 128, 16, 4
 FP8 = Quantization(linear=Stored.FP8)
+EVERY_ROW = slice(None)
 
 
 def config() -> ModelConfig:
@@ -54,17 +57,34 @@ def test_all_else_is_expanded_in_the_models_dtype(heads: int, allocate: Allocato
     assert isinstance(make_expansion(config(), heads, allocate), PlainExpansion)
 
 
+def test_heads_that_end_within_a_block_are_not_cut_from_fp8_weights() -> None:
+    """Eight heads of 24 rows are a block and a half; sixteen are three blocks."""
+    narrow = dataclasses.replace(config(), qk_nope_head_dim=16, v_head_dim=8)
+    assert isinstance(make_expansion(narrow, 16, allocator()), PlainExpansion)
+
+
 @pytest.mark.parametrize("keys", [0, 1, 130])
 def test_computed_latents_are_rounded_once(keys: int) -> None:
     expansion, latents = filled(), torch.randn(keys, LATENT + ROPE).bfloat16()
     read = expansion.computed(latents)
     assert isinstance(read.compressed, Quantized) and torch.equal(read.shared, latents[:, LATENT:])
-    found = expansion.forward(read, make_workspace(CPU))
+    found = expansion.forward(read, make_workspace(CPU), EVERY_ROW)
     expected = dequantize(read.compressed) @ expansion.weight.float().T
     assert found.shape == (keys, HEADS * 64)
     if keys:
         assert relative_error(found, expected) < 5e-3
         assert relative_error(found, latents[:, :LATENT].float() @ expansion.weight.float().T) < 0.05
+
+
+@pytest.mark.parametrize("allocate", [allocator(), allocator(Quantization())], ids=["FP8", "bfloat16"])
+def test_some_heads_are_expanded_as_among_all(allocate: Allocator) -> None:
+    expansion = make_expansion(config(), HEADS, allocate)
+    fill_randomly(expansion.parameters("kv_b_proj"), CPU)
+    expansion.finish()
+    latents, rows, workspace = torch.randn(130, LATENT + ROPE).bfloat16(), slice(128, 256), make_workspace(CPU)
+    found = expansion.forward(expansion.computed(latents), workspace, rows)
+    expected = expansion.forward(expansion.computed(latents), workspace, EVERY_ROW)[:, rows]
+    assert expected.any() and relative_error(found, expected.float()) < 5e-3
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -24,8 +24,10 @@ WIDE = {
     "kv_lora_rank": 128,
     "intermediate_size": 256,
     "moe_intermediate_size": 128,
+    "num_attention_heads": 16,
+    "v_head_dim": 16,
 }
-# A token that decodes; a chunk behind a prefix of two parts; two prompts; a chunk behind a prefix of one part.
+# A token that decodes; a chunk to which half of the heads attend at a time; two prompts; a chunk with all of them.
 SPANS = [(40, 41), (150, 190), (0, 30), (0, 5), (10, 45)]
 
 

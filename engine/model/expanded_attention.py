@@ -1,0 +1,73 @@
+"""A prompt's attention in the expanded form, some heads at a time, so that not too many keys are expanded at once.
+
+A head attends to all its keys at once. Cut by keys instead, each part would read the queries and begin every tile anew,
+and its outputs would have to be merged with those of the parts before.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kernels.act_quant import QuantizedRows
+from kernels.mla_prefill import PrefillPlan, mla_prefill
+from kernels.mla_prefill import attend_and_quantize as attend_and_quantize_heads
+
+# Heads are expanded in multiples of this: fewer do not fill the device, and a weight's blocks of 128 rows stay whole.
+HEADS_TOGETHER = 8
+
+ExpandedKeys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# From some heads to both parts of all their keys, and values, as `mla_prefill` takes them.
+Expand = Callable[[slice], ExpandedKeys]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedRows:
+    """Tokens [first, stop) of the batch that attend in the expanded form: one row, or several without a prefix."""
+
+    first: int
+    stop: int
+    plan: PrefillPlan
+    # [keys] int64: slots of the row and of the cached prefix before it; None if no prefix is cached.
+    known: torch.Tensor | None
+    # How many keys of all heads are expanded at once: of more keys, fewer heads.
+    expanded: int
+
+    def of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What there is for these tokens, of all of the batch: a view takes the host longer than none."""
+        return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
+
+
+def attend(row: ExpandedRows, query: torch.Tensor, expand: Expand, value_width: int, scale: float) -> torch.Tensor:
+    """query: [queries, heads, nope + rope], rotated. Returns [queries, heads, value]."""
+    queries, heads, _ = query.shape
+    values = query.new_empty(queries, heads, value_width)
+    for some in cut_heads(heads, row.plan.keys, row.expanded):
+        keys = expand(some)
+        mla_prefill(query[:, some], *keys, row.plan, values[:, some], scale=scale)
+        # Before the next ones are expanded.
+        del keys
+    return values
+
+
+def attend_and_quantize(
+    row: ExpandedRows, query: torch.Tensor, expand: Expand, out: QuantizedRows, scale: float
+) -> None:
+    """`attend`, whose outputs are quantized for the product that reads them; out: [queries, heads * value]."""
+    heads = query.shape[1]
+    width = out.values.shape[1] // heads
+    for some in cut_heads(heads, row.plan.keys, row.expanded):
+        keys, columns = expand(some), out.columns(some.start * width, some.stop * width)
+        attend_and_quantize_heads(query[:, some], *keys, row.plan, columns, scale=scale)
+        # Before the next ones are expanded.
+        del keys
+
+
+def cut_heads(heads: int, keys: int, expanded: int) -> Iterator[slice]:
+    """Heads in about equal parts, so that one with all keys is no more than all heads with `expanded` keys; but
+    HEADS_TOGETHER may be: with few heads, or very many keys.
+    """
+    units = -(-heads // HEADS_TOGETHER)
+    parts = -(-units // max(expanded * heads // (keys * HEADS_TOGETHER), 1))
+    size = -(-units // parts) * HEADS_TOGETHER
+    return (slice(first, min(first + size, heads)) for first in range(0, heads, size))
