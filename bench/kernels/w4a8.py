@@ -2,7 +2,8 @@
 
 The floor is that of the INT4 product for both. Last the whole feed-forward layers: in one kernel, and the two products
 one after the other, without what would be between them; also of few experts with one to eight rows each, while others
-have none, as in steps of few tokens.
+have none, as in steps of few tokens, by the kernel for these and by the one that makes tiles; and of a quarter of every
+expert, as four ranks may divide them.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from functools import partial
 
 import torch
 
-from bench.kernels.deepseek_r1 import CHOICES, EXPERT_LAYERS, EXPERT_WIDTH, HIDDEN
+from bench.kernels.deepseek_r1 import CHOICES, EXPERT_LAYERS, EXPERT_WIDTH, EXPERTS, HIDDEN
 from bench.kernels.inputs import random_weight
 from bench.kernels.moe import ROUTED
 from bench.kernels.timing import Case
@@ -21,16 +22,20 @@ from kernels.w4a8_gemm import (
     Int4Experts,
     Int4FeedForward,
     ScaledRows,
+    few_rows,
     int4_experts,
     int4_feed_forward,
     w4a8_feed_forward,
     w4a8_grouped_gemm,
+    warpgroups,
 )
 from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
 # How many experts have rows.
 TOUCHED = (1, 2, 3, 4, 5, 6, 7, 8, 11)
+# How many of all experts, divided by width among so many ranks, are chosen by one, two, four and eight tokens.
+WIDTH_RANKS, TOUCHED_OF_ALL = 4, (8, 16, 30, 57)
 Call = Callable[[], object]
 Form = Callable[[Int4FeedForward, MaskedLayout], Call]
 
@@ -53,16 +58,25 @@ def cases() -> Iterator[Case]:
         for provider, form in forms.items():
             shape = f"INT4 experts' whole layers, {ROUTED} of {HIDDEN} by {EXPERT_WIDTH}, {rows} rows each"
             yield _whole_layers(shape, provider, partial(_even, form, rows), ROUTED, ROUTED * rows)
-    few = _FewTouched()
-    for touched in TOUCHED:
+    yield from _few_touched(ROUTED, EXPERT_WIDTH, TOUCHED)
+    yield from _few_touched(EXPERTS, EXPERT_WIDTH // WIDTH_RANKS, TOUCHED_OF_ALL)
+
+
+def _few_touched(experts: int, width: int, counts: tuple[int, ...]) -> Iterator[Case]:
+    forms: dict[str, Form] = {"few tokens": _few, "tiles": _tiles, "two products": _apart}
+    few = _FewTouched(experts, width)
+    for touched in counts:
         for provider, form in forms.items():
-            shape = f"INT4 experts' whole layers, {ROUTED} of {HIDDEN} by {EXPERT_WIDTH}, {touched} have a few rows"
-            yield _whole_layers(shape, provider, partial(few.layer, form, touched), touched, sum(_few_rows(touched)))
+            shape = f"INT4 experts' whole layers, {experts} of {HIDDEN} by {width}, {touched} have a few rows"
+            rows = sum(_few_rows(touched))
+            yield _whole_layers(shape, provider, partial(few.layer, form, touched), touched, rows, width)
 
 
-def _whole_layers(shape: str, provider: str, make: Callable[[], Call], experts: int, rows: int) -> Case:
+def _whole_layers(
+    shape: str, provider: str, make: Callable[[], Call], experts: int, rows: int, width: int = EXPERT_WIDTH
+) -> Case:
     """Whole layers of so many experts, with so many rows in all."""
-    weights = 3 * HIDDEN * EXPERT_WIDTH
+    weights = 3 * HIDDEN * width
     return Case(
         shape=shape,
         provider=provider,
@@ -90,14 +104,16 @@ def _int4(rows: int, outputs: int, inputs: int) -> Call:
 class _FewTouched:
     """Layers of the same weights; each call has rows for other experts, so that none are in the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int, width: int) -> None:
+        self._shape = experts, width
         self._experts: Int4FeedForward | None = None
         self._first = 0
 
     def layer(self, form: Form, touched: int) -> Call:
-        self._experts = self._experts or _feed_forward()
-        counts = torch.zeros(ROUTED, dtype=torch.int32)
-        counts[(self._first + torch.arange(touched)) % ROUTED] = torch.tensor(_few_rows(touched), dtype=torch.int32)
+        self._experts = self._experts or _feed_forward(*self._shape)
+        experts, _ = self._shape
+        counts = torch.zeros(experts, dtype=torch.int32)
+        counts[(self._first + torch.arange(touched)) % experts] = torch.tensor(_few_rows(touched), dtype=torch.int32)
         self._first += touched
         return form(self._experts, MaskedLayout(torch.zeros(1, CHOICES, dtype=torch.int64), counts.cuda(), 64))
 
@@ -115,16 +131,25 @@ def _together(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
     return lambda: w4a8_feed_forward(x, experts, layout)
 
 
+def _few(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
+    x = _static_rows(layout, HIDDEN, experts)
+    return lambda: few_rows.w4a8_feed_forward(x, experts, layout)
+
+
+def _tiles(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
+    x = _static_rows(layout, HIDDEN, experts)
+    return lambda: warpgroups.w4a8_feed_forward(x, experts, layout)
+
+
 def _apart(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
-    x, inner = _static_rows(layout, HIDDEN, experts), _static_rows(layout, EXPERT_WIDTH, experts)
+    x, inner = _static_rows(layout, HIDDEN, experts), _static_rows(layout, experts.down.shape[2], experts)
     return lambda: (w4a8_grouped_gemm(x, experts.gate_up, layout), w4a8_grouped_gemm(inner, experts.down, layout))
 
 
-def _feed_forward() -> Int4FeedForward:
-    input_scales = torch.full((ROUTED,), 0.01, device="cuda")
-    return int4_feed_forward(
-        random_int4(2 * EXPERT_WIDTH, HIDDEN), random_int4(HIDDEN, EXPERT_WIDTH), input_scales, None
-    )
+def _feed_forward(experts: int = ROUTED, width: int = EXPERT_WIDTH) -> Int4FeedForward:
+    input_scales = torch.full((experts,), 0.01, device="cuda")
+    matrices = random_int4(2 * width, HIDDEN, experts), random_int4(HIDDEN, width, experts)
+    return int4_feed_forward(*matrices, input_scales, None)
 
 
 def _static_rows(layout: MaskedLayout, width: int, experts: Int4FeedForward) -> ScaledRows:

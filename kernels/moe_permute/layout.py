@@ -53,6 +53,12 @@ class MaskedLayout:
         tokens, choices = self.positions.shape
         return expected_rows(tokens, choices, self.counts.shape[0] + self.elsewhere, self.shared)
 
+    @property
+    def expected_copies(self) -> float:
+        """How many copies of tokens come here if all experts are chosen equally often."""
+        experts = self.counts.shape[0]
+        return self.positions.numel() * experts / (experts + self.elsewhere)
+
 
 Layout = ContiguousLayout | MaskedLayout
 

@@ -51,7 +51,7 @@ def w4a8_feed_forward(x: ScaledRows, experts: Int4FeedForward, layout: Layout) -
     """
     _check(x, experts.gate_up, layout)
     assert x.static
-    outputs: torch.Tensor = _backend(experts.gate_up).w4a8_feed_forward(x, experts, layout)
+    outputs: torch.Tensor = _feed_forward_backend(experts, layout).w4a8_feed_forward(x, experts, layout)
     return outputs
 
 
@@ -69,3 +69,12 @@ def _backend(weight: Int4Experts) -> ModuleType:
         if warpgroups.takes(weight):
             return warpgroups
     return reference
+
+
+def _feed_forward_backend(experts: Int4FeedForward, layout: Layout) -> ModuleType:
+    if experts.factors.is_cuda:
+        from kernels.w4a8_gemm import few_rows
+
+        if few_rows.takes(experts, layout):
+            return few_rows
+    return _backend(experts.gate_up)

@@ -23,8 +23,13 @@ class Int4FeedForward:
     input_scales: torch.Tensor
     # [experts, width] float32: AWQ's scale of the channel, or 1, divided by the expert's input scale.
     factors: torch.Tensor
-    # [MOST_ROW_TILES] int32, zeros: the kernel's own, which leaves zeros. Calls must not overlap.
+    # [MOST_ROW_TILES] int32, zeros: the kernels' own, which leave zeros. Calls must not overlap.
     progress: torch.Tensor
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of one expert's weights, both products."""
+        return sum(weight.tiles[0].numel() for weight in (self.gate_up, self.down))
 
 
 def int4_feed_forward(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import is_hopper, processors
-from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
@@ -94,13 +94,8 @@ def w4a8_feed_forward(
 def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
     if isinstance(layout, ContiguousLayout):
         return TILINGS[-1]
-    tiling, (experts, *gate_up) = weight.tilings.choose(layout.expected_rows, layout.capacity), weight.shape
-    return narrowed(tiling, (gate_up[0], gate_up[1]), _copies(layout, experts), divided=layout.elsewhere > 0)
-
-
-def _copies(layout: MaskedLayout, experts: int) -> float:
-    """How many copies of tokens are expected here."""
-    return layout.positions.numel() * experts / (experts + layout.elsewhere)
+    tiling, (_, *gate_up) = weight.tilings.choose(layout.expected_rows, layout.capacity), weight.shape
+    return narrowed(tiling, (gate_up[0], gate_up[1]), layout.expected_copies, divided=layout.elsewhere > 0)
 
 
 def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
@@ -133,7 +128,7 @@ def _spared(arguments: Arguments, layout: Layout) -> int:
         return 0
     products = arguments.first, arguments.last
     expert_bytes = sum(product.output_tiles * product.groups for product in products) * TILE_BYTES
-    return spared(_copies(layout, arguments.experts), expert_bytes)
+    return spared(layout.expected_copies, expert_bytes)
 
 
 def _most_row_tiles(layout: Layout, tiling: Tiling) -> int:

@@ -11,18 +11,26 @@
 // Generic stores and the copy engine's loads go by different ways: both sides order them.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// A warp has stored its part.
-__device__ __forceinline__ void tell_stored(int* counter) {
-  fence_async_global();
+// A warp has stored its part: for threads that load it, and for the copy engine.
+__device__ __forceinline__ void count_stored(int* counter) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+__device__ __forceinline__ void tell_stored(int* counter) {
+  fence_async_global();
+  count_stored(counter);
+}
+
+// How many warps have stored their part. One thread that sees all of them may load the rows.
+__device__ __forceinline__ int count_of(const int* counter) {
+  int count;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
 }
 
 // One thread waits for `stores` warps. It may copy the rows afterwards.
 __device__ __forceinline__ void wait_for_stores(const int* counter, int stores) {
-  int count;
-  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-  while (count < stores);
+  while (count_of(counter) < stores) {}
   fence_async_global();
 }
 

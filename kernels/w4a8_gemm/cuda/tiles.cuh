@@ -2,11 +2,7 @@
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
-
-constexpr int TILE_OUTPUTS = 64, GROUP_INPUTS = 128, WEIGHT_BYTES = TILE_OUTPUTS * GROUP_INPUTS / 2;
-constexpr int TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2;
-constexpr int MOST_EXPERTS = 512;
+#include "packing.cuh"
 
 // What one product multiplies.
 struct Operands {
