@@ -112,6 +112,7 @@ def costs_of(ranks: int, layers: int) -> CostModel:
         decode_context_ms=measured.decode_context_ms * layers / depth,
         prefill_tokens_per_second=1000 / token_ms,
         prefill_pairs_ms=measured.prefill_pairs_ms * layers / depth,
+        prefill_step_ms=measured.prefill_step_ms * layers / depth,
     )
 
 
