@@ -111,7 +111,7 @@ def _run_rank(load: Load, wait_steps: int, rank: int, clock: SteppedClock, rende
         max_requests=load.requests_a_rank,
         max_step_tokens=8192,
         prefix_cache=False,
-        parallel=ParallelConfig(dp=load.ranks, prompt_wait_steps=wait_steps),
+        parallel=ParallelConfig(dp=load.ranks, prompt_wait_steps=wait_steps, context_parallel_tokens=None),
         oracle=OracleConfig(step_ms=STEP_MS, prefill_tokens_per_second=PREFILL_TOKENS_PER_SECOND),
     )
     backend = OracleBackend(config, lambda: clock.now, lambda seconds: clock.ends.append(clock.now + seconds))

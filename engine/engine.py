@@ -77,14 +77,15 @@ class Engine:
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
-        self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
+        divided_tokens = config.parallel.divided_tokens
+        self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait, divided_tokens)
         self._report = Report(self.pool, self.transfers)
         self._requests: dict[int, Request] = {}
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
-        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.wait_steps)
+        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
         # Whether some rank's requests decoded in the last step.
         self._decodes = False
 

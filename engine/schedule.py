@@ -27,12 +27,20 @@ class Schedule:
     """
 
     def __init__(
-        self, pool: BlockPool, limits: Limits, prefix_cache: bool, would_wait: Callable[[Request, int], bool]
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        prefix_cache: bool,
+        would_wait: Callable[[Request, int], bool],
+        divided_tokens: int | None = None,
     ) -> None:
-        """would_wait: whether a request that finds so many blocks in the pool waits for KV from elsewhere."""
+        """would_wait: whether a request that finds so many blocks in the pool waits for KV from elsewhere.
+        divided_tokens: of a chunk that all ranks compute together, at least; None if they compute none so.
+        """
         self._pool = pool
         self._limits = limits
         self._would_wait = would_wait
+        self._divided_tokens = divided_tokens
         self._block_tables = BlockTables(pool, prefix_cache)
         self._waiting = WaitingQueue()
         self._running = Running()
@@ -80,7 +88,8 @@ class Schedule:
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
-        tokens are left of them behind cached blocks. most_prompt_tokens: see `plan_step`.
+        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens: see
+        `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
@@ -140,7 +149,14 @@ class Schedule:
     def _candidates(self, standing: Standing, prompts_begin: bool) -> Iterator[Candidate[Request]]:
         """prompts_begin: see `plan`."""
         candidates = self._all_candidates(standing)
-        return candidates if prompts_begin else takewhile(_holds_up_nobody, candidates)
+        return candidates if prompts_begin else takewhile(self._begins_at_once, candidates)
+
+    def _begins_at_once(self, candidate: Candidate[Request]) -> bool:
+        """Whether it need not wait for prompts of other ranks, as it holds these up for a short time or not at all."""
+        tokens = candidate.step_tokens
+        chunk = min(tokens, self._limits.max_step_tokens)
+        divided = self._divided_tokens is not None and chunk >= self._divided_tokens
+        return candidate.waits or divided or is_tail(tokens, len(candidate.cached_blocks))
 
     def _all_candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
         for request in self._waiting.in_order(standing):
@@ -156,7 +172,3 @@ class Schedule:
         self._block_tables.release(request)
         self._tenants.give_back(request.key)
         self.enqueue(request)
-
-
-def _holds_up_nobody(candidate: Candidate[Request]) -> bool:
-    return candidate.waits or is_tail(candidate.step_tokens, len(candidate.cached_blocks))

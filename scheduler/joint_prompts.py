@@ -21,6 +21,8 @@ class JointPrompts(msgspec.Struct, frozen=True, gc=False):
     # The most tokens that a rank computes in a step, and for how many steps a prompt waits at most.
     step_tokens: int
     wait_steps: int
+    # Tokens of a prompt that all ranks compute together, at least; None if they compute none so.
+    divided_tokens: int | None = None
 
     def begins_at(self, comes_at: float, next_step_at: float, token_seconds: float, wait_seconds: float) -> float:
         """When one more begins that comes then, if it has a place from that step on.

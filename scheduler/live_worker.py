@@ -126,7 +126,8 @@ class Worker:
         others_wait = all((other.prompts_until or 0.0) > begin_at for other in self.ranks if other is not rank)
         # Where nobody decodes no prompt waits.
         wait_steps = self.identity.prompt_wait_steps if self.decodes else 0
-        return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps)
+        divided_tokens = self.identity.divided_tokens
+        return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps, divided_tokens)
 
     def changed(self) -> None:
         self._candidates.clear()

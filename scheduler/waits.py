@@ -66,7 +66,8 @@ def prompt_begins_ms(
     comes_at = now + knobs.costs.request_ms / 4000
     longest_ms = 0.0
     token_ms = found.computing_ms / found.uncached_tokens
-    if found.is_tail:
+    divided = joint.divided_tokens is not None and found.uncached_tokens >= joint.divided_tokens
+    if found.is_tail or divided:
         if comes_at < joint.begin_at:
             return wait_ms
     elif candidate.requests or candidate.requests_beside:

@@ -71,7 +71,7 @@ SIMULATED_KEYS = {
     "mixed_step_ms": NUMBER,
     "prompt_share": NUMBER,
     "parallel.prompt_wait_steps": INTEGER,
-    "parallel.context_parallel_tokens": INTEGER,
+    "parallel.context_parallel_tokens": INTEGER + "|auto|null",
 }
 
 
@@ -185,7 +185,11 @@ def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> d
         "replicas": 1,
         "ranks": ranks,
         "costs": costs,
-        **{key.rpartition(".")[2]: engine[key] for key in SIMULATED_KEYS if key in engine},
+        **{
+            key.rpartition(".")[2]: None if engine[key] == "null" else engine[key]
+            for key in SIMULATED_KEYS
+            if key in engine
+        },
         "captured_rows": most_rows(requests, step_tokens),
         "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
         "max_step_tokens": step_tokens,

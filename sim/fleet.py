@@ -25,7 +25,7 @@ class GroupConfig(Config):
     """DP ranks of each worker, which step together: a step takes as long as its slowest rank. Blocks, requests and
     tokens below are those of a rank. With more than one, every token's time is simulated by itself.
     """
-    prompt_wait_steps: int | None = Field(default=None, ge=0)
+    prompt_wait_steps: int = Field(default=ParallelConfig().prompt_wait_steps, ge=0)
     """As engine.parallel.prompt_wait_steps."""
     context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = (
         ParallelConfig().context_parallel_tokens

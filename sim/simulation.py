@@ -131,7 +131,8 @@ class SimulatedMesh:
             slot_bytes=1 << 23,
             sparse_prefill=self._fleet.sparse_prefill.offered,
             max_step_tokens=group.max_step_tokens,
-            prompt_wait_steps=group.parallel.wait_steps,
+            prompt_wait_steps=group.prompt_wait_steps,
+            divided_tokens=group.parallel.divided_tokens,
         )
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue

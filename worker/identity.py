@@ -40,5 +40,6 @@ def worker_identity(
         + (f", hosts {layout.hosts}" if layout.hosts > 1 else ""),
         sparse_prefill=engine.sparse_prefill.offered,
         max_step_tokens=engine.max_step_tokens,
-        prompt_wait_steps=engine.parallel.wait_steps,
+        prompt_wait_steps=engine.parallel.prompt_wait_steps,
+        divided_tokens=engine.parallel.divided_tokens,
     )

@@ -126,9 +126,11 @@ def settings_of(mesh: str, options: Options) -> list[str]:
     decode = [f"decode.{setting}" for setting in both]
     if mesh != "pd":
         steps = PROMPT_WAIT_STEPS if mesh == "aligned ifb" else 0
+        divided = mesh == "divided ifb"
         ranks = [f"parallel.dp={options.gpus}", f"parallel.prompt_wait_steps={steps}"]
-        if mesh == "divided ifb":
-            ranks += [f"parallel.context_parallel_tokens={DIVIDED_TOKENS}", f"max_step_tokens={DIVIDED_STEP_TOKENS}"]
+        ranks.append(f"parallel.context_parallel_tokens={DIVIDED_TOKENS if divided else 'null'}")
+        if divided:
+            ranks.append(f"max_step_tokens={DIVIDED_STEP_TOKENS}")
         return [*decode, *(f"decode.engine.{setting}" for setting in ranks), *options.settings]
     apart = f"engine.parallel.dp={options.gpus // 2}"
     prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", apart]

@@ -59,7 +59,8 @@ def measure_alone(options: Options, exchange: PeerExchange) -> list[float]:
 
 def measure_worker(options: Options, exchange: PeerExchange) -> list[list[float]]:
     """By way, then by prompt. All prompts are the first rank's."""
-    one, longest = ParallelConfig(tp=1, dp=options.ranks), max(options.tokens) + SPARE_TOKENS
+    one = ParallelConfig(tp=1, dp=options.ranks, context_parallel_tokens=None)
+    longest = max(options.tokens) + SPARE_TOKENS
     together = one.model_copy(update={"context_parallel_tokens": FEWEST_TOKENS, "context_parallel_reach": longest})
     with tempfile.TemporaryDirectory() as scratch:
         ways = [

@@ -10,8 +10,6 @@ from mesh.config import Config
 MOST_WORKER_RANKS = 1024
 # Divided over four H200 a chunk of fewer takes as long as on one of them.
 FEWEST_DIVIDED = 1024
-# How long a prompt waits for others that begin with it.
-WAIT_STEPS = 16
 
 
 class ParallelConfig(Config):
@@ -38,7 +36,7 @@ class ParallelConfig(Config):
     """On how many hosts the ranks lie, equally many on each and none of a tp group apart (docs/scale-out.md). One
     service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
     """
-    context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
     the step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several on one host.
     """
@@ -46,10 +44,10 @@ class ParallelConfig(Config):
     """So many tokens of a prompt are computed so, those behind them by its own rank: each rank keeps room for the keys
     of so many more.
     """
-    prompt_wait_steps: int | None = Field(default=None, ge=0)
+    prompt_wait_steps: int = Field(default=16, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
-    rank holds up all. It does not wait if none has come for as many steps, nor if few tokens are left of it behind
-    cached blocks. 0 waits for none. By default 16, and 0 where all ranks compute prompts together.
+    rank holds up all. It does not wait if none has come for as many steps, if few tokens are left of it behind cached
+    blocks, nor if all ranks compute it together. 0 waits for none.
     """
 
     @property
@@ -62,14 +60,8 @@ class ParallelConfig(Config):
         """`context_parallel_tokens` without "auto"."""
         if self.context_parallel_tokens != "auto":
             return self.context_parallel_tokens
-        return FEWEST_DIVIDED if (self.dp or 1) > 1 and (self.tp or 1) == 1 and self.hosts == 1 else None
-
-    @property
-    def wait_steps(self) -> int:
-        """`prompt_wait_steps`, or its default."""
-        if self.prompt_wait_steps is not None:
-            return self.prompt_wait_steps
-        return WAIT_STEPS if self.divided_tokens is None else 0
+        several = (self.dp or 1) > 1 and (self.tp or 1) == 1 and self.hosts == 1
+        return FEWEST_DIVIDED if several and self.two_batch != "on" else None
 
     @property
     def ranks_a_host(self) -> int:

@@ -89,6 +89,7 @@ def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         sparse_prefill=wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None,
         max_step_tokens=message.max_step_tokens or None,
         prompt_wait_steps=message.prompt_wait_steps,
+        divided_tokens=message.divided_tokens or None,
     )
 
 
@@ -126,6 +127,7 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
         sparse_prefill=None if worker.sparse_prefill is None else wire.sparse_prefill_message(worker.sparse_prefill),
         max_step_tokens=worker.max_step_tokens,
         prompt_wait_steps=worker.prompt_wait_steps,
+        divided_tokens=worker.divided_tokens,
     )
 
 

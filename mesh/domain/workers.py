@@ -102,6 +102,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # If it has several ranks: for how many steps a prompt waits at most for prompts of the others, while some rank
     # decodes.
     prompt_wait_steps: int = 0
+    # Tokens of a chunk that all its ranks compute together, at least: such prompts wait for no others. None: they do so
+    # with none.
+    divided_tokens: int | None = None
 
 
 def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:

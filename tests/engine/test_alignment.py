@@ -72,9 +72,10 @@ def test_no_prompt_waits_for_more_than_the_bound(shapes: list[StepShape]) -> Non
     assert all(any(opened[start : start + MOST_STEPS]) for start in range(len(opened) - MOST_STEPS + 1))
 
 
-def steps_until_begun(wait_steps: int, comes: int, peers: Peers) -> int | None:
+def steps_until_begun(wait_steps: int, comes: int, divided_tokens: int | None, peers: Peers) -> int | None:
     """The first rank decodes, and the second gets a prompt in the step `comes`: after how many of them it begins."""
-    config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=wait_steps))
+    parallel = ParallelConfig(dp=2, prompt_wait_steps=wait_steps, context_parallel_tokens=divided_tokens)
+    config = oracle_config(total_blocks=64, parallel=parallel)
     engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=peers.steps)
     transcript = Transcript()
     if peers.place.rank == 0:
@@ -97,7 +98,12 @@ def steps_until_begun(wait_steps: int, comes: int, peers: Peers) -> int | None:
 def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int, comes: int, waits: int) -> None:
     """Unless the one before came so long ago that no other is to be expected."""
     # The other rank hears of the prompt in the step in which it comes.
-    assert on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps, comes)) == [None, waits]
+    assert on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps, comes, None)) == [None, waits]
+
+
+@pytest.mark.parametrize(("divided_tokens", "waits"), [(100, 0), (101, 20)])
+def test_a_prompt_that_all_ranks_compute_together_waits_for_no_other(divided_tokens: int, waits: int) -> None:
+    assert on_each_rank(Layout(dp=2), partial(steps_until_begun, 20, 10, divided_tokens)) == [None, waits]
 
 
 def steps_until_next_turn(peers: Peers) -> int | None:

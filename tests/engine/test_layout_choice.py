@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.layout_choice import choose_parallel, choose_tp
-from engine.parallel.config import FEWEST_DIVIDED, WAIT_STEPS, ParallelConfig
+from engine.parallel.config import FEWEST_DIVIDED, ParallelConfig
 from mesh.domain.workers import WorkerRole
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.engines import oracle_config
@@ -50,11 +50,9 @@ def test_the_choice_leaves_other_settings_as_they_are() -> None:
     assert chosen == ParallelConfig(tp=1, dp=4, ep=4, prompt_wait_steps=8)
 
 
-def test_ranks_that_compute_prompts_together_wait_for_no_others() -> None:
-    auto = ParallelConfig(dp=2, context_parallel_tokens="auto")
-    assert (auto.divided_tokens, auto.wait_steps) == (FEWEST_DIVIDED, 0)
-    assert auto.model_copy(update={"prompt_wait_steps": 5}).wait_steps == 5
+def test_ranks_of_one_host_compute_long_prompts_together() -> None:
+    assert ParallelConfig(dp=2).divided_tokens == FEWEST_DIVIDED
     for parallel in (ParallelConfig(dp=1), ParallelConfig(tp=2, dp=2), ParallelConfig(dp=2, hosts=2)):
-        apart = parallel.model_copy(update={"context_parallel_tokens": "auto"})
-        assert (apart.divided_tokens, apart.wait_steps) == (None, WAIT_STEPS)
+        assert parallel.divided_tokens is None
     assert ParallelConfig(dp=2, hosts=2, context_parallel_tokens=7).divided_tokens == 7
+    assert ParallelConfig(dp=2, context_parallel_tokens=None).divided_tokens is None

@@ -63,6 +63,17 @@ def test_few_tokens_behind_cached_blocks_wait_for_no_other_rank(begin_at: float)
     assert many[waits] > many[waits_for_none] + 90
 
 
+@pytest.mark.parametrize("begin_at", [-0.15, 0.2])
+def test_a_prompt_that_all_ranks_compute_together_waits_for_no_other(begin_at: float) -> None:
+    waits_for_none = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=0)
+    divided, whole = (
+        JointPrompts(begin_at, begin_at + 0.1, False, STEP_TOKENS, wait_steps=20, divided_tokens=tokens)
+        for tokens in (640, 641)
+    )
+    soon, late, at_once = (first_token_ms(joint_prompts=joint) for joint in (divided, whole, waits_for_none))
+    assert soon == at_once and late > soon + 90
+
+
 def test_a_placement_of_few_tokens_leaves_when_prompts_begin() -> None:
     registry, clock, _ = several()
     place(registry, 0, clock.now + 0.3)

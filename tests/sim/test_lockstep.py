@@ -36,7 +36,7 @@ def costs(tmp_path: Path) -> str:
 
 
 def served(costs: str, decode: dict[str, Any], per_second: float = 3.0, **fleet: Any) -> tuple[SimulatedMesh, Result]:
-    group = {"max_step_tokens": PROMPT_TOKENS + 64, **decode}
+    group = {"max_step_tokens": PROMPT_TOKENS + 64, "context_parallel_tokens": None, **decode}
     return ran(make_fleet(costs=costs, decode=group, **fleet), make_workload(per_second=per_second, **LONG))
 
 

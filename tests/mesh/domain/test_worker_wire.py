@@ -48,6 +48,7 @@ identities = st.builds(
     sparse_prefill=st.none() | st.builds(SparsePrefill, st.integers(0, 2**31 - 1), st.sampled_from([0.5, 0.95])),
     max_step_tokens=st.none() | positive,
     prompt_wait_steps=counts,
+    divided_tokens=st.none() | positive,
 )
 paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32))
 loads = st.builds(
