@@ -219,7 +219,7 @@ class Engine:
         if self._stopping:
             return StepWork()
         beside = self._decodes or bool(self._schedule.decoding)
-        most_prompt_tokens = self._mixed_steps.most_prompt_tokens if beside else None
+        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(self._rows_left) if beside else None
         plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
@@ -232,6 +232,11 @@ class Engine:
         # A rank without work wants none.
         depth = self._depth.choose(len(plan.decoding)) if plan.decoding or chunks else 0
         return StepWork(plan.decoding, chunks, depth)
+
+    @property
+    def _rows_left(self) -> int:
+        """Rows of the largest graph for a part of a prompt; draft layers take none but a prompt's last tokens."""
+        return 0 if self._tails.draft_layers else max(self._tails.captured_rows - len(self._schedule.decoding), 0)
 
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request

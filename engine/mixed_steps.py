@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.smoothing import SmoothedRatio
 from mesh.blocks import BLOCK_TOKENS
+from mesh.tails import MOST_TOKENS
 
 # Before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
@@ -13,6 +14,8 @@ FIRST_TOKENS = 4 * BLOCK_TOKENS
 FEWEST_TOKENS = 16
 # Weight of the past against one more step. What a token takes grows with the tokens before it.
 DECAY = 0.7
+# What is left of a chunk's costs with each step whose prompts are rows of a graph: then chunks are tried again.
+FORGETTING = 0.99
 
 
 class MixedSteps:
@@ -21,6 +24,9 @@ class MixedSteps:
     That includes its share of what prompts cost however short they are: so the number comes near the right one from
     step to step, the more slowly the more of the time this is. A prompt whose tokens have many before them costs much
     however few it computes at once: its chunks are better large and rare, which a share of the time allows.
+
+    So few tokens that they are rows of a captured graph cost neither what chunks cost, which the host launches kernel by
+    kernel, nor in proportion to them. They are taken where a chunk of more does not end in time.
     """
 
     def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:
@@ -32,6 +38,10 @@ class MixedSteps:
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
         self._token_ms = SmoothedRatio()
+        # The same of tokens that are rows of a graph.
+        self._row_ms = SmoothedRatio()
+        # Grows while no chunk shows what its tokens take.
+        self._forgotten = 1.0
         # For how long requests decode alone before prompts go on.
         self._owed_ms = 0.0
         # Steps with both that were launched and not observed: what they will owe is not known.
@@ -43,8 +53,10 @@ class MixedSteps:
         """A step that `observe` gets later."""
         self._under_way += bool(prompt_tokens and decodes)
 
-    def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True) -> None:
-        """prompt_tokens: the most that any rank computed as those of prompts. decodes: some rank decoded."""
+    def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0) -> None:
+        """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: some rank decoded. row_tokens:
+        of prompts, computed here as rows of a graph; there are no chunks then.
+        """
         if not self._bounds:
             return
         ms, without_ms = seconds * 1000, self._without_ms.value or 0.0
@@ -52,16 +64,21 @@ class MixedSteps:
         if prompt_tokens:
             taken_ms, self._early_ms = self._early_ms + ms - decode_ms, 0.0
             self._token_ms.observe(taken_ms, prompt_tokens, DECAY)
+            self._forgotten = 1.0
             if decodes:
                 self._under_way -= 1
                 if self._decode_ms is not None:
                     self._owed_ms = max(self._owed_ms + taken_ms * self._decode_ms - decode_ms, 0.0)
-        elif self._under_way:
+            return
+        if self._under_way:
             self._early_ms += ms - decode_ms
-            self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
+        elif row_tokens:
+            self._row_ms.observe(ms - decode_ms, row_tokens, DECAY)
+            self._forgotten *= FORGETTING
         else:
+            decode_ms = ms
             self._without_ms.observe(ms, 1.0, DECAY)
-            self._owed_ms = max(self._owed_ms - ms, 0.0)
+        self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
         """Steps one after the other that computed nothing of prompts."""
@@ -79,14 +96,18 @@ class MixedSteps:
         """Whether prompts wait until requests have decoded for as long as they are to."""
         return self._decode_ms is not None and bool(self._owed_ms or self._under_way)
 
-    @property
-    def most_prompt_tokens(self) -> int | None:
-        """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them."""
+    def most_prompt_tokens(self, rows_left: int) -> int | None:
+        """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them.
+        rows_left: rows of the largest graph that no request takes; 0 if prompts are no rows.
+        """
         if self.owes:
             return 0
         if self._step_ms is None:
             return None
-        token_ms = self._token_ms.value
-        if token_ms is None:
-            return FIRST_TOKENS
-        return max(int((self._step_ms - (self._without_ms.value or 0.0)) / token_ms), FEWEST_TOKENS)
+        room_ms = self._step_ms - (self._without_ms.value or 0.0)
+        token_ms, row_ms = self._token_ms.value, self._row_ms.value
+        chunk = FIRST_TOKENS if token_ms is None else int(room_ms / (token_ms * self._forgotten))
+        most_rows = min(rows_left, MOST_TOKENS)
+        if chunk > most_rows or most_rows < FEWEST_TOKENS:
+            return max(chunk, FEWEST_TOKENS)
+        return min(max(int(room_ms / row_ms) if row_ms else 0, FEWEST_TOKENS), most_rows)

@@ -123,9 +123,8 @@ class StepPipeline:
         elif step.work.chunks:
             prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])
         self._meter.observe_step(seconds, decoding, prompts, accepted, beside)
-        if not (step.decode_only and step.work.chunks):
-            # Rows of a graph that compute tokens of prompts cost neither what such tokens nor what decoding costs.
-            self._mixed_steps.observe(seconds, step.prompt_tokens, step.decodes)
+        row_tokens = step.work.prompt_tokens if step.decode_only else 0
+        self._mixed_steps.observe(seconds, step.prompt_tokens, step.decodes, row_tokens)
         self._collected_at = now
         if step.work.scores_prompts:
             for index, part in step.launched.prompt_logprobs().items():

@@ -11,6 +11,7 @@ from engine.batch import StepShape
 from engine.engine import Engine
 from engine.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
 from engine.oracle import OracleBackend
+from mesh.tails import MOST_TOKENS
 from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
 from tests.support.sleeping_clock import SleepingClock
 
@@ -21,9 +22,10 @@ STEP_MS, TOKEN_MS = 10.0, 0.1
 def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 40) -> int:
     tokens = 0
     for _ in range(steps):
-        found = mixed.most_prompt_tokens
+        found = mixed.most_prompt_tokens(0)
         assert found is not None
         tokens = found
+        mixed.launched(tokens, True)
         mixed.observe(seconds(tokens), tokens)
     return tokens
 
@@ -47,10 +49,49 @@ def test_chunks_become_smaller_as_tokens_take_longer() -> None:
 
 
 def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_many_as_fit() -> None:
-    assert MixedSteps(30.0).most_prompt_tokens == FIRST_TOKENS
+    assert MixedSteps(30.0).most_prompt_tokens(0) == FIRST_TOKENS
     unlimited = MixedSteps(None)
     unlimited.observe(1.0, 64)
-    assert unlimited.most_prompt_tokens is None
+    assert unlimited.most_prompt_tokens(0) is None
+
+
+def launched_by_the_host(tokens: int) -> float:
+    """Seconds of a step whose chunks the host launches: 170 ms for any."""
+    return (170 + 0.3 * tokens) / 1000
+
+
+def as_rows(tokens: int) -> float:
+    return (20 + 0.25 * tokens) / 1000
+
+
+@pytest.mark.parametrize(("step_ms", "rows"), [(30.0, 40), (45.0, 100), (60.0, 128), (23.0, 16)])
+def test_few_tokens_are_rows_where_no_chunk_ends_in_time(step_ms: float, rows: int) -> None:
+    mixed, taken = MixedSteps(step_ms), []
+    mixed.observe(0.02, 0)
+    for _ in range(2000):
+        tokens = mixed.most_prompt_tokens(500)
+        assert tokens is not None
+        taken.append(tokens)
+        if tokens <= MOST_TOKENS:
+            mixed.observe(as_rows(tokens), 0, row_tokens=tokens)
+        else:
+            mixed.launched(tokens, True)
+            mixed.observe(launched_by_the_host(tokens), tokens)
+    # Chunks are tried again after some time.
+    chunks = [tokens for tokens in taken if tokens > MOST_TOKENS]
+    assert 1 < len(chunks) < len(taken) / 40
+    assert sorted(taken)[len(taken) // 2] == pytest.approx(rows, abs=1)
+
+
+def test_longer_steps_are_chunks() -> None:
+    mixed, tokens = MixedSteps(400.0), 0
+    mixed.observe(0.02, 0)
+    for _ in range(100):
+        tokens = mixed.most_prompt_tokens(500) or 0
+        assert tokens > MOST_TOKENS
+        mixed.launched(tokens, True)
+        mixed.observe(launched_by_the_host(tokens), tokens)
+    assert launched_by_the_host(tokens) == pytest.approx(0.4, rel=0.05)
 
 
 @given(st.floats(0.05, 0.9), st.floats(1, 50), st.floats(0.2, 500), st.sampled_from([0, 1]))
@@ -60,7 +101,7 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
     mixed.observe(without_ms / 1000, 0)
     taken, whole, flight = 0.0, 0.0, []
     for _ in range(4000):
-        prompts = mixed.most_prompt_tokens != 0
+        prompts = mixed.most_prompt_tokens(0) != 0
         mixed.launched(1000 * prompts, True)
         flight.append(prompts)
         if len(flight) > ahead:
@@ -78,10 +119,10 @@ def test_prompts_owe_nothing_while_nobody_decodes() -> None:
     mixed = MixedSteps(None, 0.5)
     for _ in range(3):
         mixed.launched(1000, False)
-        assert mixed.most_prompt_tokens is None
+        assert mixed.most_prompt_tokens(0) is None
         mixed.observe(1.0, 1000, decodes=False)
     mixed.launched(1000, True)
-    assert mixed.most_prompt_tokens == 0
+    assert mixed.most_prompt_tokens(0) == 0
 
 
 def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
