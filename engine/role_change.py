@@ -19,6 +19,8 @@ MAY_DIFFER = frozenset(
         "warm_up",
         "max_requests",
         "max_step_tokens",
+        "mixed_step_ms",
+        "prompt_share",
         "total_blocks",
         "kv_memory_fraction",
         "memory_share",

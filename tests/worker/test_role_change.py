@@ -100,5 +100,6 @@ def test_what_needs_other_weights_is_named(changes: dict[str, object], named: st
 def test_what_is_made_anew_may_differ() -> None:
     config = EngineConfig(model_dir=Path("/a"), parallel=ParallelConfig(ranks=2, tp=2), drafts=DraftsConfig(next_n=1))
     changes = {"max_requests": 7, "total_blocks": 9, "kv_dtype": "float8_e4m3fn", "transfer": {}, "overlap": "on"}
+    changes |= {"mixed_step_ms": 40.0, "prompt_share": 0.3}
     changed = {"drafts": {"next_n": 3}, "parallel": {"tp": 2, "dp": 1, "prompt_wait_steps": 4}}
     check_keeps_weights(config, EngineConfig.model_validate({**config.model_dump(), **changes, **changed}))
