@@ -57,11 +57,14 @@ class ParallelConfig(Config):
 
     @property
     def divided_tokens(self) -> int | None:
-        """`context_parallel_tokens` without "auto"."""
+        """`context_parallel_tokens` without "auto"; None where no chunk is divided, whatever is asked for."""
+        # As `Layout` divides them.
+        tp = self.tp or self.world // (self.dp or self.world)
+        if tp > 1 or self.world == 1:
+            return None
         if self.context_parallel_tokens != "auto":
             return self.context_parallel_tokens
-        several = (self.dp or 1) > 1 and (self.tp or 1) == 1 and self.hosts == 1
-        return FEWEST_DIVIDED if several and self.two_batch != "on" else None
+        return FEWEST_DIVIDED if self.hosts == 1 and self.two_batch != "on" else None
 
     @property
     def ranks_a_host(self) -> int:

@@ -56,3 +56,17 @@ def test_ranks_of_one_host_compute_long_prompts_together() -> None:
         assert parallel.divided_tokens is None
     assert ParallelConfig(dp=2, hosts=2, context_parallel_tokens=7).divided_tokens == 7
     assert ParallelConfig(dp=2, context_parallel_tokens=None).divided_tokens is None
+
+
+@pytest.mark.parametrize("tokens", [7, "auto"])
+def test_no_prompt_is_divided_where_no_rank_can(tokens: object) -> None:
+    for layout in ({"tp": 2, "dp": 2}, {"dp": 1}):
+        apart = ParallelConfig.model_validate({**layout, "context_parallel_tokens": tokens})
+        assert apart.divided_tokens is None
+
+
+def test_ranks_without_a_layout_divide_prompts_as_ranks_that_decode() -> None:
+    for layout in ({"ranks": 4}, {"ranks": 4, "tp": 1}):
+        parallel = ParallelConfig.model_validate({**layout, "context_parallel_tokens": "auto"})
+        chosen, _ = choose_parallel(oracle_config(parallel=parallel), WorkerRole.DECODE)
+        assert parallel.divided_tokens == chosen.divided_tokens == FEWEST_DIVIDED
