@@ -33,6 +33,7 @@ def plan_step(
     suspended: int = 0,
     standing: Standing = ALONE,
     most_prompt_tokens: int | None = None,
+    decodes: bool = False,
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
@@ -40,7 +41,8 @@ def plan_step(
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
-    most_prompt_tokens: of the step; None if only `limits` bound them.
+    most_prompt_tokens: of the step if any request decodes; None if only `limits` bound them. decodes: some do on other
+    ranks. If all here stall and none decodes elsewhere, nobody is held up, and prompts may hold the blocks that lack.
     """
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
@@ -55,7 +57,8 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
-    budget = _prompt_budget(decoding, limits, most_prompt_tokens)
+    bound = most_prompt_tokens if decoding or decodes else None
+    budget = _prompt_budget(decoding, limits, bound)
     admitted: list[Candidate[RequestT]] = []
     # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
     if not preempted:
@@ -71,7 +74,7 @@ def plan_step(
             # The others find their way into what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
-            budget = _prompt_budget(decoding, limits, most_prompt_tokens)
+            budget = _prompt_budget(decoding, limits, bound)
         else:
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)

@@ -152,7 +152,9 @@ class Engine:
         if on_admitted is not None:
             on_admitted()
         waiting = self._schedule.waiting_prompts
-        held_back = (waiting and not self._alignment.opens) or self._mixed_steps.owes
+        held_back = waiting and not self._alignment.opens
+        # While somebody decodes, to whom prompts give the time back that they took.
+        held_back = held_back or (self._mixed_steps.owes and (self._decodes or bool(work.decoding)))
         shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting))
         self._alignment = self._alignment.after(shape)
         self._decodes = shape.decodes
@@ -218,9 +220,8 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        beside = self._decodes or bool(self._schedule.decoding)
-        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(self._rows_left) if beside else None
-        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens)
+        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(self._rows_left)
+        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens, self._decodes)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()

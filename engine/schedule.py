@@ -82,13 +82,17 @@ class Schedule:
         return self._waiting.tokens > 0
 
     def plan(
-        self, suspended: int, prompts_begin: bool = True, most_prompt_tokens: int | None = None
+        self,
+        suspended: int,
+        prompts_begin: bool = True,
+        most_prompt_tokens: int | None = None,
+        decodes: bool = False,
     ) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
-        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens: see
+        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens, decodes: see
         `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
@@ -104,6 +108,7 @@ class Schedule:
             suspended + len(self._running.decoding) - len(decoding),
             self._tenants.standing,
             most_prompt_tokens,
+            decodes,
         )
 
     def carry_out(self, plan: StepPlan[Request]) -> None:

@@ -1,6 +1,8 @@
 """Steps that compute prompts beside requests that decode, and end in a set time."""
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +13,14 @@ from engine.batch import StepShape
 from engine.engine import Engine
 from engine.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
 from engine.oracle import OracleBackend
+from engine.protocol.messages import Cancel, LandingOpened
 from mesh.tails import MOST_TOKENS
+from tests.support.disaggregation import moving_engine
 from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
+from tests.support.fake_agent import Fabric, FakeAgent
+from tests.support.remote_prompts import prefill_of
 from tests.support.sleeping_clock import SleepingClock
+from transfer.config import TransferConfig
 
 # A step of the oracle that decodes, and what a token of a prompt adds.
 STEP_MS, TOKEN_MS = 10.0, 0.1
@@ -197,6 +204,54 @@ def test_a_prompt_whose_decoding_neighbours_have_ended_waits_no_longer() -> None
     for _ in range(40):
         transcript.record(engine.step())
     assert len(transcript.token_ids[1]) == 2
+
+
+def pushing_beside_decoding() -> tuple[Engine, Fabric]:
+    """An engine of ten blocks, whose request 0 decodes while prompts may take a hundredth of its time. Request 1, which
+    it is to push, has eight of them and has computed one chunk.
+    """
+    clock, fabric = SleepingClock(), Fabric(random.Random(0))
+    config = oracle_config(
+        total_blocks=10,
+        max_step_tokens=64,
+        prompt_share=0.01,
+        transfer=TransferConfig(),
+        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
+    )
+    backend = OracleBackend(config, clock, clock.sleep)
+    agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric)
+    engine = Engine(config, backend, clock, agent)
+    engine.submit(submit_of(0, prompt_of(10), 150))
+    for _ in range(4):
+        engine.step()
+    decode, remote = moving_engine(fabric), submit_of(1, prompt_of(500, seed=1), 2, remote_prefill=True)
+    decode.submit(remote)
+    decode.step()
+    (opened,) = decode.transfers.drain_news()
+    assert isinstance(opened, LandingOpened)
+    engine.submit(prefill_of(remote, opened))
+    engine.step()
+    return engine, fabric
+
+
+def test_a_prompt_goes_on_if_it_holds_the_blocks_that_decoding_requests_lack() -> None:
+    engine, fabric = pushing_beside_decoding()
+    transcript = Transcript()
+    for _ in range(2000):
+        fabric.run_one()
+        engine.poll_transfers()
+        if engine.has_work():
+            transcript.record_rest(engine.step())
+    assert transcript.ends.keys() == {0, 1}
+
+
+def test_an_engine_whose_blocks_are_being_pushed_has_no_work_though_its_prompts_took_time() -> None:
+    engine, _ = pushing_beside_decoding()
+    engine.cancel(Cancel(0))
+    engine.submit(submit_of(2, prompt_of(200, seed=2), 2))
+    for _ in range(20):
+        engine.step()
+    assert engine.load().waiting_requests == 1 and not engine.has_work()
 
 
 def test_a_prompt_alone_takes_whole_steps() -> None:
