@@ -81,12 +81,13 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         However short these are, it takes as long as one without them, and as the host takes to launch it.
         """
-        least_ms = self.prefill_step_ms if chunks_ms else 0.0
         if not requests:
-            return max(chunks_ms, least_ms)
+            return max(chunks_ms, self.prefill_step_ms) if chunks_ms else 0.0
         excess = context_tokens - requests * self.decode_context_tokens
         decode_ms = max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms)
-        return max(decode_ms, chunks_ms + decode_ms * self.decode_beside_prompts, least_ms)
+        if not chunks_ms:
+            return decode_ms
+        return max(decode_ms, chunks_ms + decode_ms * self.decode_beside_prompts, self.prefill_step_ms)
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

@@ -47,6 +47,8 @@ def test_decoding_beside_prompts_adds_its_share_of_a_step() -> None:
     assert costs.step_ms(8, 0, 0.0) == 24.0
     # The weights are read however few tokens of prompts there are.
     assert costs.step_ms(8, 0, 10.0) == 24.0
+    slow = msgspec.structs.replace(STEPS, decode_beside_prompts=1.5)
+    assert (slow.step_ms(8, 0, 100.0), slow.step_ms(8, 0, 0.0)) == (136.0, 24.0)
 
 
 def test_tokens_late_in_a_prompt_take_longer() -> None:
