@@ -52,7 +52,7 @@ COMMAND_LINE = "from cli.main import main; main()"
 MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
 # Of "aligned ifb".
 PROMPT_WAIT_STEPS = 8
-# Of "divided ifb": the fewest tokens that are divided, and a step's.
+# The fewest tokens that "divided ifb" divides, and the tokens of its steps.
 DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 1024, 4096
 # Behind a change of roles.
 FEW_REQUESTS = 8
@@ -176,7 +176,7 @@ async def _all_rates(name: str, mesh: ModelMesh, options: Options) -> list[Measu
 
 
 def settled(report: Report, begins: float, options: Options) -> Summary:
-    """Of the requests that count. begins: when the rate does."""
+    """Summarizes the requests that count. begins: when the rate does."""
     first, last = begins + options.settle_seconds, begins + options.seconds - options.settle_seconds
     counted = [record for record in report.records if first <= record.scheduled_s < last]
     return summarize(counted, Objectives(ttft_ms=TTFT_MS, tpot_ms=options.tpot_ms))

@@ -31,7 +31,7 @@ class Selection:
         return self.columns.shape[1]
 
     def of(self, heads: slice) -> "Selection":
-        """Of some heads."""
+        """What is selected for some heads."""
         return Selection(self.columns[heads], self.slashes[heads])
 
 

@@ -28,7 +28,7 @@ class Int4FeedForward:
 
     @property
     def expert_bytes(self) -> int:
-        """Of one expert's weights, both products."""
+        """Bytes of one expert's weights, for both products."""
         return sum(weight.tiles[0].numel() for weight in (self.gate_up, self.down))
 
 

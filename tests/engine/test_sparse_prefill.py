@@ -171,7 +171,7 @@ def test_attention_to_a_compressed_pool_that_leaves_nothing_out_is_exact(
 def test_outputs_that_are_quantized_on_the_way_are_those_of_layers_that_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a checkpoint in FP8, computed in bfloat16, with heads in two parts: to the last bit, in three layers."""
+    """A checkpoint in FP8, computed in bfloat16 with heads in two parts: to the last bit, in three layers."""
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 512)
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
     worker = Worker(checkpoint, dtype="bfloat16", weights="quantized", kv_dtype="float8_e4m3fn")
