@@ -42,10 +42,10 @@ def packed(shape: StepShape) -> int:
                                                   61  prefills     1
 
     The configuration bounds what takes more than a bit. A shape that only decodes is given by its rows, and its tokens
-    are rows * (1 + drafts); any other by its tokens.
+    are rows * (1 + drafts); any other by its tokens. Rows need fewer bits: the highest of them says whether it owes.
     """
     return (
-        (shape.rows if shape.decode_only else shape.tokens)
+        (shape.rows | shape.owes << 19 if shape.decode_only else shape.tokens)
         | shape.drawing << 20
         | shape.beginning << 32
         | shape.waiting_prompts << 44
@@ -62,11 +62,11 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
 
     other: packed; bits above are ignored. Written out, because it delays every step of every rank.
     """
-    tokens, drafts, rows = other & 0xFFFFF, other >> 55 & 7, 0
+    tokens, drafts, rows, owes = other & 0xFFFFF, other >> 55 & 7, 0, False
     decode_only = other >> 58 & 1 == 1
     if decode_only:
-        rows = tokens
-        tokens *= 1 + drafts
+        rows, owes = tokens & 0x7FFFF, tokens > 0x7FFFF
+        tokens = rows * (1 + drafts)
     drawing, beginning = other >> 20 & 0xFFF, other >> 32 & 0xFFF
     return StepShape(
         tokens if tokens > proposal.tokens else proposal.tokens,
@@ -79,4 +79,5 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
         proposal.decodes or other >> 60 & 1 == 1,
         proposal.prefills or other >> 61 & 1 == 1,
         rows if rows > proposal.rows else proposal.rows,
+        proposal.decode_only and decode_only and (proposal.owes or owes),
     )

@@ -152,6 +152,8 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     prefills: bool = False
     # The most rows of a decode graph that any rank takes: a prompt's few tokens may take several.
     rows: int = 0
+    # For engine.mixed_steps. Some rank's prompts wait behind this step too; false if it computes any.
+    owes: bool = False
 
 
 class Launched(Protocol):

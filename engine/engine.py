@@ -154,9 +154,11 @@ class Engine:
         waiting = self._schedule.waiting_prompts
         held_back = waiting and not self._alignment.opens
         # While somebody decodes, to whom prompts give the time back that they took.
-        held_back = held_back or (self._mixed_steps.owes and (self._decodes or bool(work.decoding)))
-        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting))
+        held_back = held_back or (self._mixed_steps.waits and (self._decodes or bool(work.decoding)))
+        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, self._mixed_steps.owes))
         self._alignment = self._alignment.after(shape)
+        if self._alignment.ranks > 1:
+            self._mixed_steps.agreed(shape.owes)
         self._decodes = shape.decodes
         if shape.stopping:
             self.stopped = True

@@ -46,6 +46,8 @@ class MixedSteps:
         self._owed_ms = 0.0
         # Steps with both that were launched and not observed: what they will owe is not known.
         self._under_way = 0
+        # What `agreed` was told last; None without other ranks.
+        self._others_owe: bool | None = None
         # What the step before such a one took longer: its end is seen late if the host launches the next one meanwhile.
         self._early_ms = 0.0
 
@@ -93,14 +95,33 @@ class MixedSteps:
 
     @property
     def owes(self) -> bool:
-        """Whether prompts wait until requests have decoded for as long as they are to."""
-        return self._decode_ms is not None and bool(self._owed_ms or self._under_way)
+        """Whether prompts are to wait behind the next step too, by this rank's clock."""
+        pays_ms = self._without_ms.value or 0.0
+        return self._decode_ms is not None and (self._owed_ms > pays_ms or bool(self._under_way))
+
+    def agreed(self, owes: bool) -> None:
+        """owes: what some of several ranks said before the last step.
+
+        Their prompts go on in the same step. A rank whose clock is behind would otherwise find each time that others
+        have just begun the next prompt, and never begin one.
+        """
+        self._others_owe = owes
+
+    @property
+    def waits(self) -> bool:
+        """Whether prompts wait until requests have decoded for as long as they are to.
+
+        What a rank still owes when all go on is added to what it owes behind that step.
+        """
+        if self._others_owe is None:
+            return self._decode_ms is not None and bool(self._owed_ms or self._under_way)
+        return self._others_owe or self.owes
 
     def most_prompt_tokens(self, rows_left: int) -> int | None:
         """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them.
         rows_left: rows of the largest graph that no request takes; 0 if prompts are no rows.
         """
-        if self.owes:
+        if self.waits:
             return 0
         if self._step_ms is None:
             return None

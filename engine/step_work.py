@@ -39,8 +39,8 @@ class StepWork(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
-    def shape(self, stopping: bool, tails: Tails, waiting_prompts: bool = False) -> StepShape:
-        """What this rank proposes to launch. waiting_prompts: there are some here to compute."""
+    def shape(self, stopping: bool, tails: Tails, waiting_prompts: bool = False, owes: bool = False) -> StepShape:
+        """What this rank proposes to launch. waiting_prompts: there are some here to compute; owes: see MixedSteps."""
         rows = self._rows(tails)
         if rows is None:
             decoded = sum(map(self._draws, self.decoding)) if self.depth else len(self.decoding)
@@ -58,6 +58,7 @@ class StepWork(msgspec.Struct, frozen=True):
             decodes=bool(self.decoding),
             prefills=any(chunk.tokens < chunk.request.progress.left for chunk in self.chunks),
             rows=rows or 0,
+            owes=owes and rows is not None,
         )
 
     def launch_rows(self) -> tuple[list[Request], list[Row]]:

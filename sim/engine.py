@@ -99,7 +99,8 @@ class SimulatedEngine(Engine):
         self._enqueue_compiled()
         self._resume_arrived()
         self._proposed = super()._plan()
-        return self._proposed.shape(self._stopping, self._tails, self._schedule.waiting_prompts)
+        waiting, owes = self._schedule.waiting_prompts, self._mixed_steps.owes
+        return self._proposed.shape(self._stopping, self._tails, waiting, owes)
 
     @property
     def proposed(self) -> StepWork:

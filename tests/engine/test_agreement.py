@@ -50,10 +50,11 @@ def engine_beside(backend: Any, others: Others) -> Engine:
     return Engine(oracle_config(total_blocks=16), backend, lambda: 0.0, agreement=others)
 
 
-def shape_of(size: int, drafts: int, *, decode_only: bool, **others: Any) -> StepShape:
+def shape_of(size: int, drafts: int, *, decode_only: bool, owes: bool = False, **others: Any) -> StepShape:
     """size: rows if all of them decode, otherwise tokens."""
     rows = size % (MOST_REQUESTS + SPARE_ROWS) if decode_only else 0
-    return StepShape(rows * (1 + drafts) if decode_only else size, decode_only, drafts=drafts, rows=rows, **others)
+    tokens = rows * (1 + drafts) if decode_only else size
+    return StepShape(tokens, decode_only, drafts=drafts, rows=rows, owes=owes and decode_only, **others)
 
 
 SHAPES = st.builds(
@@ -67,6 +68,7 @@ SHAPES = st.builds(
     waiting_prompts=st.integers(0, MOST_WORKER_RANKS),
     decodes=st.booleans(),
     prefills=st.booleans(),
+    owes=st.booleans(),
 )
 
 
@@ -86,6 +88,7 @@ def test_ranks_agree_on_the_least_shape_that_holds_both_of_the_largest_that_may_
         decodes=one.decodes or other.decodes,
         prefills=one.prefills or other.prefills,
         rows=max(one.rows, other.rows),
+        owes=one.decode_only and other.decode_only and (one.owes or other.owes),
     )
 
 

@@ -13,6 +13,7 @@ from engine.batch import StepShape
 from engine.engine import Engine
 from engine.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
 from engine.oracle import OracleBackend
+from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Cancel, LandingOpened
 from mesh.tails import MOST_TOKENS
 from tests.support.disaggregation import moving_engine
@@ -130,6 +131,27 @@ def test_prompts_owe_nothing_while_nobody_decodes() -> None:
         mixed.observe(1.0, 1000, decodes=False)
     mixed.launched(1000, True)
     assert mixed.most_prompt_tokens(0) == 0
+
+
+@given(st.floats(0.1, 0.8), st.floats(-60, 60), st.integers(0, 1000))
+def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_ms: float, seed: int) -> None:
+    ranks, random_ms = (MixedSteps(None, share), MixedSteps(None, share)), random.Random(seed)
+    for rank in ranks:
+        rank.observe(0.03, 0)
+    begun = 0
+    for _ in range(500):
+        prompts = {rank.most_prompt_tokens != 0 for rank in ranks}
+        assert len(prompts) == 1
+        tokens = 1000 * prompts.pop()
+        begun += tokens > 0
+        owes = any(rank.owes for rank in ranks) and not tokens
+        for rank, off_ms in zip(ranks, (0, late_ms), strict=True):
+            rank.launched(tokens, True)
+            rank.agreed(owes)
+            ms = random_ms.gauss(30, 1) + bool(tokens) * (300 + off_ms)
+            rank.observe(ms / 1000, tokens)
+    assert begun >= 500 / (3 + 360 / 30 * (1 - share) / share)
+    assert 300 * (begun - 1) <= share * (300 * begun + 30 * 500) * 1.02
 
 
 def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
@@ -268,12 +290,14 @@ class Decoding:
 
     due = False
 
-    def __init__(self) -> None:
+    def __init__(self, owes: bool = False) -> None:
         self.proposals: list[StepShape] = []
+        self.owes = owes
 
     def agree(self, proposal: StepShape) -> StepShape:
         self.proposals.append(proposal)
-        return msgspec.structs.replace(proposal, tokens=max(proposal.tokens, 1), decodes=True)
+        tokens, owes = max(proposal.tokens, 1), self.owes and proposal.decode_only
+        return msgspec.structs.replace(proposal, tokens=tokens, decodes=True, owes=owes)
 
 
 def test_a_prompt_leaves_requests_of_other_ranks_their_pace() -> None:
@@ -284,3 +308,19 @@ def test_a_prompt_leaves_requests_of_other_ranks_their_pace() -> None:
     engine.submit(submit_of(0, prompt_of(2000), 2))
     engine.step()
     assert other.proposals[-1].tokens == FIRST_TOKENS
+
+
+def test_a_prompt_waits_while_another_rank_owes() -> None:
+    parallel = ParallelConfig(dp=2, prompt_wait_steps=0)
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, prompt_share=0.5, parallel=parallel)
+    other = Decoding(owes=True)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=other)
+    engine.step()
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    for _ in range(3):
+        engine.step()
+    assert other.proposals[-1].tokens == 0 and engine.has_work()
+    other.owes = False
+    engine.step()
+    engine.step()
+    assert other.proposals[-1].tokens == 2000
