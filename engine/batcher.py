@@ -57,8 +57,7 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
-    bound = most_prompt_tokens if decoding or decodes else None
-    budget = _prompt_budget(decoding, limits, bound)
+    budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
     admitted: list[Candidate[RequestT]] = []
     # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
     if not preempted:
@@ -74,7 +73,7 @@ def plan_step(
             # The others find their way into what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
-            budget = _prompt_budget(decoding, limits, bound)
+            budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
         else:
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
@@ -82,9 +81,13 @@ def plan_step(
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
-def _prompt_budget(decoding: Iterable[Schedulable], limits: Limits, most_prompt_tokens: int | None) -> int:
+def _prompt_budget(
+    decoding: Sequence[Schedulable], limits: Limits, most_prompt_tokens: int | None, decodes: bool
+) -> int:
     left = limits.max_step_tokens - sum(request.draws for request in decoding)
-    return left if most_prompt_tokens is None else min(left, most_prompt_tokens)
+    if most_prompt_tokens is None or not (decoding or decodes):
+        return left
+    return min(left, most_prompt_tokens)
 
 
 def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[RequestT]:

@@ -68,6 +68,23 @@ def test_the_earliest_request_stalls_while_transfers_hold_what_it_needs() -> Non
     assert (step.preempted, step.decoding) == ([], [other])
 
 
+def test_prompts_are_bounded_only_while_somebody_decodes() -> None:
+    prompt, decoding = running(0, 200, 64, range(1, 5)), running(1, 66, 65, [5, 6])
+    assert plan([decoding], [prompt], most_prompt_tokens=0).chunks == []
+    # All that decode give way to another tenant's prompt.
+    waiting = candidate(2, 100)
+    prompt.share = decoding.share = Share("busy")
+    waiting.request.share = Share("quiet")
+    full, standing = Limits(max_step_tokens=256, max_requests=2), Standing({"busy": 400.0}, {"busy": 2})
+    step = plan([decoding], [prompt], [waiting], limits=full, standing=standing, most_prompt_tokens=0)
+    assert step.preempted == [decoding] and step.chunks
+    # Or they stall, and the prompt, whose KV is being pushed, holds the blocks that lack.
+    stalled = running(0, 65, 64, [0])
+    prompt.is_pushed = True
+    step = plan([stalled], [prompt], free_blocks=0, most_prompt_tokens=0)
+    assert step.decoding == [] and [chunk.request for chunk in step.chunks] == [prompt]
+
+
 @given(situations())
 def test_only_the_latest_are_preempted_and_no_more_than_needed(situation: Situation) -> None:
     decoding, prompts, waiting, free = situation

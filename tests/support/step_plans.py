@@ -64,10 +64,13 @@ def plan(
     limits: Limits = LIMITS,
     suspended: int = 0,
     standing: Standing = ALONE,
+    most_prompt_tokens: int | None = None,
 ) -> StepPlan[Request]:
     held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
-    return plan_step(decoding, prompts, waiting, free_blocks, references, limits, suspended, standing)
+    return plan_step(
+        decoding, prompts, waiting, free_blocks, references, limits, suspended, standing, most_prompt_tokens
+    )
 
 
 def chunks_of(step: StepPlan[Request]) -> list[tuple[int, int]]:
