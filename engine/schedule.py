@@ -92,8 +92,8 @@ class Schedule:
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
-        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens, decodes: see
-        `plan_step`.
+        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens, decodes:
+        see `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.

@@ -140,7 +140,7 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
         rank.observe(0.03, 0)
     begun = 0
     for _ in range(500):
-        prompts = {rank.most_prompt_tokens != 0 for rank in ranks}
+        prompts = {rank.most_prompt_tokens(0) != 0 for rank in ranks}
         assert len(prompts) == 1
         tokens = 1000 * prompts.pop()
         begun += tokens > 0
