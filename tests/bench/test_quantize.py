@@ -70,4 +70,5 @@ def test_the_highest_memory_is_found_though_it_was_given_back() -> None:
         pages.write(bytes(50_000_000))
         peak.look()
         pages.close()
-    assert 50e6 <= peak.peak_bytes < 150e6
+    # The kernel counts what each thread takes and gives back in lots, so that some megabytes of others may be missing.
+    assert 40e6 <= peak.peak_bytes < 150e6
