@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.agreement import Agreement, OneRank
 from engine.alignment import Alignment
-from engine.batch import Backend, Row, Sample
+from engine.batch import Backend, Row, Sample, StepShape
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.draft_depth import DraftDepth
@@ -151,15 +151,7 @@ class Engine:
         work = self._plan()
         if on_admitted is not None:
             on_admitted()
-        waiting = self._schedule.waiting_prompts
-        held_back = waiting and not self._alignment.opens
-        # While somebody decodes, to whom prompts give the time back that they took.
-        held_back = held_back or (self._mixed_steps.waits and (self._decodes or bool(work.decoding)))
-        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, self._mixed_steps.owes))
-        self._alignment = self._alignment.after(shape)
-        if self._alignment.ranks > 1:
-            self._mixed_steps.agreed(shape.owes)
-        self._decodes = shape.decodes
+        shape, held_back = self._agree(work)
         if shape.stopping:
             self.stopped = True
             return None
@@ -222,7 +214,8 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(self._rows_left)
+        rows_left = self._tails.rows_left(len(self._schedule.decoding))
+        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(rows_left)
         plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens, self._decodes)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
@@ -236,10 +229,18 @@ class Engine:
         depth = self._depth.choose(len(plan.decoding)) if plan.decoding or chunks else 0
         return StepWork(plan.decoding, chunks, depth)
 
-    @property
-    def _rows_left(self) -> int:
-        """Rows of the largest graph for a part of a prompt; draft layers take none but a prompt's last tokens."""
-        return 0 if self._tails.draft_layers else max(self._tails.captured_rows - len(self._schedule.decoding), 0)
+    def _agree(self, work: StepWork) -> tuple[StepShape, bool]:
+        """What all ranks launch, and whether prompts that this step leaves may begin with the next."""
+        waiting, mixed_steps = self._schedule.waiting_prompts, self._mixed_steps
+        held_back = waiting and not self._alignment.opens
+        # While somebody decodes, to whom prompts give the time back that they took.
+        held_back = held_back or (mixed_steps.waits and (self._decodes or bool(work.decoding)))
+        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, mixed_steps.owes))
+        self._alignment = self._alignment.after(shape)
+        if self._alignment.ranks > 1:
+            mixed_steps.agreed(shape.owes)
+        self._decodes = shape.decodes
+        return shape, held_back
 
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request

@@ -26,6 +26,12 @@ class Tails(msgspec.Struct, frozen=True):
     captured_rows: int = 0
     draft_layers: int = 0
 
+    def rows_left(self, decoding: int) -> int:
+        """Rows of the largest graph that may compute any part of a prompt beside so many requests: with draft layers
+        none, since a chunk has to end its prompt there.
+        """
+        return 0 if self.draft_layers else max(self.captured_rows - decoding, 0)
+
     def rows(self, chunk: Chunk[Request], drafts: int) -> int | None:
         """How many rows with up to so many drafts compute the chunk; None if it is no tail. Asked before its launch."""
         progress, tokens = chunk.request.progress, chunk.tokens

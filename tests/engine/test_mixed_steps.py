@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -154,66 +155,52 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
     assert 300 * (begun - 1) <= share * (300 * begun + 30 * 500) * 1.02
 
 
-def longest_gap(mixed_step_ms: float | None) -> tuple[float, float]:
-    """The longest step while one request decodes and a prompt of 4,000 tokens comes, and the time to its first token:
-    milliseconds.
-    """
+class Beside(NamedTuple):
+    """What a request that decodes saw while a prompt was computed, milliseconds."""
+
+    first_token_ms: float
+    # Of each step, from when the prompt came.
+    gaps_ms: list[float]
+    # Mean time of the request's tokens.
+    token_ms: float
+
+
+def beside_a_prompt(tokens: int, **settings: Any) -> Beside:
     clock = SleepingClock()
-    config = oracle_config(
-        total_blocks=160,
-        max_step_tokens=2048,
-        mixed_step_ms=mixed_step_ms,
-        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
-    )
+    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
+    config = oracle_config(total_blocks=400, oracle=oracle, **settings)
     engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
     engine.submit(submit_of(0, prompt_of(10), 2000))
     transcript = Transcript()
     for _ in range(20):
         transcript.record(engine.step())
-    engine.submit(submit_of(1, prompt_of(4000, seed=1), 2))
-    begun, gaps = clock.now, []
+    engine.submit(submit_of(1, prompt_of(tokens, seed=1), 2))
+    begun, before, times = clock.now, len(transcript.token_ids[0]), [clock.now]
     while 1 not in transcript.token_ids:
-        before = clock.now
         transcript.record(engine.step())
-        gaps.append(1000 * (clock.now - before))
-    # The first step with tokens of the prompt is taken before one has been measured.
-    return max(gaps[1:]), 1000 * (clock.now - begun)
+        times.append(clock.now)
+    first_token_ms = 1000 * (clock.now - begun)
+    gaps_ms = [1000 * (later - earlier) for earlier, later in pairwise(times)]
+    return Beside(first_token_ms, gaps_ms, first_token_ms / (len(transcript.token_ids[0]) - before))
 
 
 def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
-    unlimited, soon = longest_gap(None)
-    limited, late = longest_gap(30.0)
-    assert unlimited > 150
-    assert limited == pytest.approx(30.0, rel=0.05)
+    unlimited, limited = (beside_a_prompt(4000, max_step_tokens=2048, mixed_step_ms=ms) for ms in (None, 30.0))
+    # The first step with tokens of the prompt is taken before one has been measured.
+    assert max(unlimited.gaps_ms[1:]) > 150
+    assert max(limited.gaps_ms[1:]) == pytest.approx(30.0, rel=0.05)
     # Two thirds of each step are the prompt's.
-    assert soon == pytest.approx(410, rel=0.1) and late == pytest.approx(600, rel=0.2)
+    assert unlimited.first_token_ms == pytest.approx(410, rel=0.1)
+    assert limited.first_token_ms == pytest.approx(600, rel=0.2)
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_a_long_prompt_leaves_running_requests_most_of_the_time(share: float, overlap: str) -> None:
-    clock = SleepingClock()
-    config = oracle_config(
-        total_blocks=400,
-        max_step_tokens=1024,
-        prompt_share=share,
-        overlap=overlap,
-        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
-    )
-    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
-    engine.submit(submit_of(0, prompt_of(10), 2000))
-    transcript = Transcript()
-    for _ in range(20):
-        transcript.record(engine.step())
-    engine.submit(submit_of(1, prompt_of(20_000, seed=1), 2))
-    begun, tokens = clock.now, len(transcript.token_ids[0])
-    while 1 not in transcript.token_ids:
-        transcript.record(engine.step())
-    passed_ms = 1000 * (clock.now - begun)
-    token_ms = passed_ms / (len(transcript.token_ids[0]) - tokens)
+    found = beside_a_prompt(20_000, max_step_tokens=1024, prompt_share=share, overlap=overlap)
     # The last chunk's time is not given back yet.
-    assert token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
-    assert passed_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
+    assert found.token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
+    assert found.first_token_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
 
 
 def test_a_prompt_whose_decoding_neighbours_have_ended_waits_no_longer() -> None:
