@@ -25,16 +25,8 @@ import bench.node
 from bench.load.client import Target
 from bench.load.run import plan
 from bench.load.summary import Objectives
-from bench.node.disaggregation import (
-    MESHES,
-    RANGE_RATIO,
-    TPOT_MS,
-    TTFT_MS,
-    Measured,
-    Options,
-    load_options,
-    settings_of,
-)
+from bench.node.disaggregation import Measured
+from bench.node.served_meshes import MESHES, RANGE_RATIO, TPOT_MS, TTFT_MS, Options, load_options, settings_of
 from bench.rank.model import DEEPSEEK_R1
 from engine.config import EngineConfig
 from engine.tails import most_rows

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.node.disaggregation import DIVIDED_TOKENS, MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
+from bench.node.served_meshes import DIVIDED_TOKENS, MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
 from engine.parallel.config import ParallelConfig
 from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict, wrong_setting
 

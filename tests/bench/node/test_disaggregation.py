@@ -11,7 +11,8 @@ from bench.load.records import RequestRecord
 from bench.load.report import Report
 from bench.load.run import plan
 from bench.load.summary import Objectives, summarize
-from bench.node.disaggregation import MESHES, Options, load_options, settings_of, settled, write_model
+from bench.node.disaggregation import settled
+from bench.node.served_meshes import MESHES, Options, load_options, settings_of, write_model
 from cli.launcher.composition import compose
 from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings

@@ -1,0 +1,101 @@
+"""The meshes that are compared on the same GPUs, and what they serve: see `bench.node.disaggregation`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.load.options import LoadOptions
+from bench.rank.model import DEEPSEEK_R1, write_shape
+from tools.byte_tokenizer import write_tokenizer
+
+SHAPE = "r1"
+RANGE_RATIO = 0.3
+TTFT_MS = 2000.0
+# With all layers.
+TPOT_MS = 50.0
+PREFILL_STEP_TOKENS = 8192
+MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
+# How many steps prompts of "aligned ifb" wait.
+PROMPT_WAIT_STEPS = 8
+# The fewest tokens that "divided ifb" divides, and the tokens of its steps.
+DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 1024, 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    rates: tuple[float, ...]
+    seconds: float
+    isl: int
+    osl: int
+    layers: int
+    model: Path | None
+    # Most requests that a rank runs at once.
+    max_requests: int
+    gpus: int = 2
+    meshes: tuple[str, ...] = MESHES
+    # More for both meshes.
+    settings: tuple[str, ...] = ()
+    # Seconds of arrivals before the others, which are not counted: as many as an answer takes, or more.
+    warm_up_seconds: float = 0.0
+    # Whether all rates send the same prompts.
+    same_prompts: bool = False
+    # Drafts behind each token.
+    next_n: int = 0
+    role_changes: bool = False
+    # Seconds of each rate, at its begin and at its end, whose requests do not count.
+    settle_seconds: float = 0.0
+
+    @property
+    def tpot_ms(self) -> float:
+        return TPOT_MS * self.layers / int(DEEPSEEK_R1["num_hidden_layers"])
+
+
+def write_model(directory: Path, layers: int, mtp_modules: int = 0) -> Path:
+    """A directory from which workers with random weights, and a gateway, are started."""
+    write_tokenizer(directory, int(DEEPSEEK_R1["vocab_size"]), int(DEEPSEEK_R1["max_position_embeddings"]))
+    return write_shape(directory, SHAPE, layers, "w4a8", mtp_modules)
+
+
+def settings_of(mesh: str, options: Options) -> list[str]:
+    """As `deepmesh up --set`."""
+    both = [f"engine.max_requests={options.max_requests}", f"engine.drafts.next_n={options.next_n}"]
+    if options.model is None:
+        both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
+    decode = [f"decode.{setting}" for setting in both]
+    if mesh != "pd":
+        steps = PROMPT_WAIT_STEPS if mesh == "aligned ifb" else 0
+        divided = mesh == "divided ifb"
+        ranks = [f"parallel.dp={options.gpus}", f"parallel.prompt_wait_steps={steps}"]
+        ranks.append(f"parallel.context_parallel_tokens={DIVIDED_TOKENS if divided else 'null'}")
+        if divided:
+            ranks.append(f"max_step_tokens={DIVIDED_STEP_TOKENS}")
+        return [*decode, *(f"decode.engine.{setting}" for setting in ranks), *options.settings]
+    apart = f"engine.parallel.dp={options.gpus // 2}"
+    prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", apart]
+    return [*decode, f"decode.{apart}", *(f"prefill.{setting}" for setting in prefill), *options.settings]
+
+
+def load_options(
+    gateway: str,
+    options: Options,
+    rate: float,
+    number: int,
+    *,
+    requests: int | None = None,
+    seconds: float | None = None,
+) -> LoadOptions:
+    """number: of the loads of one mesh, each of which has prompts of its own, if these are not to be cached. requests:
+    how many, in place of some seconds of them. seconds: by default those of a rate.
+    """
+    return LoadOptions(
+        grpc=gateway,
+        warmup=0,
+        seed=0 if options.same_prompts else number,
+        rate=rate,
+        requests=requests,
+        duration_s=None if requests else seconds or options.seconds,
+        isl=options.isl,
+        osl=options.osl,
+        range_ratio=RANGE_RATIO,
+        ttft_slo_ms=TTFT_MS,
+        tpot_slo_ms=options.tpot_ms,
+    )
