@@ -1,6 +1,11 @@
-"""Whether a KV pool of a given size fits."""
+"""Whether a KV pool of a given size fits, and what must fit beside it. Pure."""
 
+from mesh.blocks import blocks_for
 from mesh.errors import ConfigError
+
+# Of other ranks' prompts, unless it is configured: the most tokens that there is room for, and no more than one part of
+# so many of what there is, so that prompts of usual length are divided even where little is left for KV.
+MOST_TOKENS, LEAST_POOL_PART = 32768, 10
 
 
 def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
@@ -11,3 +16,13 @@ def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
             f"engine.total_blocks={total_blocks} takes {asked} and {there} are free: lower it to"
             f" {there_bytes // block_bytes}, or leave it out"
         )
+
+
+def blocks_for_others(longest: int, affordable: int, reach: int | None = None) -> int:
+    """Blocks beside the pool for the keys of prompts that are other ranks', of `longest` tokens at most.
+
+    affordable: blocks that there is room for in all; reach: engine.parallel.context_parallel_reach.
+    """
+    if reach is not None:
+        return blocks_for(min(longest, reach))
+    return min(blocks_for(min(longest, MOST_TOKENS)), affordable // LEAST_POOL_PART)

@@ -31,7 +31,7 @@ class GroupConfig(Config):
         ParallelConfig().context_parallel_tokens
     )
     """As engine.parallel.context_parallel_tokens."""
-    context_parallel_reach: int = Field(default=ParallelConfig().context_parallel_reach, ge=1)
+    context_parallel_reach: int | None = Field(default=None, ge=1)
     """As engine.parallel.context_parallel_reach."""
     costs: Path | None = None
     """Their cost file; by default the fleet's."""

@@ -178,8 +178,9 @@ class Lockstep:
         longest = [max(work.chunks, key=lambda chunk: chunk.tokens, default=None) for work in works]
         offers = []
         for work, chunk in zip(works, longest, strict=True):
-            fits = chunk and chunk.tokens >= fewest and chunk.request.progress.computed_at_most + chunk.tokens <= reach
-            tokens = chunk.tokens if chunk and fits else 0
+            tokens = 0 if chunk is None or chunk.tokens < fewest else chunk.tokens
+            if chunk and reach is not None and chunk.request.progress.computed_at_most + tokens > reach:
+                tokens = 0
             offers.append(Offer(tokens, len(work.decoding) + work.prompt_tokens - tokens))
         source = chosen(offers)
         return None if source is None else longest[source]

@@ -20,6 +20,7 @@ from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
+from engine.pool_room import blocks_for_others
 from engine.weights.offloading import work_bytes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostFile
@@ -116,6 +117,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     free_bytes *= POOL_SHARE if free_bytes > 0 else 1
     token_bytes = config.kv_token_bytes(asked.kv_item_bytes)
     blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
+    if asked.gpus > 1:
+        blocks -= blocks_for_others(config.max_position_embeddings, blocks)
     file = _predicted_costs(config, asked, gpu, weights.host / gpu.link_rate)
     costs = file.costs
     each_blocks = -(-(asked.prompt_tokens + asked.output_tokens) // BLOCK_TOKENS)

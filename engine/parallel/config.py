@@ -40,9 +40,9 @@ class ParallelConfig(Config):
     """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
     the step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several on one host.
     """
-    context_parallel_reach: int = Field(default=32768, ge=1)
+    context_parallel_reach: int | None = Field(default=None, ge=1)
     """So many tokens of a prompt are computed so, those behind them by its own rank: each rank keeps room for the keys
-    of so many more.
+    of so many more. By default 32768, or what a tenth of the KV pool holds if that is less.
     """
     prompt_wait_steps: int = Field(default=16, ge=0)
     """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single

@@ -8,7 +8,7 @@ from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
-from engine.pool_room import check_room
+from engine.pool_room import blocks_for_others, check_room
 from engine.runner.captured import capture_decoding, capture_drafting, graph_sizes, most_draft_positions
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
@@ -38,16 +38,18 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
         longest = min(longest, config.context_tokens)
     block_bytes = _block_bytes(model, resolved)
     if config.total_blocks is None:
-        blocks = _affordable_blocks(model, resolved, longest, block_bytes)
+        blocks, foreign = _affordable_blocks(model, resolved, longest, block_bytes)
     else:
         blocks = config.total_blocks
+        foreign = _foreign_blocks(model, config, longest, blocks)
         ranks = config.parallel.ranks_a_host if resolved.device == "cpu" else 1
         free = free_bytes(model.device, config.memory_share) // ranks
-        check_room(blocks, block_bytes + _draft_state_bytes(model), free)
-    # Blocks of a TP group's ranks hold the same KV, and steps of all ranks have the same sizes.
-    blocks = model.expert_group.least(blocks)
+        check_room(blocks + foreign, block_bytes + _draft_state_bytes(model), free)
+    # Blocks of a TP group's ranks hold the same KV, steps of all ranks have the same sizes, and what one rank offers to
+    # divide has room on all.
+    blocks, foreign = map(model.expert_group.least, (blocks, foreign))
     context_tokens = min(longest, blocks * BLOCK_TOKENS)
-    return PoolPlan(block_bytes, blocks, _foreign_blocks(model, config, context_tokens), context_tokens)
+    return PoolPlan(block_bytes, blocks, min(foreign, blocks_for(context_tokens)), context_tokens)
 
 
 def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, longest: int) -> DeviceState:
@@ -67,19 +69,22 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
     )
 
 
-def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> int:
+def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> tuple[int, int]:
+    """And how many more for prompts of other ranks."""
     config, on_cpu = resolved.config, resolved.device == "cpu"
     reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest)
-    reserved += _foreign_blocks(model, config, longest) * block_bytes
     left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
-    return affordable_blocks(
-        # Ranks on a CPU share its memory.
-        budget_bytes=int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1),
+    # Ranks on a CPU share its memory.
+    budget = int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1)
+    foreign = _foreign_blocks(model, config, longest, budget // block_bytes)
+    blocks = affordable_blocks(
+        budget_bytes=max(budget - foreign * block_bytes, 0),
         block_bytes=block_bytes + _draft_state_bytes(model),
         context_blocks=blocks_for(longest),
         max_requests=config.max_requests,
         cap_bytes=CPU_POOL_BYTES if on_cpu else None,
     )
+    return blocks, foreign
 
 
 def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
@@ -101,10 +106,12 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
         return workspace + transfers + graphs
 
 
-def _foreign_blocks(model: Model, config: EngineConfig, longest: int) -> int:
+def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable: int) -> int:
+    """affordable: blocks that there is room for in all."""
     parallel = config.parallel
-    divides = parallel.divided_tokens is not None and model.expert_group.divides
-    return blocks_for(min(longest, parallel.context_parallel_reach)) if divides and not model.group.divides else 0
+    if parallel.divided_tokens is None or not model.expert_group.divides or model.group.divides:
+        return 0
+    return blocks_for_others(longest, affordable, parallel.context_parallel_reach)
 
 
 def _draft_state_bytes(model: Model) -> int:

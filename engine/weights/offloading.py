@@ -81,8 +81,8 @@ class Offloading:
         config = self._config
         longest = min(config.context_tokens or model.max_position_embeddings, model.max_position_embeddings)
         tokens = self._asked.kv_tokens or max(longest, 2 * config.max_step_tokens)
-        if config.parallel.divided_tokens is not None:
-            # Room for a prompt of another rank.
+        if config.parallel.divided_tokens is not None and config.parallel.context_parallel_reach is not None:
+            # Room for a prompt of another rank. By default it takes a part of what there is.
             tokens += min(longest, config.parallel.context_parallel_reach)
         item_bytes: int = getattr(torch, self._resolved.kv_dtype).itemsize
         return int(tokens * model.kv_token_bytes(item_bytes) / self._resolved.kv_memory_fraction)

@@ -43,7 +43,7 @@ def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
 
     monkeypatch.setattr("engine.runner.backend.Spreading", Watched)
     checkpoint = tiny_checkpoint(tmp_path)
-    parallel = ParallelConfig(tp=1, dp=ranks, ep=ranks, context_parallel_tokens=20)
+    parallel = ParallelConfig(tp=1, dp=ranks, ep=ranks, context_parallel_tokens=20, context_parallel_reach=2048)
     config = EngineConfig(
         model_dir=checkpoint, device="cpu", parallel=parallel, max_step_tokens=96, max_requests=8, total_blocks=64,
         threads=1, drafts=DraftsConfig(next_n=next_n),
@@ -90,7 +90,9 @@ def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pie
         submit = submit_of(0, prompt, 4, ignore_eos=True, sparse=mode, sampling=scored)
         return [each.logprob for each in run_layout(config, [submit]).logprobs[0]]
 
-    divided = logprobs(ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=128), 512, sparse.offered)
+    divided = logprobs(
+        ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=128, context_parallel_reach=2048), 512, sparse.offered
+    )
     # The first of eight pieces is exact.
     assert sorted(by_thread.values()) == [3 * LAYERS, 4 * LAYERS]
     alone = logprobs(ParallelConfig(tp=1, dp=1), 128, sparse.offered)

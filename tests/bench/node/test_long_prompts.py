@@ -19,7 +19,7 @@ def test_ranks_time_the_first_ones_prompts_together(tmp_path: Path) -> None:
     options = Options(2, MeasuredModel("", 3, ""), (100, 200), 64, 2)
 
     def act(peers: Peers) -> list[float]:
-        parallel = ParallelConfig(tp=1, dp=2, context_parallel_tokens=32)
+        parallel = ParallelConfig(tp=1, dp=2, context_parallel_tokens=32, context_parallel_reach=512)
         config = EngineConfig(
             model_dir=directory, device="cpu", threads=1, max_requests=1, total_blocks=8, max_step_tokens=64,
             parallel=parallel, random_weights=True,

@@ -31,12 +31,14 @@ def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
 def test_r1_in_fp8_does_not_fit_four_cards_and_does_fit_eight() -> None:
     four, eight = plan(R1, replace(EIGHT, gpus=4)), plan(R1, EIGHT)
     assert not four.fits and four.requests == four.decode_per_minute == 0
-    assert eight.fits and eight.kv_tokens > 450_000
+    assert eight.fits and eight.kv_tokens > 430_000
 
 
 def test_fp8_kv_holds_twice_as_many_tokens() -> None:
     bf16, fp8 = plan(R1, EIGHT), plan(R1, replace(EIGHT, kv_item_bytes=1))
-    assert fp8.kv_tokens == pytest.approx(2 * bf16.kv_tokens, rel=0.01)
+    room = 32768
+    # Prompts of other ranks have room for as many tokens either way.
+    assert fp8.kv_tokens + room == pytest.approx(2 * (bf16.kv_tokens + room), rel=0.01)
 
 
 def test_an_objective_bounds_the_requests() -> None:
