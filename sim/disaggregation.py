@@ -56,12 +56,12 @@ FIXED_TOKEN_MS = 0.0037
 KV_BYTES = 576
 DEFAULTS = EngineConfig(backend="oracle")
 # What a mesh's --set can change here, and what its values look like.
-INTEGER, NUMBER = r"\d+", r"\d+(\.\d+)?"
+INTEGER, NUMBER, SHARE = r"\d+", r"\d+(\.\d+)?", r"0?\.\d*[1-9]\d*"
 SIMULATED_KEYS = {
     "max_requests": INTEGER,
     "max_step_tokens": INTEGER,
     "mixed_step_ms": NUMBER,
-    "prompt_share": NUMBER,
+    "prompt_share": SHARE,
     "parallel.prompt_wait_steps": INTEGER,
     "parallel.context_parallel_tokens": INTEGER + "|auto|null",
 }

@@ -52,7 +52,8 @@ def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
 
 def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:
     right = ["decode.engine.parallel.prompt_wait_steps=48", "prefill.engine.max_step_tokens=2048"]
-    right += ["decode.engine.mixed_step_ms=62.5"]
+    right += ["decode.engine.mixed_step_ms=62.5", "decode.engine.prompt_share=0.33"]
+    right += ["decode.engine.parallel.context_parallel_tokens=null"]
     assert wrong_setting(right) is None
     for wrong in (
         "decode.engine.nonsense=1",
@@ -60,5 +61,7 @@ def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:
         "decode.engine.max_step_tokens=many",
         "decode.engine.max_step_tokens=62.5",
         "decode.engine.mixed_step_ms=",
+        "decode.engine.prompt_share=2",
+        "decode.engine.prompt_share=0.0",
     ):
         assert wrong_setting([*right, wrong]) == wrong
