@@ -238,7 +238,7 @@ class Engine:
         shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, mixed_steps.owes))
         self._alignment = self._alignment.after(shape)
         if self._alignment.ranks > 1:
-            mixed_steps.agreed(shape.owes)
+            mixed_steps.agreed(shape.owes or (shape.decodes and not shape.decode_only))
         self._decodes = shape.decodes
         return shape, held_back
 

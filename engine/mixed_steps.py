@@ -47,7 +47,7 @@ class MixedSteps:
         # Steps with both that were launched and not observed: what they will owe is not known.
         self._under_way = 0
         # What `agreed` was told last; None without other ranks.
-        self._others_owe: bool | None = None
+        self._all_owe: bool | None = None
         # What the step before such a one took longer: its end is seen late if the host launches the next one meanwhile.
         self._early_ms = 0.0
 
@@ -100,22 +100,23 @@ class MixedSteps:
         return self._decode_ms is not None and (self._owed_ms > pays_ms or bool(self._under_way))
 
     def agreed(self, owes: bool) -> None:
-        """owes: what some of several ranks said before the last step.
+        """owes: whether some of several ranks said so before the last step, or that step has chunks of prompts.
 
         Their prompts go on in the same step. A rank whose clock is behind would otherwise find each time that others
         have just begun the next prompt, and never begin one.
         """
-        self._others_owe = owes
+        self._all_owe = owes
 
     @property
     def waits(self) -> bool:
         """Whether prompts wait until requests have decoded for as long as they are to.
 
-        What a rank still owes when all go on is added to what it owes behind that step.
+        With several ranks what all know decides, and no rank's clock: what one still owes when all go on is added to
+        what it owes behind that step, and a step without chunks follows each that has some.
         """
-        if self._others_owe is None:
-            return self._decode_ms is not None and bool(self._owed_ms or self._under_way)
-        return self._others_owe or self.owes
+        if self._decode_ms is None:
+            return False
+        return bool(self._owed_ms or self._under_way) if self._all_owe is None else self._all_owe
 
     def most_prompt_tokens(self, rows_left: int) -> int | None:
         """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them.
