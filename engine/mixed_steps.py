@@ -53,7 +53,7 @@ class MixedSteps:
 
     def launched(self, prompt_tokens: int, decodes: bool) -> None:
         """A step that `observe` gets later."""
-        self._under_way += bool(prompt_tokens and decodes)
+        self._under_way += bool(self._bounds and prompt_tokens and decodes)
 
     def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0) -> None:
         """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: some rank decoded. row_tokens:

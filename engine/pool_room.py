@@ -3,8 +3,8 @@
 from mesh.blocks import blocks_for
 from mesh.errors import ConfigError
 
-# Of other ranks' prompts, unless it is configured: the most tokens that there is room for, and no more than one part of
-# so many of what there is, so that prompts of usual length are divided even where little is left for KV.
+# Unless it is configured, other ranks' prompts have room for so many tokens at most, and for no more than one of so
+# many parts of what there is: prompts of usual length are divided even where little is left for KV.
 MOST_TOKENS, LEAST_POOL_PART = 32768, 10
 
 

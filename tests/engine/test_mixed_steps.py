@@ -159,7 +159,7 @@ class Beside(NamedTuple):
     """What a request that decodes saw while a prompt was computed, milliseconds."""
 
     first_token_ms: float
-    # Of each step, from when the prompt came.
+    # The time of each step, from when the prompt came.
     gaps_ms: list[float]
     # Mean time of the request's tokens.
     token_ms: float

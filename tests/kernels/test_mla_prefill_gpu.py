@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from kernels.act_quant import dequantize, empty_quantized, quantize
 from kernels.hopper import is_hopper
 from kernels.mla_prefill import PrefillPlan, attend_and_quantize, mla_prefill, plan_prefill, reference
 from kernels.mla_prefill import triton as triton_prefill
+from tests.support.quantized_outputs import assert_quantized_into_some
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.1
@@ -120,21 +120,10 @@ def test_outputs_of_some_heads_are_quantized_into_some_rows(
     plan: tuple[list[int], list[int]], heads: int, poisoned: None
 ) -> None:
     case = Case(plan_prefill(*plan, DEVICE), heads, OWN, ROPE, VALUE)
-    first, stop = 5, 5 + case.plan.queries
-    out, columns = empty_quantized(stop + 3, (heads + 3) * VALUE, device=DEVICE), slice(2 * VALUE, (2 + heads) * VALUE)
-    out.values.view(torch.uint8).fill_(7)
-    out.scales.fill_(7)
-    rows = out.rows(first, stop).columns(columns.start, columns.stop)
-    attend_and_quantize(*case.inputs, case.plan, rows, scale=SCALE)
     expected = case.attend().flatten(1)
-    # Three bits of a mantissa: some 2.7%.
-    assert (dequantize(out)[first:stop, columns] - expected).norm() < 0.04 * expected.norm()
-    # Scales are of outputs that are not rounded to bf16 yet.
-    assert torch.allclose(rows.scales, quantize(expected).scales, rtol=0.005)
-    # Nothing else is written.
-    rows.values.view(torch.uint8).fill_(7)
-    rows.scales.fill_(7)
-    assert (out.values.view(torch.uint8) == 7).all() and (out.scales == 7).all()
+    assert_quantized_into_some(
+        lambda rows: attend_and_quantize(*case.inputs, case.plan, rows, scale=SCALE), expected, 5, 2 * VALUE
+    )
 
 
 @hopper

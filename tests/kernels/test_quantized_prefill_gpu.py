@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from kernels.act_quant import dequantize, empty_quantized, quantize
 from kernels.hopper import is_hopper
 from kernels.mla_prefill import PrefillPlan, attend_and_quantize, fp8_reference, mla_prefill, plan_prefill
+from tests.support.quantized_outputs import assert_quantized_into_some
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")]
 
@@ -69,21 +69,10 @@ def test_some_heads_leave_the_outputs_of_others_alone(plan: tuple[list[int], lis
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 def test_outputs_of_some_heads_are_quantized_into_some_rows(plan: tuple[list[int], list[int]], poisoned: None) -> None:
     case = Case(plan_prefill(*plan, DEVICE, quantized=True), 16)
-    first, stop = 3, 3 + case.plan.queries
-    out, columns = empty_quantized(stop + 2, 19 * VALUE, device=DEVICE), slice(2 * VALUE, 18 * VALUE)
-    out.values.view(torch.uint8).fill_(7)
-    out.scales.fill_(7)
-    rows = out.rows(first, stop).columns(columns.start, columns.stop)
-    attend_and_quantize(*case.inputs, case.plan, rows, scale=SCALE)
     expected = case.attend().flatten(1)
-    # Three bits of a mantissa: some 2.7%.
-    assert (dequantize(out)[first:stop, columns] - expected).norm() < 0.04 * expected.norm()
-    # Scales are of outputs that are not rounded to bf16 yet.
-    assert torch.allclose(rows.scales, quantize(expected).scales, rtol=0.005)
-    # Nothing else is written.
-    rows.values.view(torch.uint8).fill_(7)
-    rows.scales.fill_(7)
-    assert (out.values.view(torch.uint8) == 7).all() and (out.scales == 7).all()
+    assert_quantized_into_some(
+        lambda rows: attend_and_quantize(*case.inputs, case.plan, rows, scale=SCALE), expected, 3, 2 * VALUE
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
