@@ -16,6 +16,7 @@ MAY_DIFFER = frozenset(
         "prompt_attention_dtype",
         "decode_graphs",
         "graph_rows",
+        "prompt_graph_tokens",
         "warm_up",
         "max_requests",
         "max_step_tokens",

@@ -1,6 +1,8 @@
 """What one forward pass knows about its batch, passed down explicitly."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -71,6 +73,16 @@ class SharedLatents:
     slots: torch.Tensor
 
 
+class Cut(Protocol):
+    """Ends what is captured of a step; behind it the step's attention runs, and then what is captured next."""
+
+    def __call__(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
+        """between: called with the context of a step and the tensors whenever such a step is run, but not now. The
+        tensors' memory belongs to what is captured.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What layers read of a step's tokens, or of a part of them if these are computed in turns: earlier parts first,
@@ -107,3 +119,5 @@ class ForwardContext:
     takes_turns: bool = False
     # Some of the tokens, too.
     sparse: list[SparseRow] = field(default_factory=list)
+    # Set while a step is captured that may be run for other contexts: attention, which differs, is not.
+    cut: Cut | None = None

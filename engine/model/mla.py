@@ -9,14 +9,14 @@ from engine.model import expanded_attention, sparse_attention
 from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.context import AbsorbedRows, ForwardContext, SharedLatents
+from engine.model.context import AbsorbedRows, Cut, ForwardContext, SharedLatents
 from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Latents, make_expansion
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow, measure
-from kernels.act_quant import QuantizedRows, empty_quantized, quantize_into
+from kernels.act_quant import Quantized, QuantizedRows, empty_quantized, quantize_into
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
@@ -86,22 +86,50 @@ class Attention:
         pool = context.kv_pool[self.index]
         projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
         query = self._queries(projected, pool, context)
-        if context.shared_latents is not None:
-            self._exchange_latents(context.shared_latents, pool)
-        values = self._values(query, projected[:, self._input_width :], pool, context)
+        latents = projected[:, self._input_width :]
+        if context.cut is None:
+            values = self._values(query, latents, context)
+        else:
+            values = self._cut(context.cut, query, latents)
         return self._output.forward(values, context.workspace)
 
+    def _cut(self, cut: Cut, query: torch.Tensor, latents: torch.Tensor) -> Activations:
+        """As `_values`, whenever what is captured is run."""
+        width = self._heads * self.config.v_head_dim
+        if self._output.input_form is InputForm.FP8_GROUPS:
+            quantized = empty_quantized(len(query), width, device=query.device)
+            cut(self._fill_quantized, query, latents, quantized.values, quantized.scales)
+            return quantized
+        values = query.new_empty(len(query), width)
+        cut(self._fill, query, latents, values)
+        return values
+
+    def _fill(self, context: ForwardContext, query: torch.Tensor, latents: torch.Tensor, out: torch.Tensor) -> None:
+        values = self._values(query, latents, context)
+        assert isinstance(values, torch.Tensor)
+        out.copy_(values)
+
+    def _fill_quantized(
+        self, context: ForwardContext, query: torch.Tensor, latents: torch.Tensor, *out: torch.Tensor
+    ) -> None:
+        self._values(query, latents, context, Quantized(*out))
+
     def _values(
-        self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+        self, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext, out: Quantized | None = None
     ) -> Activations:
-        """What the output's product reads: [tokens, heads * value] in its form."""
+        """What the output's product reads: [tokens, heads * value] in its form; if that is quantized, in `out` if there
+        is one.
+        """
+        pool = context.kv_pool[self.index]
+        if context.shared_latents is not None:
+            self._exchange_latents(context.shared_latents, pool)
         if self._output.input_form is not InputForm.FP8_GROUPS:
             parts = self._parts(context.expanded, context.sparse, query, latents, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
-        if len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
+        if out is None and len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
             return expand_attended(self._attended(context.absorbed[0], query, pool, context), self._absorb_value)
-        out = empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
+        out = out or empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
         for sparse in context.sparse:

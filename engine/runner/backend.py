@@ -15,7 +15,13 @@ from engine.exchange.interface import Exchange
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
 from engine.runner.balancer import Balancer
-from engine.runner.captured import capture_decoding, capture_drafting, graph_sizes
+from engine.runner.captured import (
+    capture_decoding,
+    capture_drafting,
+    capture_prompts,
+    captured_prompts,
+    graph_sizes,
+)
 from engine.runner.depth_times import measure_depths
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.draft_pass import EagerPass
@@ -26,6 +32,7 @@ from engine.runner.launched_step import LaunchedStep
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
 from engine.runner.pool_plan import device_state, plan_pool
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
@@ -96,21 +103,24 @@ class ModelBackend:
         # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
         self._sizes = None
         if self.asynchronous:
-            self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
+            most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
+            self._sizes = step_sizes(most, captured_prompts(resolved))
         times.mark("memory")
         two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, self._size)
-        self._batches = MicroBatches(two_batch, self._size, self._spreading(config, exchange))
         self._balancer: Balancer | None = None
         times.mark("micro-batches")
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
+        prompt_graphs: PromptGraphs | None = None
         if resolved.decode_graphs:
             with torch.inference_mode():
+                prompt_graphs = capture_prompts(self._model, self.state, resolved, self._sizes or ())
                 given = graph_sizes(config), self.context_tokens, two_batch
                 if self.draft_layers:
                     self._draft_graphs = capture_drafting(self._model, self.state, config, *given)
                 else:
                     self._graphs = capture_decoding(self._model, self.state, *given)
+        self._batches = MicroBatches(two_batch, self._size, self._spreading(config, exchange), prompt_graphs)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
@@ -179,7 +189,7 @@ class ModelBackend:
             contexts = [
                 part.context(build_context(self._model.config, part.rows, self.state, part.size)) for part in parts
             ]
-            if wanted(rows) or parts[0].spread is not None:
+            if wanted(rows) or parts[0].spread is not None or self._batches.captures(contexts):
                 hidden = self._batches.hidden_states(self._model, parts, contexts, on_layers)
                 if wanted(rows):
                     prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)

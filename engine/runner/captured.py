@@ -1,12 +1,13 @@
-"""Which decode steps of a configuration are captured as graphs."""
+"""Which steps of a configuration are captured as graphs."""
 
 from collections.abc import Sequence
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.tails import most_rows
 from engine.two_batch import TwoBatch
 from mesh.blocks import blocks_for
@@ -38,6 +39,24 @@ def capture_drafting(
     drafts = config.drafts
     depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
     return DraftGraphs(model, state, sizes, depths, blocks_for(longest + most_draft_positions(config)), two_batch)
+
+
+def captured_prompts(resolved: ResolvedEngineConfig) -> int:
+    """Up to how many tokens steps with prompts are captured, all but their attention."""
+    config = resolved.config
+    # Experts in host memory are brought while the host launches layers.
+    if not resolved.decode_graphs or config.offload.layers != 0:
+        return 0
+    return min(config.prompt_graph_tokens, config.max_step_tokens)
+
+
+def capture_prompts(
+    model: Model, state: DeviceState, resolved: ResolvedEngineConfig, sizes: Sequence[int]
+) -> PromptGraphs | None:
+    """Those of the sizes that are to be captured; None if none is."""
+    most = captured_prompts(resolved)
+    captured = [size for size in sizes if 0 < size <= most]
+    return PromptGraphs(model, state, captured) if captured else None
 
 
 def most_draft_positions(config: EngineConfig) -> int:

@@ -6,7 +6,6 @@ log probabilities. Nothing between them waits for the host.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from engine.model.model import Model
 from engine.runner.draft_layers import RowEnds, compute_draft_layers
 from engine.runner.draft_pass import DraftPass, Verified
 from engine.runner.draft_plan import are_first, plan_draws
-from engine.runner.graphs import capture, graph_pool
+from engine.runner.graphs import GraphPool, capture, graph_pool
 from engine.runner.guesses import guess, note_guesses
 from engine.runner.tail_pass import TailPass
 from engine.two_batch import NEVER, TwoBatch
@@ -101,7 +100,7 @@ class DraftGraph:
         depth: int,
         blocks: int,
         two_batch: TwoBatch,
-        pool: Any,
+        pool: GraphPool,
     ) -> None:
         self._halves = two_batch.wanted(rows * (1 + depth), decode_only=True)
         self._rows, self.depth, self._blocks, self._padding_block = rows, depth, blocks, state.padding_block

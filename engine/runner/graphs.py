@@ -1,6 +1,7 @@
 """Decode steps as captured CUDA graphs: one launch instead of some two thousand."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from kernels.host_copy import copy_to_device
 
 # Captured kernels keep their stream's priority; lower numbers go first.
 HIGH_PRIORITY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPool:
+    """Memory that graphs share, since they run one at a time; the largest, captured first, sets its size."""
+
+    handle: Any
+    # On which all are captured: what torch frees on a stream it gives to that stream alone. Steps go before the copies
+    # of transfers, which use what steps leave of the device.
+    stream: torch.cuda.Stream
 
 
 def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
@@ -59,7 +70,7 @@ class DecodeGraphs:
 
 class _DecodeGraph:
     def __init__(
-        self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, pool: Any
+        self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, pool: GraphPool
     ) -> None:
         self.rows = rows
         # All rows are padding: they write one slot of the padding block, which nobody reads.
@@ -75,19 +86,16 @@ class _DecodeGraph:
         self.replay = capture(forward, pool)
 
 
-def graph_pool() -> Any:
-    """Memory that graphs share, since they run one at a time; the largest, captured first, sets its size."""
-    return torch.cuda.graph_pool_handle()
+def graph_pool() -> GraphPool:
+    return GraphPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(priority=HIGH_PRIORITY))
 
 
-def capture(work: Callable[[], None], pool: Any) -> Callable[[], None]:
+def capture(work: Callable[[], None], pool: GraphPool) -> Callable[[], None]:
     """Run the work once, and capture it. Returns what runs it again, over the same tensors."""
     # Compilation and one-time allocations must not happen in a capture.
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # Steps go before the copies of transfers, which use what steps leave of the device.
-    stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream):
         work()
     return graph.replay

@@ -14,6 +14,7 @@ import torch
 from engine.batch import Row, StepShape
 from engine.model.context import ForwardContext
 from engine.model.model import Model, OnLayers
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
 from engine.two_batch import TwoBatch
 
@@ -41,6 +42,8 @@ class MicroBatches:
     size: Callable[[int], int]
     # None if each rank computes its own prompts.
     spreading: Spreading | None = None
+    # None if prompts are launched kernel by kernel.
+    graphs: PromptGraphs | None = None
 
     def of(self, rows: Sequence[Row], shape: StepShape) -> list[MicroBatch]:
         """One after another the rows of these are the step's; but a prompt's row may be cut in two, or divided over the
@@ -53,6 +56,10 @@ class MicroBatches:
             return halves(rows, shape, self.size)
         return [MicroBatch(rows, self.size(shape.tokens))]
 
+    def captures(self, contexts: Sequence[ForwardContext]) -> bool:
+        """Whether such parts are computed by graphs, of all their tokens at once."""
+        return self.graphs is not None and self.graphs.fit(contexts)
+
     def hidden_states(
         self,
         model: Model,
@@ -60,8 +67,13 @@ class MicroBatches:
         contexts: Sequence[ForwardContext],
         on_layers: OnLayers | None,
     ) -> torch.Tensor:
-        """States of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]."""
-        hidden = model.hidden_states(*contexts, on_layers=on_layers)
+        """States of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]; to be
+        read before the next step.
+        """
+        if self.graphs is not None and self.graphs.fit(contexts):
+            hidden = self.graphs.hidden_states(contexts[0], on_layers)
+        else:
+            hidden = model.hidden_states(*contexts, on_layers=on_layers)
         spread = batches[0].spread
         return hidden if spread is None else spread.gathered(hidden, model.expert_group)
 

@@ -9,7 +9,14 @@ from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.pool_room import blocks_for_others, check_room
-from engine.runner.captured import capture_decoding, capture_drafting, graph_sizes, most_draft_positions
+from engine.runner.captured import (
+    capture_decoding,
+    capture_drafting,
+    capture_prompts,
+    captured_prompts,
+    graph_sizes,
+    most_draft_positions,
+)
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.two_batch_times import may_take_two
@@ -103,7 +110,8 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
             graphs = graph_bytes(lambda: capture_drafting(model, state, config, *given))
         else:
             graphs = graph_bytes(lambda: capture_decoding(model, state, *given))
-        return workspace + transfers + graphs
+        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [captured_prompts(resolved)]))
+        return workspace + transfers + graphs + prompts
 
 
 def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable: int) -> int:

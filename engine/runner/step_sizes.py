@@ -11,14 +11,19 @@ from collections.abc import Sequence
 SMALLEST = 16
 # Sizes between powers of two: from 128 tokens on the padding is less than an eighth.
 OCTAVE_SIZES = 8
+# Less than a quarter up to FEW_TOKENS where sizes are captured: each takes time at the start, and padding costs little
+# where a layer's weights take the device more time than its tokens do.
+CAPTURED_OCTAVE_SIZES = 4
+FEW_TOKENS = 512
 
 
-def step_sizes(most: int) -> list[int]:
-    """Ascending sizes; the last is `most`, the size of full steps."""
+def step_sizes(most: int, captured: int = 0) -> list[int]:
+    """Ascending sizes; the last is `most`, the size of full steps. captured: those up to so many tokens are."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes.append(size)
-        size += max((1 << size.bit_length() - 1) // OCTAVE_SIZES, SMALLEST)
+        between = CAPTURED_OCTAVE_SIZES if size < min(captured, FEW_TOKENS) else OCTAVE_SIZES
+        size += max((1 << size.bit_length() - 1) // between, SMALLEST)
     return [*sizes, most]
 
 

@@ -1,15 +1,21 @@
 """Captured graphs on a CPU: what they capture runs as it is, over the same tensors."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 
 from engine.batch import Batch, Launched, StepShape
-from engine.runner import draft_graphs, graphs
+from engine.model.context import ForwardContext
+from engine.model.model import OnLayers
+from engine.runner import draft_graphs, graphs, prompt_graphs
 from engine.runner.backend import ModelBackend
 from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.graphs import DecodeGraphs
+from engine.runner.pieces import Pieces
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.two_batch import NEVER, TwoBatch
 from mesh.blocks import blocks_for
 
@@ -24,6 +30,38 @@ def note_others(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, others: 
         return launch(batch, shape)
 
     monkeypatch.setattr(backend, "launch", noted)
+
+
+class EagerPieces:
+    """`engine.runner.pieces.Pieces` on a CPU."""
+
+    runs = 0
+
+    def __init__(self, work: Callable[[Pieces], None], pool: None) -> None:
+        self._work = work
+
+    def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
+        EagerPieces.runs += 1
+        self._context, self._on_layers = context, on_layers
+        self._work(cast(Pieces, self))
+
+    def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
+        between(self._context, *tensors)
+
+    def layer_enqueued(self, layers: int) -> None:
+        if self._on_layers is not None:
+            self._on_layers(layers)
+
+
+def give_prompt_graphs(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, sizes: Sequence[int]) -> None:
+    """Steps of up to the largest size are captured, but for their attention, and padded to one of the sizes."""
+    monkeypatch.setattr(prompt_graphs, "Pieces", EagerPieces)
+    monkeypatch.setattr(prompt_graphs, "graph_pool", lambda: None)
+    monkeypatch.setattr(EagerPieces, "runs", 0)
+    with torch.inference_mode():
+        captured = PromptGraphs(backend._model, backend.state, sizes)
+    backend._sizes = [*sizes, backend._model.config.max_position_embeddings]
+    backend._batches = replace(backend._batches, size=backend._size, graphs=captured)
 
 
 class EagerGraphs:

@@ -22,6 +22,15 @@ def test_sizes_ascend_to_the_most_and_are_as_aligned_as_one_another(most: int) -
     assert not any(size % 16 for size in sizes)
 
 
+@given(most=st.integers(1, 1 << 14), captured=st.integers(0, 1 << 14), share=st.floats(0, 1))
+def test_sizes_that_are_captured_pad_by_less_than_a_quarter(most: int, captured: int, share: float) -> None:
+    tokens = max(round(share * most), 1)
+    size = padded_size(tokens, step_sizes(most, captured))
+    assert tokens <= size <= most
+    assert size - tokens < max(tokens / (4 if tokens <= min(captured, 512) else 8), 16)
+
+
 def test_there_are_few_sizes() -> None:
     assert len(step_sizes(2048)) == 40
+    assert len([size for size in step_sizes(2048, captured=1536) if size <= 1536]) == 28
     assert len(step_sizes(16384)) == 64

@@ -1,0 +1,148 @@
+"""Steps with prompts as captured pieces. Here these run as they are, on a CPU; on a GPU as graphs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.batch import Batch, shape_of
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.runner.backend import ModelBackend
+from mesh.domain.sampling import Sampling
+from tests.support.checkpoints import model_backend, prompt_row, random_prompt, tiny_checkpoint
+from tests.support.eager_graphs import EagerPieces, give_prompt_graphs
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+KNOWN = random_prompt(100)
+# New ones, one in several chunks, and ones behind a known block.
+PROMPTS = [
+    random_prompt(30, seed=1),
+    random_prompt(190, seed=2),
+    [*KNOWN[:64], *random_prompt(70, seed=3)],
+    [*KNOWN[:64], *random_prompt(5, seed=4)],
+    random_prompt(61, seed=5),
+]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.7, seed=1), Sampling(prompt_logprobs=2), Sampling(), Sampling()]
+TOKENS = 10
+SIZES = [16, 48, 80]
+
+
+def settings_of(next_n: int = 0) -> dict[str, Any]:
+    return {"drafts": DraftsConfig(next_n=next_n), "max_step_tokens": 80, "max_requests": 8, "total_blocks": 64}
+
+
+def served(backend: ModelBackend, next_n: int = 0, **settings: Any) -> Transcript:
+    """Prompts that begin together, and others beside requests that decode."""
+    config = EngineConfig(model_dir=Path("checkpoint"), **settings_of(next_n), **settings)
+    engine = Engine(config, backend, time.monotonic)
+    engine.submit(submit_of(99, KNOWN, 1))
+    transcript = Transcript().run(engine)
+    for key, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+        engine.submit(submit_of(key, prompt, TOKENS, sampling=sampling, ignore_eos=True))
+        if key % 2:
+            transcript.record(engine.step())
+    transcript.run(engine)
+    assert_at_rest(engine)
+    return transcript
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_nextn_predict_layers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Transcript:
+    return served(model_backend(checkpoint, **settings_of()))
+
+
+def assert_equal(found: Transcript, expected: Transcript) -> None:
+    assert found.token_ids == expected.token_ids
+    ours, theirs = (
+        [position.logprob for _, position in each.prompt_logprobs[2].positions()] for each in (found, expected)
+    )
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("next_n", [0, 1])
+def test_pieces_change_no_token(
+    checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, overlap: str
+) -> None:
+    backend = model_backend(checkpoint, **settings_of(next_n))
+    give_prompt_graphs(monkeypatch, backend, SIZES)
+    assert_equal(served(backend, next_n, overlap=overlap), expected)
+    assert EagerPieces.runs > 5
+
+
+def test_steps_of_more_tokens_are_not_captured(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = model_backend(checkpoint, **settings_of())
+    give_prompt_graphs(monkeypatch, backend, SIZES[:2])
+    step(backend, 80)
+    assert not EagerPieces.runs
+    step(backend, 48)
+    assert EagerPieces.runs == 1  # type: ignore[comparison-overlap]
+
+
+def test_each_layer_is_told_once_when_it_is_enqueued(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = model_backend(checkpoint, **settings_of())
+    give_prompt_graphs(monkeypatch, backend, SIZES)
+    assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + 1))
+    assert EagerPieces.runs
+
+
+def step(backend: ModelBackend, tokens: int) -> list[int]:
+    """Layers as they are told of a prompt's step."""
+    told: list[int] = []
+    row = prompt_row(random_prompt(tokens), 0, tokens, range(4))
+    launched = backend.launch(Batch(0, [row], told.append), shape_of([row]))
+    launched.draw()
+    launched.collect()
+    return told
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("next_n", [0, 1])
+def test_graphs_of_a_gpu_give_the_tokens_of_single_launches(checkpoint: Path, next_n: int, dtype: str) -> None:
+    settings = {"model_dir": checkpoint, "dtype": dtype, "device": "cuda", "warm_up": "off", **settings_of(next_n)}
+    found = []
+    for tokens in (0, 80):
+        resolved = resolve(EngineConfig(**settings, prompt_graph_tokens=tokens), Hardware(1, 1 << 30))
+        backend = ModelBackend(resolved)
+        graphs = backend._batches.graphs
+        assert (graphs is not None) is bool(tokens)
+        # So that both pad alike, and compute alike.
+        backend._sizes = [16, 32, 48, 64, 80]
+        found.append(served(backend, next_n, overlap="on"))
+        # The draft layer is told too.
+        assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + next_n + 1))
+    assert_equal(found[1], found[0])
+
+
+@pytest.mark.gpu
+def test_captured_steps_of_a_quantized_model_write_the_kv_of_single_launches(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, dtype="float8", **WIDTHS)
+    settings = {"model_dir": checkpoint, "device": "cuda", "warm_up": "off", **settings_of()}
+    pools = []
+    for tokens in (0, 80):
+        resolved = resolve(EngineConfig(**settings, prompt_graph_tokens=tokens), Hardware(1, 1 << 30))
+        backend = ModelBackend(resolved)
+        step(backend, 70)
+        step(backend, 80)
+        pools.append(backend.state.kv_pool[:, :4].float())
+    assert torch.equal(*pools)
+
+
+# Whole blocks of 128.
+WIDTHS = {
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "intermediate_size": 256,
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+}
