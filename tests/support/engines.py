@@ -3,7 +3,7 @@
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,8 +33,13 @@ class DeferredOracle(OracleBackend):
 
     asynchronous = True
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(config, clock, sleep)
         # Launched and not collected.
         self.uncollected: deque[DeferredBatch] = deque()
 

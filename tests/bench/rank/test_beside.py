@@ -7,7 +7,7 @@ import pytest
 
 from bench.rank.beside import Beside, measure_beside, plot, table_of, tokens_per_second_alone
 from engine.oracle import OracleBackend
-from tests.support.engines import oracle_config
+from tests.support.engines import DeferredOracle, oracle_config
 from tests.support.sleeping_clock import SleepingClock
 
 STEP_MS, TOKEN_MS = 10.0, 0.1
@@ -50,3 +50,10 @@ def test_a_prompt_gets_its_share_of_the_time(clock: SleepingClock, tmp_path: Pat
     assert table_of([small, large], alone, "").row_count == 2
     plot([small, large], alone, tmp_path / "beside.png")
     assert (tmp_path / "beside.png").stat().st_size > 1000
+
+
+def test_the_prompts_own_rate_counts_no_step_that_is_only_launched(clock: SleepingClock) -> None:
+    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
+    config = oracle_config(max_requests=5, max_step_tokens=2048, total_blocks=700, overlap="on", oracle=oracle)
+    alone = tokens_per_second_alone(config, DeferredOracle(config, clock, clock.sleep), 20_000, 4096)
+    assert alone == pytest.approx(1000 / TOKEN_MS, rel=0.1)
