@@ -1,7 +1,7 @@
 """Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared ones for every token, routed ones by choice."""
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -38,7 +38,6 @@ BESIDE_TOKENS = 256
 class _Chosen:
     """Tokens on their way to their experts."""
 
-    hidden: Normalized
     # Rows, weights and choices, of all ranks if these divide the experts.
     sent: Begun[Dispatched]
     # What shared experts of their own make of the tokens, or this rank's part of that if all ranks have the tokens;
@@ -132,19 +131,8 @@ class MixtureOfExperts:
             chosen = self._choose(hidden, workspace, counted, beside, exchanges=self._group.divides and not everywhere)
             yield
             return (yield from self._outputs(chosen, beside))
-        out = torch.empty_like(hidden.plain)
         chunks = [slice(start, min(start + most, hidden.tokens)) for start in range(0, hidden.tokens, most)]
-        on_their_way = deque([self._choose_chunk(chunks[0], hidden, workspace, counted, beside)])
-        yield
-        for chunk, following in zip_longest(chunks, chunks[1:]):
-            if following is not None:
-                # Travels while this one is computed.
-                on_their_way.append(self._choose_chunk(following, hidden, workspace, counted, beside))
-            outputs = yield from self._outputs(on_their_way.popleft(), beside)
-            out[chunk] = combine(outputs) if isinstance(outputs, ExpertOutputs) else outputs
-            # The memory of most of a step.
-            del outputs
-        return out
+        return (yield from self._in_chunks(chunks, hidden, workspace, counted, beside))
 
     def routed(
         self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False
@@ -156,24 +144,52 @@ class MixtureOfExperts:
         exchanges = self._group.divides and not everywhere
         return self._computed(self._send(hidden, counted, beside=False, exchanges=exchanges))
 
-    def _choose_chunk(
-        self, chunk: slice, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool
-    ) -> _Chosen:
+    def _in_chunks(
+        self,
+        chunks: Sequence[slice],
+        hidden: Normalized,
+        workspace: Workspace,
+        counted: torch.Tensor | None,
+        beside: bool,
+    ) -> Turns[torch.Tensor]:
+        """Routed experts compute one chunk after the other, shared ones of their own all tokens at once."""
+        on_their_way = deque([self._send_chunk(chunks[0], hidden, counted, beside)])
+        # Shared experts' outputs, each chunk's until its sums take their place.
+        out = torch.empty_like(hidden.plain) if self._shared is None else self._shared.forward(hidden, workspace)
+        yield
+        for chunk, following in zip_longest(chunks, chunks[1:]):
+            if following is not None:
+                # Travels while this one is computed.
+                on_their_way.append(self._send_chunk(following, hidden, counted, beside))
+            sent, shared = on_their_way.popleft(), None if self._shared is None else out[chunk]
+            chosen = _Chosen(sent, shared, aside=False, exchanges=self._group.divides)
+            outputs = yield from self._outputs(chosen, beside)
+            if isinstance(outputs, ExpertOutputs):
+                combine(outputs, out=out[chunk])
+            else:
+                out[chunk] = outputs
+            # The memory of most of a step.
+            del sent, chosen, outputs
+        return out
+
+    def _send_chunk(
+        self, chunk: slice, hidden: Normalized, counted: torch.Tensor | None, beside: bool
+    ) -> Begun[Dispatched]:
         counted = None if counted is None else counted[chunk]
-        return self._choose(hidden.rows(chunk), workspace, counted, beside, exchanges=self._group.divides)
+        return self._send(hidden.rows(chunk), counted, beside, exchanges=self._group.divides)
 
     def _choose(
         self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool, *, exchanges: bool
     ) -> _Chosen:
         apart = self._shared_of(exchanges)
         if apart is None:
-            return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), None, False, exchanges)
+            return _Chosen(self._send(hidden, counted, beside, exchanges), None, False, exchanges)
         if hidden.plain.is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
             with self._side_stream.beside() as own_workspace:
                 shared = apart.forward(hidden, own_workspace)
-            return _Chosen(hidden, self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
+            return _Chosen(self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
         sent = self._send(hidden, counted, beside, exchanges)
-        return _Chosen(hidden, sent, apart.forward(hidden, workspace), False, exchanges)
+        return _Chosen(sent, apart.forward(hidden, workspace), False, exchanges)
 
     def _shared_of(self, exchanges: bool) -> FeedForward | None:
         """What computes shared experts here, or this rank's part of them; None if nothing does."""

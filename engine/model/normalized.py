@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.activations import Activations, InputForm
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,5 @@ class Normalized:
         return self.quantized
 
     def rows(self, rows: slice) -> "Normalized":
-        """Some of the tokens, quantized again: their scales must lie one after another."""
-        plain = self.plain[rows]
-        return Normalized(plain, None if self.quantized is None else quantize(plain))
+        """Some of the tokens, which begin at a multiple of `SCALE_ALIGNMENT` if they are quantized."""
+        return Normalized(self.plain[rows], None if self.quantized is None else self.quantized[rows])

@@ -21,6 +21,12 @@ class Quantized:
     # [..., rows, width / 128] float32; rows lie next to each other (stride 1), columns 16-byte aligned.
     scales: torch.Tensor
 
+    def __getitem__(self, rows: slice) -> "Quantized":
+        """Some of the rows of a two-dimensional one, which begin at a multiple of `SCALE_ALIGNMENT`."""
+        first, _, step = rows.indices(self.values.shape[0])
+        assert first % SCALE_ALIGNMENT == 0 and step == 1
+        return Quantized(self.values[rows], self.scales[rows])
+
     def rows(self, first: int, stop: int) -> "QuantizedRows":
         """Some of the rows of a two-dimensional one, or all, to be written."""
         if stop - first == self.values.shape[0]:

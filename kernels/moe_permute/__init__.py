@@ -120,14 +120,18 @@ def expand_masked(
     return expanded
 
 
-def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def combine(
+    outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Add up the outputs by weight, and the shared ones, in float32: [tokens, width] of the rows' dtype.
 
-    part: [some tokens, width] of that dtype, contiguous; if given, it is added to those from token `first` on.
+    part: [some tokens, width] of that dtype, contiguous; if given, it is added to those from token `first` on. out: if
+    given, receives the sums; it may be `outputs.shared`.
     """
     assert part is None or (outputs.shared is None and part.is_contiguous() and part.dtype == outputs.rows.dtype)
     assert part is None or first + len(part) <= outputs.shape[0]
-    combined: torch.Tensor = _backend(outputs.rows).combine(outputs, part, first)
+    assert out is None or (out.shape == outputs.shape and out.is_contiguous() and out.dtype == outputs.rows.dtype)
+    combined: torch.Tensor = _backend(outputs.rows).combine(outputs, part, first, out)
     return combined
 
 

@@ -93,17 +93,21 @@ def kept_rows(layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, positions[tokens, choices]
 
 
-def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def combine(
+    outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
     rows, positions, weights = outputs.rows.flatten(0, -2), outputs.positions, outputs.weights
     if (positions == NOWHERE).any():
         tokens, choices = (positions != NOWHERE).nonzero(as_tuple=True)
         values = rows[positions[tokens, choices]].float() * weights[tokens, choices].unsqueeze(1)
-        out = torch.zeros(outputs.shape, dtype=torch.float32, device=rows.device).index_add_(0, tokens, values)
+        sums = torch.zeros(outputs.shape, dtype=torch.float32, device=rows.device).index_add_(0, tokens, values)
     else:
-        out = functional.embedding_bag(positions, rows.float(), per_sample_weights=weights, mode="sum")
+        sums = functional.embedding_bag(positions, rows.float(), per_sample_weights=weights, mode="sum")
     if part is not None:
-        out[first : first + len(part)] += part
-    return (out if outputs.shared is None else out + outputs.shared).to(rows.dtype)
+        sums[first : first + len(part)] += part
+    if outputs.shared is not None:
+        sums += outputs.shared
+    return sums.to(rows.dtype) if out is None else out.copy_(sums)
 
 
 def _own(experts: torch.Tensor, expert_count: int, first: int) -> torch.Tensor:

@@ -242,10 +242,12 @@ def _combine(
     tl.store(out + token * width + columns, total, mask=inside)
 
 
-def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def combine(
+    outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
     rows, (tokens, choices) = outputs.rows, outputs.positions.shape
     width = rows.shape[-1]
-    out = rows.new_empty(tokens, width)
+    out = rows.new_empty(tokens, width) if out is None else out
     shared = outputs.shared if part is None else part
     if tokens:
         launch(_combine, (tokens, cdiv(width, SUMMED_WIDTH)), rows.device,

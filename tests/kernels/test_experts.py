@@ -38,7 +38,11 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     expected = x * (weights * factors[experts]).sum(1, keepdim=True)
     outputs, shared = ExpertOutputs(rows, expanded.positions, weights), torch.randn(tokens, 6)
     assert torch.allclose(combine(outputs), expected, atol=1e-5)
-    assert torch.allclose(combine(replace(outputs, shared=shared)), expected + shared, atol=1e-5)
+    expected += shared
+    assert torch.allclose(combine(replace(outputs, shared=shared)), expected, atol=1e-5)
+    # In place of the shared ones.
+    combine(replace(outputs, shared=shared), out=shared)
+    assert torch.allclose(shared, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

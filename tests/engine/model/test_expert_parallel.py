@@ -91,6 +91,21 @@ def test_steps_that_are_computed_in_parts_get_the_same_logits(
     assert all(relative_error(logits, expected) < 1e-5 for logits in found)
 
 
+def test_fp8_rows_travel_in_parts_as_they_do_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, prompt = (
+        tiny_checkpoint(tmp_path, dtype="float8", hidden_size=256, moe_intermediate_size=256),
+        random_prompt(70),
+    )
+
+    def compute(peers: Peers) -> torch.Tensor:
+        return logits_of(divided(directory, torch.bfloat16, "quantized")(peers), prompt)
+
+    expected = on_each_rank(Layout(dp=2, ep=2), compute)
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", 32)
+    found = on_each_rank(Layout(dp=2, ep=2), compute)
+    assert all(relative_error(*each) < 1e-2 for each in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
 def test_ranks_hold_each_part_of_each_expert_once(checkpoint: Path, layout: Layout) -> None:
     assert_parts(checkpoint, layout, torch.float32, "dequantized")

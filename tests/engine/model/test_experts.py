@@ -63,6 +63,21 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
     assert relative_error(summed(together), summed(separate)) < (1e-2 if fp8 else 1e-5)
 
 
+@pytest.mark.parametrize("shared_apart", [False, True], ids=["joined", "apart"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["float32", "FP8"])
+def test_tokens_in_chunks_add_the_same_as_all_at_once(
+    shared_apart: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, dtype = config_with(1, "float8" if fp8 else "float32"), torch.bfloat16 if fp8 else torch.float32
+    mixture = mixture_of(config, dtype, shared_apart=shared_apart)
+    fill_randomly(mixture.parameters("mlp"), CPU)
+    plain = torch.randn(50, config.hidden_size).to(dtype)
+    hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
+    expected = summed(alone(mixture.forward(hidden, workspace)))
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", 16)
+    assert relative_error(summed(alone(mixture.forward(hidden, workspace))), expected) < (1e-2 if fp8 else 1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 50])
 def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
