@@ -18,6 +18,7 @@ from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
 from engine.model.turns import Turns
+from kernels.act_quant.quantized import aligned_rows
 from kernels.fp8_gemm import Workspace
 from kernels.fp8_gemm.weight import BLOCK
 from kernels.moe_permute import ExpertOutputs, combine
@@ -52,6 +53,12 @@ class _Chosen:
 def chunk_tokens(ranks: int) -> int:
     """Tokens of each rank whose copies for the experts exist at once."""
     return CHUNK_TOKENS if ranks == 1 else DIVIDED_CHUNKS * CHUNK_TOKENS // ranks
+
+
+def _chunks(tokens: int, most: int) -> list[slice]:
+    """As few as may be, of equal lengths: one of few tokens would take as long as to read all experts' weights."""
+    length = aligned_rows(-(-tokens // -(-tokens // most)))
+    return [slice(start, min(start + length, tokens)) for start in range(0, tokens, length)]
 
 
 class MixtureOfExperts:
@@ -131,8 +138,7 @@ class MixtureOfExperts:
             chosen = self._choose(hidden, workspace, counted, beside, exchanges=self._group.divides and not everywhere)
             yield
             return (yield from self._outputs(chosen, beside))
-        chunks = [slice(start, min(start + most, hidden.tokens)) for start in range(0, hidden.tokens, most)]
-        return (yield from self._in_chunks(chunks, hidden, workspace, counted, beside))
+        return (yield from self._in_chunks(_chunks(hidden.tokens, most), hidden, workspace, counted, beside))
 
     def routed(
         self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.model import moe
+from engine.model.activations import Sent
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.formats.choice import choose_formats
@@ -76,6 +77,22 @@ def test_tokens_in_chunks_add_the_same_as_all_at_once(
     expected = summed(alone(mixture.forward(hidden, workspace)))
     monkeypatch.setattr(moe, "CHUNK_TOKENS", 16)
     assert relative_error(summed(alone(mixture.forward(hidden, workspace))), expected) < (1e-2 if fp8 else 1e-5)
+
+
+def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_with(1, "float32")
+    mixture = mixture_of(config, torch.float32, shared_apart=False)
+    fill_randomly(mixture.parameters("mlp"), CPU)
+    seen, compute = [], mixture.experts.forward
+
+    def forward(hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(choices))
+        return compute(hidden, choices)
+
+    monkeypatch.setattr(mixture.experts, "forward", forward)
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", 32)
+    alone(mixture.forward(Normalized(torch.randn(68, config.hidden_size), None), make_workspace(CPU)))
+    assert seen == [24, 24, 20]
 
 
 @pytest.mark.gpu
