@@ -11,7 +11,7 @@ from engine.exchange.peer import PeerExchange
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import GROUP, quantize
-from kernels.norm import add_rms_norm, add_rms_norm_quantized
+from kernels.norm import add_rms_norm, add_rms_norm_in_both_forms
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 CHOICES = 8
@@ -70,7 +70,7 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
     def ours() -> Call:
         parts, residual, weight = inputs()
-        norm = ExchangedNorm(weight, 1e-6, SummedRows.OWN, rows, quantizes=True)
+        norm = ExchangedNorm(weight, 1e-6, SummedRows.OWN, rows, plain=True, quantizes=True)
         return lambda: exchange.add_rms_norm(parts, residual, norm, Group.WORLD)
 
     def nccl() -> Call:
@@ -96,7 +96,7 @@ def _all_sum_norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
     def ours() -> Call:
         parts, residual, weight = inputs()
-        norm = ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, quantizes=True)
+        norm = ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, plain=True, quantizes=True)
         return lambda: exchange.add_rms_norm(parts, residual, norm, Group.WORLD)
 
     def nccl() -> Call:
@@ -104,7 +104,7 @@ def _all_sum_norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
         def call() -> None:
             distributed.all_reduce(parts)
-            add_rms_norm_quantized(parts, residual, weight, 1e-6)
+            add_rms_norm_in_both_forms(parts, residual, weight, 1e-6)
 
         return call
 

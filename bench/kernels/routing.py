@@ -31,7 +31,7 @@ def cases() -> Iterator[Case]:
             ("copies in bfloat16", "triton"): (partial(_expand_plain, expand), 2.0 * (values + copies)),
             ("copies in bfloat16", "torch"): (partial(_expand_plain, plain_expand), 2.0 * (values + copies)),
             ("experts' sum", "triton"): (_combine, 2.0 * (copies + values)),
-            ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 7.0 * values),
+            ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 5.0 * values),
         }
         for (name, provider), (make, size_bytes) in made.items():
             yield Case(f"{name} by {tokens}", provider, partial(make, tokens), size_bytes)

@@ -44,7 +44,7 @@ class MutedExchange:
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
-    ) -> tuple[torch.Tensor, Quantized | None] | None:
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         return None if self.muted else self._exchange.add_rms_norm(delta, residual, norm, group)
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:

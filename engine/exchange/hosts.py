@@ -67,7 +67,7 @@ class HostsExchange:
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
-    ) -> tuple[torch.Tensor, Quantized | None] | None:
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         if group is not Group.TP:
             return None
         return self._within.add_rms_norm(delta, residual, norm, group)

@@ -59,7 +59,7 @@ class Exchange(Protocol):
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
-    ) -> tuple[torch.Tensor, Quantized | None] | None:
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual in place, and normalize them, with the norm's exchanges.
 
         None, and nothing done, if this exchange does not do these at once.

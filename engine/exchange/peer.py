@@ -110,7 +110,7 @@ class PeerExchange:
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
-    ) -> tuple[torch.Tensor, Quantized | None] | None:
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         members = self._members_for(residual, group)
         if members is None or not norm_kernel.takes(delta, residual, norm):
             return None

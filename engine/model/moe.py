@@ -161,7 +161,9 @@ class MixtureOfExperts:
         """Routed experts compute one chunk after the other, shared ones of their own all tokens at once."""
         on_their_way = deque([self._send_chunk(chunks[0], hidden, counted, beside)])
         # Shared experts' outputs, each chunk's until its sums take their place.
-        out = torch.empty_like(hidden.plain) if self._shared is None else self._shared.forward(hidden, workspace)
+        out = (
+            torch.empty_like(hidden.unquantized()) if self._shared is None else self._shared.forward(hidden, workspace)
+        )
         yield
         for chunk, following in zip_longest(chunks, chunks[1:]):
             if following is not None:
@@ -190,7 +192,7 @@ class MixtureOfExperts:
         apart = self._shared_of(exchanges)
         if apart is None:
             return _Chosen(self._send(hidden, counted, beside, exchanges), None, False, exchanges)
-        if hidden.plain.is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
+        if hidden.unquantized().is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
             with self._side_stream.beside() as own_workspace:
                 shared = apart.forward(hidden, own_workspace)
             return _Chosen(self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
@@ -206,7 +208,7 @@ class MixtureOfExperts:
     def _send(
         self, hidden: Normalized, counted: torch.Tensor | None, beside: bool, exchanges: bool
     ) -> Begun[Dispatched]:
-        weights, choices = self.gate.choose(hidden.plain, counted if self._skips_padding else None)
+        weights, choices = self.gate.choose(hidden.unquantized(), counted if self._skips_padding else None)
         rows = hidden.in_form(self.experts.input_form)
         if self.slots is not None:
             choices = self.slots.route(choices, counts=exchanges or self._group.rank == 0)

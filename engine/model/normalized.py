@@ -10,22 +10,32 @@ from kernels.act_quant import Quantized
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    # [tokens, hidden]
-    plain: torch.Tensor
-    # The same in groups of FP8; None if no layer behind reads it.
+    """[tokens, hidden], in one form or both: None if no layer behind reads that."""
+
+    # Of the model's dtype.
+    plain: torch.Tensor | None
+    # In groups of FP8.
     quantized: Quantized | None
 
     @property
     def tokens(self) -> int:
-        return self.plain.shape[0]
+        values = self.plain if self.quantized is None else self.quantized.values
+        assert values is not None
+        return values.shape[0]
+
+    def unquantized(self) -> torch.Tensor:
+        """For those who asked for it."""
+        assert self.plain is not None
+        return self.plain
 
     def in_form(self, form: InputForm) -> Activations:
         """form: one of those that were asked for."""
         if form is InputForm.PLAIN:
-            return self.plain
+            return self.unquantized()
         assert self.quantized is not None
         return self.quantized
 
     def rows(self, rows: slice) -> "Normalized":
         """Some of the tokens, which begin at a multiple of `SCALE_ALIGNMENT` if they are quantized."""
-        return Normalized(self.plain[rows], None if self.quantized is None else self.quantized[rows])
+        plain, quantized = self.plain, self.quantized
+        return Normalized(None if plain is None else plain[rows], None if quantized is None else quantized[rows])

@@ -10,7 +10,7 @@ from engine.model.normalized import Normalized
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine
-from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
+from kernels.norm import Delta, add_rms_norm, add_rms_norm_in_both_forms, add_rms_norm_quantized
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 
@@ -119,8 +119,7 @@ class DividedResidual:
         sums: SummedRows | None,
         gathers: bool,
     ) -> Normalized | None:
-        quantizes = InputForm.FP8_GROUPS in forms
-        norm = ExchangedNorm(weight, self._epsilon, sums, self._tokens if gathers else None, quantizes)
+        norm = _exchanged_norm(weight, self._epsilon, sums, self._tokens if gathers else None, forms)
         made = self._group.add_rms_norm(delta, self._rows, norm)
         return None if made is None else Normalized(*made)
 
@@ -152,10 +151,10 @@ class EverywhereResidual:
         rows = self._rows
         if tokens is not None:
             delta, rows = delta[tokens], rows[tokens]
-        return self._added(delta, rows, weight, frozenset()).plain
+        return self._added(delta, rows, weight, frozenset({InputForm.PLAIN})).unquantized()
 
     def _added(self, delta: Delta, rows: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        norm = ExchangedNorm(weight, self._epsilon, SummedRows.ALL, None, InputForm.FP8_GROUPS in forms)
+        norm = _exchanged_norm(weight, self._epsilon, SummedRows.ALL, None, forms)
         made = self._group.add_rms_norm(delta, rows, norm)
         if made is not None:
             return Normalized(*made)
@@ -164,6 +163,15 @@ class EverywhereResidual:
 
 
 def _add(delta: Delta, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, forms: Set[InputForm]) -> Normalized:
-    if InputForm.FP8_GROUPS in forms:
-        return Normalized(*add_rms_norm_quantized(delta, rows, weight, epsilon))
-    return Normalized(add_rms_norm(delta, rows, weight, epsilon), None)
+    if InputForm.FP8_GROUPS not in forms:
+        return Normalized(add_rms_norm(delta, rows, weight, epsilon), None)
+    if InputForm.PLAIN not in forms:
+        return Normalized(None, add_rms_norm_quantized(delta, rows, weight, epsilon))
+    return Normalized(*add_rms_norm_in_both_forms(delta, rows, weight, epsilon))
+
+
+def _exchanged_norm(
+    weight: torch.Tensor, epsilon: float, sums: SummedRows | None, all_rows: int | None, forms: Set[InputForm]
+) -> ExchangedNorm:
+    plain, quantizes = InputForm.PLAIN in forms, InputForm.FP8_GROUPS in forms
+    return ExchangedNorm(weight, epsilon, sums, all_rows, plain, quantizes)

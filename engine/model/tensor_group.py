@@ -69,7 +69,7 @@ class TensorGroup:
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
-    ) -> tuple[torch.Tensor, Quantized | None] | None:
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual and normalize them, with a sum before it or `gather` behind.
 
         For few rows on a GPU, else None.

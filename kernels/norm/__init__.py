@@ -33,37 +33,47 @@ def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, eps
     delta, residual: [rows, width] of one dtype, the residual contiguous, and delta's last dimension. Experts'
     outputs are added up first, and rounded. weight: [width].
     """
-    _check(delta, residual, weight)
-    normalized: torch.Tensor
-    if (clusters := _clusters(delta, residual)) is not None:
-        normalized = clusters.add_rms_norm(delta, residual, weight, epsilon, None)
-        return normalized
-    normalized = _backend(residual).add_rms_norm(_added_up(delta), residual, weight, epsilon)
-    return normalized
+    plain = torch.empty_like(residual)
+    _add_rms_norm(delta, residual, weight, epsilon, plain, None)
+    return plain
 
 
-def add_rms_norm_quantized(
+def add_rms_norm_quantized(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Quantized:
+    """`add_rms_norm` that returns the normalized rows quantized. The width is a multiple of 128."""
+    quantized = empty_quantized(*residual.shape, device=residual.device)
+    _add_rms_norm(delta, residual, weight, epsilon, None, quantized)
+    return quantized
+
+
+def add_rms_norm_in_both_forms(
     delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, Quantized]:
-    """`add_rms_norm`, and the normalized rows quantized. The gate reads the former, FP8 products the latter.
+    """`add_rms_norm` that returns the normalized rows quantized too. The gate reads the former, FP8 products the
+    latter.
 
     The width is a multiple of 128.
     """
-    _check(delta, residual, weight)
-    if (clusters := _clusters(delta, residual)) is not None:
-        quantized = empty_quantized(*residual.shape, device=residual.device)
-        return clusters.add_rms_norm(delta, residual, weight, epsilon, quantized), quantized
-    normalized, quantized = _backend(residual).add_rms_norm_quantized(_added_up(delta), residual, weight, epsilon)
-    return normalized, quantized
+    plain, quantized = torch.empty_like(residual), empty_quantized(*residual.shape, device=residual.device)
+    _add_rms_norm(delta, residual, weight, epsilon, plain, quantized)
+    return plain, quantized
 
 
-def _check(delta: Delta, residual: torch.Tensor, weight: torch.Tensor) -> None:
+def _add_rms_norm(
+    delta: Delta,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    plain: torch.Tensor | None,
+    quantized: Quantized | None,
+) -> None:
+    """Fills the forms that are given."""
     assert delta.shape == residual.shape and weight.shape == residual.shape[1:] and residual.is_contiguous()
     assert isinstance(delta, ExpertOutputs) or delta.stride(1) == 1
-
-
-def _added_up(delta: Delta) -> torch.Tensor:
-    return combine(delta) if isinstance(delta, ExpertOutputs) else delta
+    if (clusters := _clusters(delta, residual)) is not None:
+        clusters.add_rms_norm(delta, residual, weight, epsilon, plain, quantized)
+    else:
+        added = combine(delta) if isinstance(delta, ExpertOutputs) else delta
+        _backend(residual).add_rms_norm(added, residual, weight, epsilon, plain, quantized)
 
 
 def _clusters(delta: Delta, residual: torch.Tensor) -> ModuleType | None:

@@ -28,7 +28,7 @@ class Arguments(ctypes.Structure):
         ("experts", ExpertSum),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
+        ("plain", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("row_stride", ctypes.c_longlong),
@@ -51,16 +51,15 @@ def add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
+    plain: torch.Tensor | None,
     quantized: Quantized | None,
-) -> torch.Tensor:
-    """For tensors that it `takes`. quantized: if given, receives the normalized rows in FP8 too."""
+) -> None:
+    """For tensors that it `takes`. Fills the forms that are given with the normalized rows."""
     (rows, width), device = residual.shape, residual.device
-    out = torch.empty_like(residual)
     if not rows:
-        return out
-    arguments = Arguments(
-        residual=residual.data_ptr(), weight=weight.data_ptr(), out=out.data_ptr(), width=width, epsilon=epsilon
-    )
+        return
+    arguments = Arguments(residual=residual.data_ptr(), weight=weight.data_ptr(), width=width, epsilon=epsilon)
+    arguments.plain = None if plain is None else plain.data_ptr()
     if isinstance(delta, ExpertOutputs):
         arguments.experts = ExpertSum.of(delta)
     else:
@@ -70,7 +69,6 @@ def add_rms_norm(
         arguments.scale_stride = quantized.scales.stride(1)
     kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", device.index or 0)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
-    return out
 
 
 def _choices(delta: torch.Tensor | ExpertOutputs) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized, quantize_into
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -18,12 +18,16 @@ def join_rms_norms(
     return torch.cat((rms_norm(first, first_weight, epsilon), rms_norm(second, second_weight, epsilon)), dim=1)
 
 
-def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return rms_norm(residual.add_(delta), weight, epsilon)
-
-
-def add_rms_norm_quantized(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, Quantized]:
-    normalized = add_rms_norm(delta, residual, weight, epsilon)
-    return normalized, quantize(normalized)
+def add_rms_norm(
+    delta: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    plain: torch.Tensor | None,
+    quantized: Quantized | None,
+) -> None:
+    normalized = rms_norm(residual.add_(delta), weight, epsilon)
+    if plain is not None:
+        plain.copy_(normalized)
+    if quantized is not None:
+        quantize_into(normalized, quantized.rows(0, len(normalized)))

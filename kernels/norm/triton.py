@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized
 from kernels.act_quant.triton import quantize_groups
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.tile_sizes import cdiv, next_power_of_2
@@ -18,12 +18,12 @@ def normalize(x, weight, width, epsilon):
     return ((x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
 
 
-# A program does one row and keeps it in registers. Reads 4 bytes a value and writes 4, and 1 and 1/32 more if it
-# quantizes.
+# A program does one row and keeps it in registers. Reads 4 bytes a value and writes 2, 2 more if the normalized row is
+# wanted as it is, and 1 and 1/32 more if it is wanted in FP8.
 @triton.jit(do_not_specialize=["scale_stride"])
 def _add_rms_norm(
-    delta, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
-    QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+    delta, residual, weight, plain, values, scales, row_stride, width, scale_stride, epsilon,
+    PLAIN: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -37,7 +37,8 @@ def _add_rms_norm(
     found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
     tl.store(residual + row * width + columns, found, mask=inside)
     normalized = normalize(found.to(tl.float32), factors, width, epsilon)
-    tl.store(out + row * width + columns, normalized, mask=inside)
+    if PLAIN:
+        tl.store(plain + row * width + columns, normalized, mask=inside)
     if QUANTIZE:
         quantized, group_scales = quantize_groups(normalized.to(tl.float32))
         tl.store(values + row * width + columns, quantized, mask=inside)
@@ -83,34 +84,26 @@ def join_rms_norms(
     return out
 
 
-def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return _launch(delta, residual, weight, epsilon, None)
-
-
-def add_rms_norm_quantized(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, Quantized]:
-    quantized = empty_quantized(*residual.shape, device=residual.device)
-    return _launch(delta, residual, weight, epsilon, quantized), quantized
-
-
-def _launch(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, quantized: Quantized | None
-) -> torch.Tensor:
+def add_rms_norm(
+    delta: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    plain: torch.Tensor | None,
+    quantized: Quantized | None,
+) -> None:
     rows, width = delta.shape
-    out = torch.empty(rows, width, dtype=delta.dtype, device=delta.device)
     if not rows:
-        return out
+        return
     groups = _groups(width)
     launch(_add_rms_norm, (rows,), delta.device,
-        delta, residual, weight, out,
+        delta, residual, weight, plain,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         delta.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
-        quantized is not None, groups, GROUP,
+        plain is not None, quantized is not None, groups, GROUP,
         # Quantizing waits for reductions within groups. More warps, of one or two groups each, hide that.
         num_warps=_warps(groups, 8 if quantized is None else 2),
     )  # fmt: skip
-    return out
 
 
 def _groups(width: int) -> int:

@@ -18,8 +18,8 @@ class ExchangedNorm:
     """An RMSNorm with the exchange before it, the one behind it, or both.
 
     sums: None if the rows that are added are no parts of a sum over the ranks. all_rows: how many rows all ranks have
-    together, the last ones without their padding, if each has its own and gets the normalized ones of all. quantizes:
-    they are wanted in FP8 too.
+    together, the last ones without their padding, if each has its own and gets the normalized ones of all. plain: these
+    are wanted in the residual's dtype. quantizes: they are wanted in FP8.
     """
 
     # [width]
@@ -27,6 +27,7 @@ class ExchangedNorm:
     epsilon: float
     sums: SummedRows | None
     all_rows: int | None
+    plain: bool
     quantizes: bool
 
     def __post_init__(self) -> None:

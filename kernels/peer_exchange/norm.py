@@ -38,7 +38,7 @@ class NormArguments(ctypes.Structure):
         ("experts", ExpertSum),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
+        ("plain", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("rows", ctypes.c_int),
@@ -63,7 +63,7 @@ def takes(delta: Delta, residual: torch.Tensor, norm: ExchangedNorm) -> bool:
 
 def add_rms_norm(
     members: Members, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
-) -> tuple[torch.Tensor, Quantized | None]:
+) -> tuple[torch.Tensor | None, Quantized | None]:
     """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
 
     delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual.
@@ -72,9 +72,10 @@ def add_rms_norm(
     assert delta.shape[0] == (members.ranks * rows if norm.sums is SummedRows.OWN else rows)
     assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (residual, norm.weight))
     count = rows if norm.all_rows is None else norm.all_rows
-    out = residual.new_empty(count, width)
+    plain = residual.new_empty(count, width) if norm.plain else None
     arguments = NormArguments(members=members, rows=rows, all_rows=count, width=width, epsilon=norm.epsilon)
-    arguments.residual, arguments.weight, arguments.out = residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()
+    arguments.residual, arguments.weight = residual.data_ptr(), norm.weight.data_ptr()
+    arguments.plain = None if plain is None else plain.data_ptr()
     if isinstance(delta, ExpertOutputs):
         name, arguments.experts = EXPERTS_NAME, ExpertSum.of(delta)
     else:
@@ -86,7 +87,7 @@ def add_rms_norm(
         arguments.scale_stride = quantized.scales.stride(1)
     kernel = load_kernel(SOURCE, f"{name}_{template_ranks(members.ranks)}", residual.device.index or 0)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
-    return out, quantized
+    return plain, quantized
 
 
 def load(device: torch.device, ranks: int) -> None:

@@ -62,7 +62,7 @@ def make_chain(tokens: int, layers: int) -> Chain:
     def chain(hidden: torch.Tensor, after_each: Step) -> torch.Tensor:
         delta, residual = hidden, torch.zeros_like(hidden)
         for layer, (projection, queries, output, gate_up, down) in enumerate(weights):
-            _, first = add_rms_norm_quantized(delta, residual, norms[layer, 0], 1e-6)
+            first = add_rms_norm_quantized(delta, residual, norms[layer, 0], 1e-6)
             after_each()
             projected = fp8_gemm(first, projection, workspace)
             after_each()
@@ -74,7 +74,7 @@ def make_chain(tokens: int, layers: int) -> Chain:
             after_each()
             delta = fp8_gemm(quantized, output, workspace)
             after_each()
-            _, second = add_rms_norm_quantized(delta, residual, norms[layer, 1], 1e-6)
+            second = add_rms_norm_quantized(delta, residual, norms[layer, 1], 1e-6)
             after_each()
             inside = fp8_gemm(second, gate_up, workspace)
             after_each()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.act_quant import Quantized, dequantize
+from kernels.act_quant import Quantized, dequantize, empty_quantized
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_copy import reference as kv_copy_reference
 from kernels.kv_copy import triton as kv_copy
@@ -56,12 +56,15 @@ def test_two_inputs_are_normalized_side_by_side(rows: int, width: int, dtype: to
 @pytest.mark.parametrize(("rows", "width"), [(0, 128), (1, 128), (7, 640)])
 def test_the_residual_is_added_before_the_norm_and_quantization(rows: int, width: int, dtype: torch.dtype) -> None:
     delta, residual, weight = (random(*shape, dtype=dtype) for shape in [(rows, width), (rows, width), (width,)])
-    other = residual.clone()
-    expected, expected_quantized = norm_reference.add_rms_norm_quantized(delta, other, weight, 1e-6)
-    again = residual.clone()
-    assert near(norm.add_rms_norm(delta, again, weight, 1e-6), expected) and near(again, other)
-    found, quantized = norm.add_rms_norm_quantized(delta, residual, weight, 1e-6)
-    assert near(found, expected) and near(residual, other) and same_quantized(quantized, expected_quantized)
+    other, expected = residual.clone(), torch.empty_like(residual)
+    expected_quantized = empty_quantized(rows, width, device=residual.device)
+    norm_reference.add_rms_norm(delta, other, weight, 1e-6, expected, expected_quantized)
+    for is_plain, quantizes in ((True, False), (False, True), (True, True)):
+        total, plain = residual.clone(), torch.empty_like(residual) if is_plain else None
+        quantized = empty_quantized(rows, width, device=residual.device) if quantizes else None
+        norm.add_rms_norm(delta, total, weight, 1e-6, plain, quantized)
+        assert near(total, other) and (plain is None or near(plain, expected))
+        assert quantized is None or same_quantized(quantized, expected_quantized)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.act_quant import dequantize
-from kernels.norm import add_rms_norm, add_rms_norm_quantized, join_rms_norms
+from kernels.norm import add_rms_norm, add_rms_norm_in_both_forms, add_rms_norm_quantized, join_rms_norms
 from kernels.norm.reference import rms_norm
 
 
@@ -37,6 +37,8 @@ def test_the_sum_stays_in_the_residual() -> None:
 def test_the_quantized_rows_are_those_that_are_returned() -> None:
     delta, residual, weight = torch.randn(5, 256), torch.randn(5, 256), torch.randn(256)
     expected = add_rms_norm(delta, residual.clone(), weight, 1e-6)
-    normalized, quantized = add_rms_norm_quantized(delta, residual, weight, 1e-6)
+    alone = add_rms_norm_quantized(delta, residual.clone(), weight, 1e-6)
+    normalized, quantized = add_rms_norm_in_both_forms(delta, residual, weight, 1e-6)
     assert torch.equal(normalized, expected)
-    assert (dequantize(quantized) - expected).norm() / expected.norm() < 0.04
+    for found in (alone, quantized):
+        assert (dequantize(found) - expected).norm() / expected.norm() < 0.04

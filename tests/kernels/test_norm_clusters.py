@@ -7,7 +7,7 @@ from bench.kernels.deepseek_r1 import HIDDEN
 from kernels.act_quant import dequantize, empty_quantized
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.reference import combine
-from kernels.norm import add_rms_norm, add_rms_norm_quantized, clusters, reference
+from kernels.norm import add_rms_norm, add_rms_norm_in_both_forms, clusters, reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -32,16 +32,19 @@ def random_outputs(
 
 def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, weight: torch.Tensor) -> None:
     assert clusters.takes(delta, residual)
-    total = residual.clone()
+    total, expected = residual.clone(), torch.empty_like(residual)
+    expected_quantized = empty_quantized(*residual.shape, device=residual.device)
     added = combine(delta) if isinstance(delta, ExpertOutputs) else delta
-    expected, expected_quantized = reference.add_rms_norm_quantized(added, total, weight, EPSILON)
-    plain = residual.clone()
-    assert relative_error(clusters.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
-    quantized = empty_quantized(*residual.shape, device=residual.device)
-    assert relative_error(clusters.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
-    assert relative_error(residual, total) < ERROR and torch.equal(plain, residual)
-    assert relative_error(quantized.scales, expected_quantized.scales) < ERROR
-    assert relative_error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
+    reference.add_rms_norm(added, total, weight, EPSILON, expected, expected_quantized)
+    for is_plain, quantizes in ((True, False), (False, True), (True, True)):
+        found, plain = residual.clone(), torch.empty_like(residual) if is_plain else None
+        quantized = empty_quantized(*residual.shape, device=residual.device) if quantizes else None
+        clusters.add_rms_norm(delta, found, weight, EPSILON, plain, quantized)
+        assert relative_error(found, total) < ERROR
+        assert plain is None or relative_error(plain, expected) < ERROR
+        if quantized is not None:
+            assert relative_error(quantized.scales, expected_quantized.scales) < ERROR
+            assert relative_error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
 
 
 @pytest.mark.gpu
@@ -81,6 +84,6 @@ def test_experts_outputs_are_added_up_before_the_norm_on_a_cpu(shared: bool) -> 
     total, expected_total = residual.clone(), residual.clone()
     expected = add_rms_norm(combine(outputs), expected_total, weight, EPSILON)
     assert torch.equal(add_rms_norm(outputs, total, weight, EPSILON), expected) and torch.equal(total, expected_total)
-    normalized, quantized = add_rms_norm_quantized(outputs, residual, weight, EPSILON)
+    normalized, quantized = add_rms_norm_in_both_forms(outputs, residual, weight, EPSILON)
     assert torch.equal(normalized, expected) and torch.equal(residual, expected_total)
     assert relative_error(dequantize(quantized), expected) < 0.04

@@ -13,7 +13,7 @@ from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized, quantize
 from kernels.moe_permute import NOWHERE, ExpertOutputs, combine
-from kernels.norm import add_rms_norm, add_rms_norm_quantized
+from kernels.norm import add_rms_norm, add_rms_norm_in_both_forms
 from kernels.peer_exchange import reference
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 from mesh.errors import RankLost
@@ -163,20 +163,21 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
     total = reference.sum_in_order(parts)
     for rank, residual in enumerate(residuals):
         delta = {None: parts[rank], SummedRows.OWN: total[rank * rows :][:rows], SummedRows.ALL: total}[sums]
-        normalized, quantized = add_rms_norm_quantized(delta, kept := residual.clone(), weight, 1e-6)
+        normalized, quantized = add_rms_norm_in_both_forms(delta, kept := residual.clone(), weight, 1e-6)
         if rank == own:
             added = kept
         if all_rows is not None or rank == own:
             plain.append(normalized)
             values.append(quantized.values.float())
             scales.append(quantized.scales)
-    norm = ExchangedNorm(weight, 1e-6, sums, all_rows, quantizes=True)
+    norm = ExchangedNorm(weight, 1e-6, sums, all_rows, plain=drawn.choice((False, True)), quantizes=True)
     made = exchange.add_rms_norm(parts[own], residuals[own], norm, group)
     assert made is not None and made[1] is not None
     _assert_equal(residuals[own], added)
-    count = len(made[0])
-    assert count == (all_rows or rows)
-    _assert_equal(made[0], torch.cat(plain)[:count])
+    count = len(made[1].values)
+    assert count == (all_rows or rows) and (made[0] is not None) == norm.plain
+    if made[0] is not None:
+        _assert_equal(made[0], torch.cat(plain)[:count])
     _assert_equal(made[1].values.float(), torch.cat(values)[:count])
     _assert_equal(made[1].scales, torch.cat(scales)[:count])
 
@@ -196,10 +197,9 @@ def normalize_experts(exchange: PeerExchange, drawn: random.Random) -> None:
         outputs.append(ExpertOutputs(made[rank], positions, weights[rank].contiguous(), None if rank else shared))
     total = reference.sum_in_order([combine(each) for each in outputs])
     expected = add_rms_norm(total, added := residual.clone(), weight, 1e-6)
-    found = exchange.add_rms_norm(
-        outputs[own], residual, ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, quantizes=False), group
-    )
-    assert found is not None and found[1] is None
+    norm = ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, plain=True, quantizes=False)
+    found = exchange.add_rms_norm(outputs[own], residual, norm, group)
+    assert found is not None and found[0] is not None and found[1] is None
     # Sums of products may be rounded otherwise, but are the same on all ranks.
     assert relative_error(found[0], expected) < 1e-2 and relative_error(residual, added) < 1e-2
     _assert_equal(exchange.all_gather(residual[None], group), residual.expand(len(made), *residual.shape))

@@ -2,8 +2,8 @@
 // would take longer to read and quantize it than all of them take for a decode step's rows.
 //
 // A thread holds 8 values, and 16 threads a quantization group. Reads 4 bytes a value (2 more for each further row of a sum),
-// writes 4 (and 1 and 1/32 more if it quantizes). The latency of its loads, which are in flight at once, and of a barrier
-// limits it.
+// writes 2, and 2 for the normalized row as it is, 1 and 1/32 for the quantized one. The latency of its loads, which are in
+// flight at once, and of a barrier limits it.
 
 #include "../../cuda/cluster_norm.cuh"
 #include "../../cuda/expert_sum.cuh"
@@ -17,7 +17,8 @@ struct Arguments {
   ExpertSum experts;
   uint4* residual;
   const uint4* weight;
-  uint4* out;
+  // Null if the normalized rows are wanted in FP8 alone.
+  uint4* plain;
   // Null if nothing is quantized.
   uint2* values;
   float* scales;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void norm(const Arguments& given) {
   uint4 before = load(residual);
   Values added = delta<CHOICES>(given, row, at);
   uint4 normalized = add_and_normalize(cluster, added, before, residual, weight, given.width, given.epsilon);
-  given.out[row * (given.width / VALUES) + at] = normalized;
+  if (given.plain) given.plain[row * (given.width / VALUES) + at] = normalized;
   if (given.values) store_quantized(given, Values::of(normalized), row, at);
 }
 

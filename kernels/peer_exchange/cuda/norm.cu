@@ -22,8 +22,8 @@ struct NormArguments {
   // [rows, width]
   uint4* residual;
   const uint4* weight;
-  // [all rows, width], which may be fewer than ranks * rows, or [rows, width].
-  uint4* out;
+  // [all rows, width], which may be fewer than ranks * rows, or [rows, width]; null if only FP8 is wanted.
+  uint4* plain;
   // Null if nothing is quantized.
   uint2* values;
   float* scales;
@@ -34,7 +34,7 @@ struct NormArguments {
 // Called by all threads of a CTA with the same row.
 __device__ __forceinline__ void store_row(const NormArguments& given, uint4 packed, int row, int at) {
   if (row >= given.all_rows) return;
-  given.out[row * (given.width / VALUES) + at] = packed;
+  if (given.plain) given.plain[row * (given.width / VALUES) + at] = packed;
   if (!given.values) return;
   Values values = Values::of(packed);
   float scale = scale_of(values);
