@@ -2,7 +2,7 @@
 
 Few ranks exchange all their rows: each computes what its experts make of everybody's rows and adds that up, and the
 sums travel back. That moves no more than a copy for each expert a token chose, and every size is known beforehand.
-Between hosts DeepEP sends rows only where they are wanted, if it is there and the step is not captured.
+Between hosts DeepEP sends rows only where they are wanted, if it is there.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.model.activations import Sent
-from engine.model.deep_ep import DeepEp, find_deep_ep
+from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import empty_quantized
@@ -20,7 +20,9 @@ from kernels.w4a8_gemm import ScaledRows
 
 
 class Dispatched(NamedTuple):
-    """Rows that this rank's experts may compute: of all ranks, or those alone of which they were chosen."""
+    """Rows that this rank's experts may compute: of all ranks, or those of which they were chosen and some that nobody
+    sent, which have no expert.
+    """
 
     rows: Sent
     # [rows, k], both.
@@ -51,19 +53,17 @@ class ExpertGroup:
         self._deep_ep: DeepEp | None = None
         self._prepared = False
 
-    def prepare(self, hidden: int, experts: int, device: torch.device) -> None:
-        """Called by all ranks at once for each mixture, before the first `begin_dispatch`. experts: how many all ranks
-        have, with copies.
-        """
+    def prepare(self, traffic: Traffic, device: torch.device) -> None:
+        """Called by all ranks at once for each mixture, before the first `begin_dispatch`."""
         if not self._prepared:
-            self._deep_ep = find_deep_ep(self._exchange, hidden, experts, device)
+            self._deep_ep = find_deep_ep(self._exchange, traffic, device)
             self._prepared = True
 
     def begin_dispatch(
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
     ) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]; with DeepEP there may be fewer. beside: see engine.exchange.interface.
+        [ranks * rows, ...]; with DeepEP they are others, and as many as it says. beside: see engine.exchange.interface.
         """
         if self._deep_ep is not None and not beside and self._deep_ep.takes(rows):
             dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))

@@ -11,6 +11,7 @@ from engine.exchange.begun import Begun
 from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
+from engine.model.deep_ep import Traffic
 from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
 from engine.model.formats.interface import ExpertShape
@@ -78,7 +79,8 @@ class MixtureOfExperts:
         self.slots = allocate.expert_slots(index)
         slots = config.n_routed_experts if self.slots is None else len(self.slots.placement.experts)
         if group.divides:
-            group.prepare(hidden, slots, allocate.device)
+            traffic = Traffic(hidden, slots, config.num_experts_per_tok, chunk_tokens(group.ranks))
+            group.prepare(traffic, allocate.device)
         self.experts = allocate.experts(
             ExpertShape(
                 routed=group.share.size(slots),

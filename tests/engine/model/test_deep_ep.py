@@ -1,6 +1,7 @@
 """The adapter of DeepEP, against a stand-in that computes on the CPU what the package documents."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,18 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from engine.model import deep_ep
 from engine.model.activations import Sent
-from engine.model.deep_ep import DeepEp, usable
+from engine.model.deep_ep import DeepEp, Traffic, adapter, elastic
+from engine.model.deep_ep.adapter import Kind, usable
+from engine.model.deep_ep.elastic import ElasticBuffer
+from engine.model.deep_ep.legacy import LegacyBuffer
 from engine.model.expert_group import ExpertGroup
-from engine.parallel.layout import Layout, Place
+from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.weights.loading import KeptWeights, load_model
 from kernels.act_quant import Quantized, dequantize, quantize
 from kernels.expert_rows import quantize_rows
+from kernels.moe_gate import NO_EXPERT
 from kernels.w4a8_gemm import ScaledRows
 from tests.engine.model.test_expert_parallel import logits_of
 from tests.support import fake_deep_ep
@@ -29,6 +33,10 @@ from tests.support.rank_threads import on_each_rank
 
 LAYOUT = Layout(dp=4, ep=4, hosts=2)
 TOKENS, HIDDEN, EXPERTS, CHOICES = 5, 256, 16, 4
+TRAFFIC = Traffic(HIDDEN, EXPERTS, CHOICES, tokens=40)
+GPU = torch.device("cuda")
+R1 = Traffic(hidden=7168, experts=256, choices=8, tokens=1024)
+KINDS = pytest.mark.parametrize("kind", [LegacyBuffer, ElasticBuffer])
 
 
 def in_form(rows: torch.Tensor, form: str) -> Sent:
@@ -44,44 +52,62 @@ def values_of(rows: Sent) -> torch.Tensor:
     return dequantize(rows) if isinstance(rows, Quantized) else rows
 
 
+@pytest.fixture
+def with_package(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """As if the ranks could use it, in this version."""
+    monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
+    monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [kind])
+
+
+@KINDS
 @pytest.mark.parametrize("form", ["bfloat16", "FP8", "INT4's", "INT4's, static"])
-def test_rows_go_where_they_are_wanted_and_their_sums_come_back(form: str) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
+    kind: Kind, form: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "MOST_WITHOUT_WAITING", TOKENS - waits)
     rows = torch.randn(4 * TOKENS, HIDDEN).bfloat16()
     weights = torch.rand(4 * TOKENS, CHOICES)
     choices = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in rows])
-    # Nobody wants anything of the last rank, and its experts are not wanted by the first.
-    choices[:TOKENS] %= 12
+    # The first rank wants nothing of the last one's experts, and a row of it nothing at all.
+    choices[:TOKENS] = torch.stack([torch.randperm(12)[:CHOICES] for _ in range(TOKENS)])
+    choices[1] = NO_EXPERT
     store = HashStore()
 
     def act(peers: Peers) -> torch.Tensor:
         rank = peers.in_worker.rank
-        adapter = DeepEp(fake_deep_ep, exchange_of(peers, store), HIDDEN, EXPERTS)
+        buffer = kind(fake_deep_ep, exchange_of(peers, store), TRAFFIC)
+        deep_ep = DeepEp(buffer, fake_deep_ep.topk_idx_t, rank * 4)
         own = slice(rank * TOKENS, (rank + 1) * TOKENS)
         sent = in_form(rows[own], form)
-        assert adapter.takes(sent) and not adapter.takes(rows[own].float())
-        found, found_weights, numbers, way_back = adapter.dispatch(sent, weights[own], choices[own])
-        here = range(rank * 4, rank * 4 + 4)
-        wanted = torch.isin(choices, torch.tensor(here)).any(1)
-        assert type(found) is type(sent) and torch.equal(values_of(found), values_of(in_form(rows, form))[wanted])
-        mine = torch.isin(numbers, torch.tensor(here))
-        assert torch.equal(numbers[mine], choices[wanted][mine])
-        assert torch.equal(found_weights[mine], weights[wanted][mine])
-        assert all(len(set(row)) == CHOICES for row in numbers.tolist()) and int(numbers.max()) < EXPERTS
+        assert deep_ep.takes(sent) and not deep_ep.takes(rows[own].float())
+        found, found_weights, numbers, way_back = deep_ep.dispatch(sent, weights[own], choices[own])
+        here = torch.arange(rank * 4, rank * 4 + 4)
+        wanted = torch.isin(choices, here).any(1).nonzero()[:, 0]
+        came = (numbers != NO_EXPERT).any(1)
+        assert type(found) is type(sent) and int(came.sum()) == len(wanted)
+        # By which of the wanted rows it is.
+        same = (values_of(found)[came].unsqueeze(1) == values_of(in_form(rows, form))[wanted]).all(2)
+        source = wanted[same.int().argmax(1)]
+        assert same.sum(1).tolist() == [1] * len(wanted) and len(set(source.tolist())) == len(wanted)
+        mine = torch.isin(choices[source], here)
+        assert torch.equal(numbers[came], choices[source].where(mine, NO_EXPERT))
+        assert torch.equal(found_weights[came][mine], weights[source][mine])
         # As many ones as there are ranks with experts of a row.
-        return adapter.combine(torch.ones(int(wanted.sum()), HIDDEN, dtype=torch.bfloat16), way_back)
+        parts = torch.full((len(numbers), HIDDEN), float("nan"), dtype=torch.bfloat16)
+        parts[came] = 1
+        return deep_ep.combine(parts, way_back)
 
     for rank, sums in enumerate(on_each_rank(LAYOUT, act)):
-        asked = choices[rank * TOKENS : (rank + 1) * TOKENS] // 4
-        expected = [float(len(set(row))) for row in asked.tolist()]
+        asked = choices[rank * TOKENS : (rank + 1) * TOKENS].tolist()
+        expected = [float(len({choice // 4 for choice in row if choice != NO_EXPERT})) for row in asked]
         assert sums.shape == (TOKENS, HIDDEN) and sums[:, 0].tolist() == expected
 
 
+@KINDS
+@pytest.mark.usefixtures("with_package")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8", "int4", "nvfp4"])
-def test_a_model_computes_with_it_as_exactly_as_one_rank(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
-    monkeypatch.setattr(deep_ep, "usable", lambda place, device: True)
+def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str, tmp_path: Path) -> None:
     # Every expert is chosen: a choice that falls otherwise changes more than rounding does.
     sizes: dict[str, Any] = {
         "num_experts_per_tok": 8,
@@ -96,7 +122,7 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(
         directory = nvfp4_checkpoint(tmp_path, **sizes)
     else:
         directory = tiny_checkpoint(tmp_path, dtype=dtype, **sizes)
-    prompt, store, before = random_prompt(70), HashStore(), fake_deep_ep.Buffer.dispatches
+    prompt, store, before = random_prompt(70), HashStore(), getattr(fake_deep_ep, kind.NAME).dispatches
     exact = logits_of(load_model(directory, torch.float32, CPU), prompt)
     weights: KeptWeights = "dequantized" if dtype == "bfloat16" else "quantized"
     alone = logits_of(load_model(directory, torch.bfloat16, CPU, weights), prompt)
@@ -108,17 +134,18 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(
     for logits in on_each_rank(Layout(dp=2, ep=2, hosts=2), act):
         # Rows of NVFP4 experts are rounded on their way.
         assert relative_error(logits, exact) < (0.06 if dtype == "nvfp4" else 1.2 * relative_error(alone, exact))
-    assert fake_deep_ep.Buffer.dispatches > before
+    assert getattr(fake_deep_ep, kind.NAME).dispatches > before
 
 
-def test_nobody_uses_it_unless_all_ranks_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep_ep, "usable", lambda place, device: True)
+@KINDS
+@pytest.mark.usefixtures("with_package")
+def test_nobody_uses_it_unless_all_ranks_have_it(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", None)
     store = HashStore()
 
     def act(peers: Peers) -> None:
         group = ExpertGroup(exchange_of(peers, store))
-        group.prepare(HIDDEN, EXPERTS, CPU)
+        group.prepare(TRAFFIC, CPU)
         rows = torch.ones(1, HIDDEN).bfloat16()
         dispatched = group.begin_dispatch(rows, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)).finish()
         assert dispatched.way_back is None
@@ -126,11 +153,55 @@ def test_nobody_uses_it_unless_all_ranks_have_it(monkeypatch: pytest.MonkeyPatch
     on_each_rank(Layout(dp=2, ep=2, hosts=2), act)
 
 
-def test_it_is_for_hosts_of_eight_gpus_with_experts_whole() -> None:
-    gpu = torch.device("cuda")
-    assert usable(Place(Layout(dp=16, ep=16, hosts=2)), gpu)
-    assert usable(Place(Layout(tp=8, dp=4, ep=32, hosts=4)), gpu)
-    assert not usable(Place(Layout(dp=16, ep=16, hosts=2)), CPU)
-    assert not usable(Place(Layout(dp=8, ep=8, hosts=2)), gpu)
-    assert not usable(Place(Layout(dp=16, ep=8, hosts=2)), gpu)
-    assert not usable(Place(Layout(dp=8, ep=8)), gpu)
+def test_a_package_without_the_second_version_is_used_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [ElasticBuffer, LegacyBuffer])
+    monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
+    # What only the second can.
+    monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
+
+    def act(store: HashStore, peers: Peers) -> bool:
+        found = adapter.find_deep_ep(exchange_of(peers, store), TRAFFIC, CPU)
+        assert found is not None
+        return found.takes(torch.zeros(1, HIDDEN, dtype=torch.bfloat16))
+
+    layout = Layout(dp=2, ep=2, hosts=2)
+    assert on_each_rank(layout, partial(act, HashStore())) == [True, True]
+    monkeypatch.delattr(fake_deep_ep, "ElasticBuffer")
+    assert on_each_rank(layout, partial(act, HashStore())) == [False, False]
+
+
+def test_few_rows_are_captured_in_the_second_version_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
+    store = HashStore()
+
+    def act(peers: Peers) -> list[bool]:
+        exchange = exchange_of(peers, store)
+        buffers = [kind(fake_deep_ep, exchange, R1) for kind in (LegacyBuffer, ElasticBuffer)]
+        return [
+            DeepEp(buffer, torch.int64, 0).takes(torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16))
+            for buffer in buffers
+            for tokens in (1, 256, 257)
+        ]
+
+    for taken in on_each_rank(Layout(dp=2, ep=2, hosts=2), act):
+        assert taken == [False, False, False, True, True, False]
+
+
+def test_the_first_version_is_for_hosts_of_eight_gpus_with_experts_whole() -> None:
+    assert LegacyBuffer in usable(Layout(dp=16, ep=16, hosts=2), R1, GPU)
+    assert LegacyBuffer in usable(Layout(tp=8, dp=4, ep=32, hosts=4), R1, GPU)
+    assert LegacyBuffer not in usable(Layout(dp=8, ep=8, hosts=2), R1, GPU)
+
+
+def test_the_second_version_is_for_hosts_of_any_gpus_if_its_kernels_compile() -> None:
+    assert usable(Layout(dp=8, ep=8, hosts=2), R1, GPU) == [ElasticBuffer]
+    assert usable(Layout(dp=16, ep=16, hosts=2), R1, GPU) == [ElasticBuffer, LegacyBuffer]
+    # A rank of 128 experts, and rows of no whole 512 bytes.
+    assert ElasticBuffer not in usable(Layout(dp=2, ep=2, hosts=2), R1, GPU)
+    assert ElasticBuffer not in usable(Layout(dp=8, ep=8, hosts=2), Traffic(7296, 256, 8, 1024), GPU)
+
+
+def test_neither_is_for_one_host_nor_a_cpu_nor_divided_experts() -> None:
+    assert not usable(Layout(dp=16, ep=16, hosts=2), R1, CPU)
+    assert not usable(Layout(dp=16, ep=8, hosts=2), R1, GPU)
+    assert not usable(Layout(dp=8, ep=8), R1, GPU)

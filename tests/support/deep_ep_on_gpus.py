@@ -1,0 +1,87 @@
+"""What ranks on GPUs of one host send by DeepEP, which between hosts would do the same, and by their own exchange."""
+
+import torch
+
+from engine.exchange.peer import PeerExchange
+from engine.model.activations import Sent
+from engine.model.deep_ep import DeepEp, Traffic
+from engine.model.deep_ep.elastic import ElasticBuffer
+from engine.model.expert_group import ExpertGroup
+from kernels.act_quant import Quantized, dequantize, quantize
+from kernels.vendor import find_package
+from tests.support.errors import relative_error
+
+TRAFFIC = Traffic(hidden=1024, experts=32, choices=8, tokens=1024)
+# Some that a step captures, and more than that: the host waits.
+TOKENS, MANY_TOKENS = 40, 600
+
+
+class Senders:
+    """A rank's two ways to the experts of all."""
+
+    def __init__(self, exchange: PeerExchange) -> None:
+        place = exchange.place
+        module = find_package("deep_ep", ["ElasticBuffer", "topk_idx_t"])
+        assert module is not None
+        self._own = TRAFFIC.experts // place.layout.world
+        self._first = place.rank * self._own
+        self.deep_ep = DeepEp(ElasticBuffer(module, exchange, TRAFFIC), module.topk_idx_t, self._first)
+        self._group = ExpertGroup(exchange)
+
+    def by_deep_ep(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        found, found_weights, numbers, way_back = self.deep_ep.dispatch(rows, weights, choices)
+        return self.deep_ep.combine(self._outputs(found, found_weights, numbers), way_back)
+
+    def by_exchange(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        found, found_weights, numbers, _ = self._group.begin_dispatch(rows, weights, choices).finish()
+        return self._group.begin_sum(self._outputs(found, found_weights, numbers)).finish()
+
+    def _outputs(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """What this rank's experts make of rows, were each a multiple of them by its number."""
+        assert isinstance(rows, torch.Tensor | Quantized)
+        values = rows if isinstance(rows, torch.Tensor) else dequantize(rows)
+        mine = (choices >= self._first) & (choices < self._first + self._own)
+        factors = (weights * (choices + 1)).where(mine, 0).sum(1, keepdim=True)
+        # No number for what nobody sent.
+        return (values.float() * factors).bfloat16()
+
+
+def drawn(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, weights and choices; one row has no expert."""
+    choices = torch.rand(tokens, TRAFFIC.experts, device="cuda").topk(TRAFFIC.choices).indices
+    choices[tokens // 2] = -1
+    rows = torch.randn(tokens, TRAFFIC.hidden, device="cuda").bfloat16()
+    return rows, torch.rand(tokens, TRAFFIC.choices, device="cuda"), choices
+
+
+def send_both_ways(exchange: PeerExchange) -> None:
+    torch.manual_seed(exchange.place.rank)
+    senders = Senders(exchange)
+    for tokens in (1, TOKENS, MANY_TOKENS):
+        for form in (torch.Tensor.clone, quantize):
+            rows, weights, choices = drawn(tokens)
+            sent = (form(rows), weights, choices)
+            _assert_near(senders.by_deep_ep(*sent), senders.by_exchange(*sent))
+
+
+def replay(exchange: PeerExchange) -> None:
+    """Inputs change from one replay to the next, and with them how many rows come."""
+    torch.manual_seed(exchange.place.rank)
+    senders = Senders(exchange)
+    inputs = drawn(TOKENS)
+    senders.by_deep_ep(quantize(inputs[0]), *inputs[1:])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = quantize(inputs[0])
+        assert senders.deep_ep.takes(rows)
+        sums = senders.by_deep_ep(rows, *inputs[1:])
+    for _ in range(5):
+        for given, value in zip(inputs, drawn(TOKENS), strict=True):
+            given.copy_(value)
+        graph.replay()
+        _assert_near(sums, senders.by_exchange(quantize(inputs[0]), *inputs[1:]))
+
+
+def _assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Both add the same bfloat16 parts, in orders of their own."""
+    assert found.shape == expected.shape and relative_error(found, expected) < 0.01
