@@ -57,7 +57,7 @@ def drawn(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def send_both_ways(exchange: PeerExchange) -> None:
     torch.manual_seed(exchange.place.rank)
     senders = Senders(exchange)
-    for tokens in (1, TOKENS, MANY_TOKENS):
+    for tokens in (TOKENS, MANY_TOKENS):
         for form in (torch.Tensor.clone, quantize):
             rows, weights, choices = drawn(tokens)
             sent = (form(rows), weights, choices)

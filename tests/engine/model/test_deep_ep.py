@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from engine.model.activations import Sent
 from engine.model.deep_ep import DeepEp, Traffic, adapter, elastic
 from engine.model.deep_ep.adapter import Kind, usable
-from engine.model.deep_ep.elastic import ElasticBuffer
+from engine.model.deep_ep.elastic import LEAST_ROOM, ElasticBuffer
 from engine.model.deep_ep.legacy import LegacyBuffer
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Layout
@@ -86,6 +86,8 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
         wanted = torch.isin(choices, here).any(1).nonzero()[:, 0]
         came = (numbers != NO_EXPERT).any(1)
         assert type(found) is type(sent) and int(came.sum()) == len(wanted)
+        # Who does not wait has room for all.
+        assert len(numbers) == (4 * LEAST_ROOM if kind is ElasticBuffer and not waits else len(wanted))
         # By which of the wanted rows it is.
         same = (values_of(found)[came].unsqueeze(1) == values_of(in_form(rows, form))[wanted]).all(2)
         source = wanted[same.int().argmax(1)]
