@@ -8,6 +8,7 @@ of one worker step each for itself here, which is kind to those that compute pro
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -153,6 +154,7 @@ def fleet_of(case: Case, tpot_ms: float, folder: Path) -> FleetConfig:
     )
 
 
+@cache
 def _planned(case: Case, engines: Engines) -> Plan:
     found = plan(case.model, Asked("h200", engines.shared_by, PROMPT, OUTPUT, None, case.kv_item_bytes))
     assert found.fits, f"{case.name}: the model does not fit {engines.shared_by} GPUs"

@@ -99,7 +99,7 @@ class Lockstep:
             if output.finish is not None or output.refusal is not None:
                 del self._rank_of[output.key]
         load = merge_loads([view.load for view in self._views])
-        transfers = merge_transfers([view.transfers for view in self._views])
+        transfers = result.transfers and merge_transfers([view.transfers for view in self._views])
         self._on_result(msgspec.structs.replace(result, load=load, transfers=transfers), number)
 
     def freeze(self, seconds: float) -> None:
