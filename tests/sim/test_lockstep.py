@@ -25,7 +25,7 @@ COSTS = CostModel(
     decode_beside_prompts=0.0,
     handover_ms=0.0,
 )
-LONG = {"prompt": {"mean": PROMPT_TOKENS}, "output": {"mean": 100}, "seconds": 30}
+LONG = {"prompt": {"mean": PROMPT_TOKENS}, "output": {"mean": 100}}
 
 
 @pytest.fixture
@@ -35,14 +35,17 @@ def costs(tmp_path: Path) -> str:
     return str(path)
 
 
-def served(costs: str, decode: dict[str, Any], per_second: float = 3.0, **fleet: Any) -> tuple[SimulatedMesh, Result]:
+def served(
+    costs: str, decode: dict[str, Any], per_second: float = 3.0, seconds: float = 20.0, **fleet: Any
+) -> tuple[SimulatedMesh, Result]:
     group = {"max_step_tokens": PROMPT_TOKENS + 64, "context_parallel_tokens": None, **decode}
-    return ran(make_fleet(costs=costs, decode=group, **fleet), make_workload(per_second=per_second, **LONG))
+    workload = make_workload(per_second=per_second, seconds=seconds, **LONG)
+    return ran(make_fleet(costs=costs, decode=group, **fleet), workload)
 
 
 def test_a_prompt_on_one_rank_holds_up_tokens_on_all(costs: str) -> None:
-    _, apart = served(costs, {"replicas": 4, "ranks": 1})
-    _, together = served(costs, {"replicas": 1, "ranks": 4})
+    _, apart = served(costs, {"replicas": 4, "ranks": 1}, seconds=30)
+    _, together = served(costs, {"replicas": 1, "ranks": 4}, seconds=30)
     assert apart.summary.tpot_ms is not None and together.summary.tpot_ms is not None
     # Each second has 3 prompts of 0.1 s: on four workers one of them meets a quarter of these, on one worker all.
     assert together.summary.tpot_ms.mean > 1.15 * apart.summary.tpot_ms.mean
@@ -126,16 +129,16 @@ def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
         assert worker.rank is not None
         running.append([status.load.running_requests for status in worker.rank.statuses])
 
-    mesh.timeline.every(1.0, look)
-    mesh.run(SyntheticWorkload(make_workload(per_second=20.0, **LONG)))
+    mesh.timeline.every(0.5, look)
+    mesh.run(SyntheticWorkload(make_workload(per_second=20.0, seconds=10, **LONG)))
     busy = [each for each in running if sum(each) >= 8]
     assert len(busy) > 10
     assert all(max(each) - min(each) <= 4 for each in busy)
 
 
-@pytest.mark.parametrize("per_second", [3.0, 12.0])
+@pytest.mark.parametrize(("per_second", "seconds"), [(3.0, 30.0), (12.0, 8.0)])
 def test_requests_go_to_the_rank_that_the_scheduler_booked(
-    costs: str, per_second: float, monkeypatch: pytest.MonkeyPatch
+    costs: str, per_second: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went = list[tuple[int | None, int]]()
 
@@ -144,7 +147,7 @@ def test_requests_go_to_the_rank_that_the_scheduler_booked(
         return went[-1][1]
 
     monkeypatch.setattr(lockstep, "choose_rank", choose)
-    served(costs, {"replicas": 1, "ranks": 4}, per_second)
+    served(costs, {"replicas": 1, "ranks": 4}, per_second, seconds)
     assert len(went) > 60
     assert sum(booked == chosen for booked, chosen in went) > 0.9 * len(went)
     # No rank is booked more often than others.
@@ -160,13 +163,13 @@ def test_prompts_go_to_the_ranks_of_both_workers_that_were_booked(costs: str, mo
 
     monkeypatch.setattr(lockstep, "choose_rank", choose)
     prefill = {"replicas": 1, "ranks": 2, "max_step_tokens": 4096}
-    _, result = served(costs, {"replicas": 1, "ranks": 2, "can_prefill": False}, prefill=prefill)
+    _, result = served(costs, {"replicas": 1, "ranks": 2, "can_prefill": False}, seconds=10, prefill=prefill)
     assert len(booked_ranks) == 2 * result.summary.requests
     assert set(booked_ranks) == {0, 1}
 
 
 def test_every_token_has_its_time(costs: str) -> None:
-    mesh, _ = served(costs, {"replicas": 1, "ranks": 2})
+    mesh, _ = served(costs, {"replicas": 1, "ranks": 2}, seconds=10)
     for live in mesh.ended:
         assert live.record.message_tokens == [1] * live.tokens
 
@@ -175,6 +178,7 @@ def test_prompts_of_a_prefill_worker_of_several_ranks_hold_up_no_token(costs: st
     _, result = served(
         costs,
         {"replicas": 1, "ranks": 2, "can_prefill": False},
+        seconds=10,
         prefill={"replicas": 1, "ranks": 2, "max_step_tokens": 4096},
     )
     assert result.roles["prefill"].prompts == result.summary.completed == result.summary.requests
@@ -186,4 +190,4 @@ def test_prompts_of_a_prefill_worker_of_several_ranks_hold_up_no_token(costs: st
 @pytest.mark.parametrize("kind", ["die", "freeze", "slow_link", "slow_steps", "upgrade"])
 def test_nothing_is_lost_when_such_a_worker_fails(costs: str, kind: str) -> None:
     faults = [{"kind": kind, "role": role, "at": 5, "seconds": 1} for role in ("prefill", "decode")]
-    served(costs, {"replicas": 2, "ranks": 2}, prefill={"replicas": 1, "ranks": 2}, faults=faults)
+    served(costs, {"replicas": 2, "ranks": 2}, seconds=10, prefill={"replicas": 1, "ranks": 2}, faults=faults)
