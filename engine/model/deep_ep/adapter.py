@@ -31,7 +31,9 @@ def find_deep_ep(exchange: Exchange, traffic: Traffic, device: torch.device) -> 
     module = find_package("deep_ep", ["Buffer", "topk_idx_t"]) if kinds else None
     for kind in kinds:
         there = torch.tensor([hasattr(module, kind.NAME)])
-        if module is not None and bool(exchange.all_gather(there, Group.WORLD).all()):
+        # Asked by all ranks, those without the package too.
+        if bool(exchange.all_gather(there, Group.WORLD).all()):
+            assert module is not None
             first = exchange.place.rank * (traffic.experts // exchange.place.layout.world)
             return DeepEp(kind(module, exchange, traffic), module.topk_idx_t, first)
     return None

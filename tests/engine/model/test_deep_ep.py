@@ -141,8 +141,12 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str,
 
 @KINDS
 @pytest.mark.usefixtures("with_package")
-def test_nobody_uses_it_unless_all_ranks_have_it(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deep_ep", None)
+@pytest.mark.parametrize("packages", [[None, None], [None, fake_deep_ep]], ids=["none", "one"])
+def test_nobody_uses_it_unless_all_ranks_have_it(
+    kind: Kind, packages: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(packages)
+    monkeypatch.setattr(adapter, "find_package", lambda name, needs: next(found))
     store = HashStore()
 
     def act(peers: Peers) -> None:
