@@ -52,8 +52,8 @@ class _Chosen:
 
 
 def chunk_tokens(ranks: int) -> int:
-    """Tokens of each rank whose copies for the experts exist at once."""
-    return CHUNK_TOKENS if ranks == 1 else DIVIDED_CHUNKS * CHUNK_TOKENS // ranks
+    """The most tokens of each rank whose copies for the experts exist at once: aligned, as all chunks are."""
+    return CHUNK_TOKENS if ranks == 1 else aligned_rows(DIVIDED_CHUNKS * CHUNK_TOKENS // ranks)
 
 
 def _chunks(tokens: int, most: int) -> list[slice]:

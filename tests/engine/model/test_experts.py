@@ -95,6 +95,17 @@ def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.Monke
     assert seen == [24, 24, 20]
 
 
+# 160 experts, as DeepSeek-V2 has, divide so, and 16,384 tokens do not.
+@pytest.mark.parametrize("ranks", [1, 8, 20, 40])
+def test_no_chunk_has_more_tokens_than_there_is_room_for(ranks: int) -> None:
+    most = moe.chunk_tokens(ranks)
+    for tokens in range(most + 1, 4 * most, 61):
+        chunks = moe._chunks(tokens, most)
+        assert max(chunk.stop - chunk.start for chunk in chunks) <= most
+        assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
+        assert chunks[-1].stop == tokens
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 50])
 def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
