@@ -12,9 +12,10 @@ from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
-from tests.support.checkpoints import model_backend, prompt_row, random_prompt, tiny_checkpoint
+from tests.support.checkpoints import execute, model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.eager_graphs import EagerPieces, give_prompt_graphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
+from tests.support.errors import relative_error
 
 KNOWN = random_prompt(100)
 # New ones, one in several chunks, and ones behind a known block.
@@ -92,6 +93,21 @@ def test_each_layer_is_told_once_when_it_is_enqueued(checkpoint: Path, monkeypat
     give_prompt_graphs(monkeypatch, backend, SIZES)
     assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + 1))
     assert EagerPieces.runs
+
+
+def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, dtype="float8", **WIDTHS)
+    pools = []
+    for sizes in ([], SIZES):
+        backend = model_backend(checkpoint, dtype="bfloat16", weights="quantized", **settings_of())
+        if sizes:
+            give_prompt_graphs(monkeypatch, backend, sizes)
+        step(backend, 70)
+        # Rows that attend in the absorbed form beside one that does not.
+        rows = [prompt_row(random_prompt(80), 70, 75, range(4)), prompt_row(random_prompt(20), 0, 20, range(4, 5))]
+        execute(backend, *rows)
+        pools.append(backend.state.kv_pool[:, :5].float())
+    assert EagerPieces.runs == 2 and relative_error(pools[1], pools[0]) < 1e-2
 
 
 def step(backend: ModelBackend, tokens: int) -> list[int]:
