@@ -25,8 +25,8 @@ class MixedSteps:
     step to step, the more slowly the more of the time this is. A prompt whose tokens have many before them costs much
     however few it computes at once: its chunks are better large and rare, which a share of the time allows.
 
-    So few tokens that they are rows of a captured graph cost neither what chunks cost, which the host launches kernel
-    by kernel, nor in proportion to them. They are taken where a chunk of more does not end in time.
+    So few tokens that they are rows of a captured graph cost neither what chunks cost, whose attention at least the
+    host launches, nor in proportion to them. They are taken where a chunk of more does not end in time.
     """
 
     def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:

@@ -1,8 +1,9 @@
 """Which chunks of prompts are computed as rows that decode, so that the step can be a captured graph. Pure.
 
-What is left of a prompt behind cached KV is often a few tokens. Launched kernel by kernel, a step of all layers takes
-the host longer than they take the device, on every rank of the worker. As rows of a graph they cost the device no more:
-so few queries attend in the absorbed form either way, as decode rows do (`engine.model.inputs.absorbed_is_cheaper`).
+What is left of a prompt behind cached KV is often a few tokens. With its attention launched by the host, a step of all
+layers takes that longer than they take the device, on every rank of the worker. As rows of a graph they cost the device
+no more: so few queries attend in the absorbed form either way, as decode rows do
+(`engine.model.inputs.absorbed_is_cheaper`).
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""The layers of a step whose rows have drafts, launch by launch: first the model's, then, behind the draws, the draft
+"""The layers of a step whose rows have drafts, not as one graph: first the model's, then, behind the draws, the draft
 layer's.
 """
 
