@@ -130,8 +130,8 @@ class EngineConfig(Config):
     """Rows of these graphs; by default a few dozen sizes up to max_requests, and without drafts to 64 more."""
     prompt_graph_tokens: int = Field(default=1536, ge=0)
     """Steps with prompts of up to so many tokens run as captured graphs too, but for their attention, if decode steps
-    do: as long as launches take the host more time than the device computes. Each size takes time at the start. 0 is
-    none.
+    do and no experts lie in host memory: as long as launches take the host more time than the device computes. Each
+    size takes time at the start. 0 is none.
     """
     warm_up: Literal["auto", "off"] = "auto"
     """Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a
