@@ -22,7 +22,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_pairs_ms: float = 0.0
     # What a rank's prompts take if no other rank of its worker computes any, as a share of that if all compute as many.
     prefill_alone: float = 1.0
-    # The least time of a step with prompts, however few tokens they have: the host launches its kernels one by one.
+    # What a step with prompts takes besides their tokens, as weights are read and the host launches it.
     prefill_step_ms: float = 0.0
     # The same of tokens whose attention is sparse; null: as if it were exact, until workers measure it.
     sparse_pairs_ms: float | None = None
@@ -77,17 +77,17 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
-        """A step in which requests with so much context together decode, beside chunks of prompts.
-
-        However short these are, it takes as long as one without them, and as the host takes to launch it.
+        """A step in which requests with so much context together decode, beside chunks of prompts. However short these
+        are, it takes as long as one without them.
         """
+        prompts_ms = chunks_ms + self.prefill_step_ms if chunks_ms else 0.0
         if not requests:
-            return max(chunks_ms, self.prefill_step_ms) if chunks_ms else 0.0
+            return prompts_ms
         excess = context_tokens - requests * self.decode_context_tokens
         decode_ms = max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms)
         if not chunks_ms:
             return decode_ms
-        return max(decode_ms, chunks_ms + decode_ms * self.decode_beside_prompts, self.prefill_step_ms)
+        return max(decode_ms, prompts_ms + decode_ms * self.decode_beside_prompts)
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

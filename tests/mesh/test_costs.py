@@ -51,6 +51,14 @@ def test_decoding_beside_prompts_adds_its_share_of_a_step() -> None:
     assert (slow.step_ms(8, 0, 100.0), slow.step_ms(8, 0, 0.0)) == (136.0, 24.0)
 
 
+def test_a_step_with_prompts_takes_something_besides_their_tokens() -> None:
+    costs = msgspec.structs.replace(STEPS, prefill_step_ms=20.0)
+    assert (costs.step_ms(0, 0, 10.0), costs.step_ms(0, 0, 0.0)) == (30.0, 0.0)
+    assert (costs.step_ms(8, 0, 10.0), costs.step_ms(8, 0, 0.0)) == (54.0, 24.0)
+    shared = msgspec.structs.replace(costs, decode_beside_prompts=0.25)
+    assert (shared.step_ms(8, 0, 10.0), shared.step_ms(8, 0, 1.0)) == (36.0, 27.0)
+
+
 def test_tokens_late_in_a_prompt_take_longer() -> None:
     costs = CostModel(prefill_tokens_per_second=1000.0, prefill_pairs_ms=1.0)
     assert costs.prefill_ms(1000, 0) == pytest.approx(1000.5)

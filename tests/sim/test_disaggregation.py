@@ -7,6 +7,7 @@ import pytest
 
 from bench.node.served_meshes import DIVIDED_TOKENS, MESHES, PREFILL_STEP_TOKENS, PROMPT_WAIT_STEPS, Options
 from engine.parallel.config import ParallelConfig
+from mesh.costs import CostModel
 from sim.disaggregation import Counted, costs_of, fleet_of, lines, predict, wrong_setting
 
 OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
@@ -16,13 +17,18 @@ def test_a_model_cut_in_depth_takes_what_was_measured_of_one() -> None:
     # bench.node.balance: nine layers, uniform choices (docs/performance.md).
     costs = costs_of(4, 9)
     assert costs.decode_ms(64) == pytest.approx(4.91, rel=0.01)
-    assert 3500 / costs.prefill_ms(3500) * 1000 == pytest.approx(59_549, rel=0.01)
+    assert prompts_per_second(costs) * 3500 == pytest.approx(59_549, rel=0.01)
 
 
 def test_the_depth_that_was_measured_is_as_it_was_measured() -> None:
     assert costs_of(4, 61).decode_ms(96) == pytest.approx(39.80)
     assert costs_of(2, 11).decode_ms(64) == pytest.approx(8.46)
-    assert 3500 / costs_of(4, 61).prefill_ms(3500) * 1000 == pytest.approx(7997, rel=0.001)
+    assert prompts_per_second(costs_of(4, 61)) * 3500 == pytest.approx(7997, rel=0.001)
+
+
+def prompts_per_second(costs: CostModel) -> float:
+    """Of 3,500 tokens, in steps of 8,192."""
+    return 1000 / (costs.prefill_ms(3500) + costs.prefill_step_ms * 3500 / 8192)
 
 
 def test_the_simulated_meshes_are_set_as_those_that_are_measured(tmp_path: Path) -> None:
