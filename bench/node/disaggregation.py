@@ -2,7 +2,7 @@
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--settle 0]
 [--isl 3500] [--osl 400] [--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
-[--set SERVICE.KEY=VALUE] [--output FILE]`
+[--set SERVICE.KEY=VALUE] [--output FILE] [--plot FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
 engine.parallel.prompt_wait_steps; "divided ifb": with engine.parallel.context_parallel_tokens instead, all ranks
@@ -14,7 +14,8 @@ those of a rate's first and last seconds do not count: they meet answers of anot
 token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
 --same-prompts each rate first sends the requests of the one before once more, which are cached but for 1 to 64 tokens.
 With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. With --role-changes
-the prefill worker of "pd" then becomes a decode worker and goes back, and requests are sent behind each change.
+the prefill worker of "pd" then becomes a decode worker and goes back, and requests are sent behind each change. --plot
+draws good requests, times per token and how evenly tokens come over the rates.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from bench.load.report import Report
 from bench.load.run import load
 from bench.load.summary import Objectives, Summary, summarize
 from bench.meshes.model_mesh import ModelMesh, model_mesh
+from bench.node.goodput_plot import Point, plot
 from bench.node.served_meshes import MESHES, TTFT_MS, Options, load_options, settings_of, write_model
 from mesh.domain.workers import WorkerRole
 
@@ -164,6 +166,17 @@ def table(options: Options, measured: Sequence[Measured]) -> Table:
     return shown
 
 
+def points_of(measured: Sequence[Measured]) -> list[Point]:
+    """Of the loads in which tokens came."""
+    points = []
+    for each in measured:
+        summary = each.summary
+        if summary.tpot_ms is not None and summary.itl_ms is not None:
+            times = summary.tpot_ms.p50, summary.itl_ms.p99 / summary.itl_ms.p50
+            points.append(Point(each.mesh, each.rate, summary.goodput.share, *times))
+    return points
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 8.0], help="requests a second")
@@ -177,6 +190,7 @@ def main() -> int:
     parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
     parser.add_argument("--output", type=Path, default=Path("out/disaggregation.json"))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the meshes over the rates")
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--gpus", type=int, default=2, help="an even number")
     parser.add_argument("--next-n", type=int, default=0, help="drafts behind each token")
@@ -197,6 +211,8 @@ def main() -> int:
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))
     output.write_bytes(msgspec.json.encode(result, enc_hook=str))
+    if given.plot is not None:
+        plot(points_of(result.measured), options.tpot_ms, given.plot)
     for change in result.changes:
         if change.seconds is None:
             console.print(f"prefill-0 does not become a {change.role} worker: see {output.with_suffix('.log')}")

@@ -11,7 +11,8 @@ from bench.load.records import RequestRecord
 from bench.load.report import Report
 from bench.load.run import plan
 from bench.load.summary import Objectives, summarize
-from bench.node.disaggregation import settled
+from bench.node.disaggregation import Measured, points_of, settled
+from bench.node.goodput_plot import plot
 from bench.node.served_meshes import MESHES, Options, load_options, settings_of, write_model
 from cli.launcher.composition import compose
 from cli.launcher.plan import MeshPlan
@@ -54,3 +55,22 @@ def test_requests_that_meet_answers_of_another_rate_do_not_count() -> None:
     report = Report("", "", done, summarize(records, Objectives(None, None)), records)
     assert settled(report, 12.0, options).requests == 2
     assert settled(report, 12.0, replace(options, settle_seconds=0.0)).requests == 6
+
+
+def test_meshes_are_plotted_over_the_rates_at_which_tokens_came(tmp_path: Path) -> None:
+    # Tokens come 10, 20 and 30 ms after one another.
+    record = RequestRecord(0, 1.0, 10, message_times_s=[1.5, 1.51, 1.53, 1.56], message_tokens=[1] * 4, finished_s=1.56)
+    late = replace(record, scheduled_s=-2.0)
+    objectives = Objectives(ttft_ms=1000.0, tpot_ms=30.0)
+    loads: list[tuple[str, float, list[RequestRecord]]] = [
+        ("ifb", 2.0, [record]),
+        ("pd", 4.0, [record, late]),
+        ("pd", 8.0, []),
+    ]
+    measured = [Measured(mesh, rate, summarize(records, objectives)) for mesh, rate, records in loads]
+    points = points_of(measured)
+    assert [(point.mesh, point.rate, point.good) for point in points] == [("ifb", 2.0, 1.0), ("pd", 4.0, 0.5)]
+    assert points[0].tpot_ms == pytest.approx(20.0)
+    assert 1.4 < points[0].evenness < 1.5
+    plot(points, 30.0, tmp_path / "meshes.png")
+    assert (tmp_path / "meshes.png").stat().st_size > 1000
