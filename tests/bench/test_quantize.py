@@ -1,5 +1,6 @@
 """The bench of the quantizer and the loader, on a CPU with small layers."""
 
+import gc
 import mmap
 from collections.abc import Iterator
 
@@ -64,11 +65,14 @@ def test_a_load_takes_little_beside_the_parameters(options: Options) -> None:
 
 
 def test_the_highest_memory_is_found_though_it_was_given_back() -> None:
+    # What earlier tests have left would be given back meanwhile.
+    gc.collect()
     # Memory that no allocator has kept.
-    pages = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, 200_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with host_peak() as peak:
-        pages.write(bytes(50_000_000))
+        pages.write(bytes(200_000_000))
         peak.look()
         pages.close()
-    # The kernel counts what each thread takes and gives back in lots, so that some megabytes of others may be missing.
-    assert 40e6 <= peak.peak_bytes < 150e6
+    # The kernel counts what each thread takes and gives back in lots, and other threads of the process may give back
+    # some tens of megabytes.
+    assert 130e6 <= peak.peak_bytes < 500e6
