@@ -99,7 +99,7 @@ def test_whatever_happens_every_request_ends_once_and_every_block_returns(data: 
         faults=faults,
     )
     workload = make_workload(
-        data.draw(st.floats(0.5, 15)),
+        data.draw(st.floats(0.5, 30)),
         seconds=10,
         seed=data.draw(st.integers(0, 99)),
         prefixes=3,
