@@ -61,7 +61,7 @@ class RoleChange:
     role: str
     # From the command until the worker serves, with its drain; None if it does not.
     seconds: float | None
-    # Of FEW_REQUESTS behind it.
+    # How many of FEW_REQUESTS behind it ended.
     completed: int
 
 
@@ -167,7 +167,7 @@ def table(options: Options, measured: Sequence[Measured]) -> Table:
 
 
 def points_of(measured: Sequence[Measured]) -> list[Point]:
-    """Of the loads in which tokens came."""
+    """One for each load in which tokens came."""
     points = []
     for each in measured:
         summary = each.summary

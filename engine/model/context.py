@@ -77,7 +77,7 @@ class Cut(Protocol):
     """Ends what is captured of a step; behind it the step's attention runs, and then what is captured next."""
 
     def __call__(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
-        """between: called with the context of a step and the tensors whenever such a step is run, but not now. The
+        """between: called with the tensors and the context of a step whenever such a step is run, but not now. The
         tensors' memory belongs to what is captured.
         """
         ...

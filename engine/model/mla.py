@@ -104,15 +104,20 @@ class Attention:
         cut(self._fill, query, latents, values)
         return values
 
-    def _fill(self, context: ForwardContext, query: torch.Tensor, latents: torch.Tensor, out: torch.Tensor) -> None:
+    def _fill(self, query: torch.Tensor, latents: torch.Tensor, out: torch.Tensor, context: ForwardContext) -> None:
         values = self._values(query, latents, context)
         assert isinstance(values, torch.Tensor)
         out.copy_(values)
 
     def _fill_quantized(
-        self, context: ForwardContext, query: torch.Tensor, latents: torch.Tensor, *out: torch.Tensor
+        self,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        context: ForwardContext,
     ) -> None:
-        self._values(query, latents, context, Quantized(*out))
+        self._values(query, latents, context, Quantized(values, scales))
 
     def _values(
         self, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext, out: Quantized | None = None

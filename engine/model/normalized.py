@@ -12,7 +12,7 @@ from kernels.act_quant import Quantized
 class Normalized:
     """[tokens, hidden], in one form or both: None if no layer behind reads that."""
 
-    # Of the model's dtype.
+    # As the model computes.
     plain: torch.Tensor | None
     # In groups of FP8.
     quantized: Quantized | None

@@ -189,7 +189,7 @@ class ModelBackend:
             contexts = [
                 part.context(build_context(self._model.config, part.rows, self.state, part.size)) for part in parts
             ]
-            if wanted(rows) or parts[0].spread is not None or self._batches.captures(contexts):
+            if wanted(rows) or parts[0].spread is not None or self._batches.captured(contexts) is not None:
                 hidden = self._batches.hidden_states(self._model, parts, contexts, on_layers)
                 if wanted(rows):
                     prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)

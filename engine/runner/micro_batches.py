@@ -56,9 +56,9 @@ class MicroBatches:
             return halves(rows, shape, self.size)
         return [MicroBatch(rows, self.size(shape.tokens))]
 
-    def captures(self, contexts: Sequence[ForwardContext]) -> bool:
-        """Whether such parts are computed by graphs, of all their tokens at once."""
-        return self.graphs is not None and self.graphs.fit(contexts)
+    def captured(self, contexts: Sequence[ForwardContext]) -> PromptGraphs | None:
+        """What computes the hidden states of all tokens of such parts at once; None if no graphs do."""
+        return self.graphs if self.graphs is not None and self.graphs.fit(contexts) else None
 
     def hidden_states(
         self,
@@ -70,10 +70,11 @@ class MicroBatches:
         """States of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]; to be
         read before the next step.
         """
-        if self.graphs is not None and self.graphs.fit(contexts):
-            hidden = self.graphs.hidden_states(contexts[0], on_layers)
-        else:
+        graphs = self.captured(contexts)
+        if graphs is None:
             hidden = model.hidden_states(*contexts, on_layers=on_layers)
+        else:
+            hidden = graphs.hidden_states(contexts[0], on_layers)
         spread = batches[0].spread
         return hidden if spread is None else spread.gathered(hidden, model.expert_group)
 

@@ -42,7 +42,7 @@ class Pieces:
         """See engine.model.context.Cut."""
         self._end()
         # Tensors of a layer may lie where the one before has its own, which is why these are not kept.
-        self._pieces[-1].between = partial(_call, between, tuple(map(_alias, tensors)))
+        self._pieces[-1].between = partial(between, *map(_alias, tensors))
         self._begin()
 
     def layer_enqueued(self, layers: int) -> None:
@@ -64,10 +64,6 @@ class Pieces:
 
     def _end(self) -> None:
         self._pieces[-1].graph.capture_end()
-
-
-def _call(between: Callable[..., None], tensors: tuple[torch.Tensor, ...], context: ForwardContext) -> None:
-    between(context, *tensors)
 
 
 class _Memory:

@@ -27,7 +27,7 @@ def test_the_depth_that_was_measured_is_as_it_was_measured() -> None:
 
 
 def prompts_per_second(costs: CostModel) -> float:
-    """Of 3,500 tokens, in steps of 8,192."""
+    """Prompts have 3,500 tokens, and steps 8,192."""
     return 1000 / (costs.prefill_ms(3500) + costs.prefill_step_ms * 3500 / 8192)
 
 

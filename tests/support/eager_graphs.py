@@ -46,7 +46,7 @@ class EagerPieces:
         self._work(cast(Pieces, self))
 
     def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
-        between(self._context, *tensors)
+        between(*tensors, self._context)
 
     def layer_enqueued(self, layers: int) -> None:
         if self._on_layers is not None:
