@@ -99,6 +99,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         self._calls: set[asyncio.Task[None]] = set()
         self._broken: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
+        # Runs while no stream is up.
+        self._grace: asyncio.TimerHandle | None = None
         self._step = 0
         # New streams are refused while it is set.
         self.unreachable = False
@@ -183,8 +185,16 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             self._broken.discard(task)
             if reader is not None:
                 reader.cancel()
+            self._expect_return()
+
+    def _expect_return(self) -> None:
+        """Keep the requests for the grace: none of their gateway's streams is up."""
+        if not self._calls:
+            self._grace = asyncio.get_running_loop().call_later(self.grace_ms / 1000, self.requests.clear)
 
     def _resume(self, hello: decode_pb2.AttachHello) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
         self.hellos.append(hello)
         named = {point.stream_id: point.next_position for point in hello.resume}
         self.requests = {stream_id: request for stream_id, request in self.requests.items() if stream_id in named}
