@@ -13,7 +13,7 @@ FIRST_TOKENS = 4 * BLOCK_TOKENS
 # So many are computed by every step that computes any, whatever it takes.
 FEWEST_TOKENS = 16
 # Weight of the past against one more step. What a token takes grows with the tokens before it.
-DECAY = 0.7
+DECAY = 0.5
 # What is left of a chunk's costs with each step whose prompts are rows of a graph: then chunks are tried again.
 FORGETTING = 0.99
 
