@@ -19,7 +19,7 @@ class Agreement(Protocol):
         ...
 
     def agree(self, proposal: StepShape) -> StepShape:
-        """What all ranks launch next, given what this one has to compute. No smaller than the proposal."""
+        """The shape that all ranks launch next, given what this one has to compute. No smaller than the proposal."""
         ...
 
 
@@ -41,8 +41,9 @@ def packed(shape: StepShape) -> int:
               44  waiting_prompts  11             60  decodes      1
                                                   61  prefills     1
 
-    The configuration bounds what takes more than a bit. A shape that only decodes is given by its rows, and its tokens
-    are rows * (1 + drafts); any other by its tokens. Rows need fewer bits: the highest of them says whether it owes.
+    The configuration bounds every field of more than one bit. A shape that only decodes is given by its rows, and its
+    tokens are rows * (1 + drafts); any other is given by its tokens. Rows need 19 of the 20 bits: the highest is
+    `owes`.
     """
     return (
         (shape.rows | shape.owes << 19 if shape.decode_only else shape.tokens)
@@ -60,7 +61,8 @@ def packed(shape: StepShape) -> int:
 def agreed(proposal: StepShape, other: int) -> StepShape:
     """The least shape that holds what both propose. They stop together, once both want to.
 
-    other: packed; bits above are ignored. Written out, because it delays every step of every rank.
+    other: a packed shape; bits from PACKED_BITS on are ignored. The fields are unpacked by hand, without helper
+    functions, because this delays every step of every rank.
     """
     tokens, drafts, rows, owes = other & 0xFFFFF, other >> 55 & 7, 0, False
     decode_only = other >> 58 & 1 == 1

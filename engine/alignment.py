@@ -1,8 +1,8 @@
-"""When prompts that wait may begin, on a worker of several DP ranks: with those of the other ranks. Pure.
+"""When waiting prompts may begin on a worker of several DP ranks: together with those of the other ranks. Pure.
 
 The ranks exchange experts in every layer, so a step takes as long as its slowest rank: a prompt on one of them holds up
-what decodes on all. Prompts of several ranks in one step hold it up once. TensorRT-LLM waits for them likewise
-(`attention_dp_config.batching_wait_iters`). What `mesh.tails` calls a tail holds up nobody, and waits for none.
+requests that decode on all. Prompts of several ranks in one step hold them up once. TensorRT-LLM waits for them
+likewise (`attention_dp_config.batching_wait_iters`). A tail (see `mesh.tails`) holds up nobody, and does not wait.
 """
 
 from dataclasses import dataclass, replace
@@ -17,22 +17,22 @@ class Alignment:
 
     # DP ranks of the worker.
     ranks: int
-    # How many steps a prompt waits for those of other ranks at most; 0 waits for none.
+    # How many steps a prompt waits at most for those of other ranks; 0 if it does not wait.
     most_steps: int
-    # For how many steps the first of those that wait has waited.
+    # For how many steps prompts have been waiting.
     waited: int = 0
-    # For how many steps no prompt has been computed, nor waited.
+    # For how many steps no prompt has been computed or been waiting.
     quiet: int = 0
-    # Whether prompts that wait may begin with the next step.
+    # Whether waiting prompts may begin with the next step.
     opens: bool = True
 
     def after(self, shape: StepShape) -> Self:
-        """Once a step of that shape is agreed on."""
+        """The alignment once a step of that shape is agreed on."""
         if self.ranks == 1 or not self.most_steps or not shape.decodes:
-            # Nobody is held up.
+            # Prompts hold up nobody.
             return replace(self, waited=0, quiet=0, opens=True) if self.waited or self.quiet or not self.opens else self
         if not shape.waiting_prompts:
-            # The next to come is to wait, unless a prompt that is not done holds up everyone anyway, or prompts come so
+            # The next prompt to come waits, unless an unfinished prompt holds up all ranks anyway, or prompts come so
             # rarely that it would wait in vain.
             quiet = 0 if shape.beginning or shape.prefills else self.quiet + 1
             return replace(self, waited=0, quiet=quiet, opens=shape.prefills or quiet >= self.most_steps)

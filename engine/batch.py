@@ -22,13 +22,13 @@ from transfer.memory import KvMemory
 
 
 class History(msgspec.Struct, frozen=True):
-    """The tokens of a request, for penalties on those that it has."""
+    """The tokens of a request, for penalties on tokens that it already has."""
 
-    # Names the request.
+    # The request's key.
     key: int
-    # How many of its first tokens were given; the others were generated, here or on another worker.
+    # How many of its first tokens are the prompt; the others were generated, here or on another worker.
     prompt_tokens: int
-    # Those that the host knows: the engine's own list, to be read within the step.
+    # The tokens that the host knows. This is the engine's own list: read it within the step.
     token_ids: Sequence[int]
 
 
@@ -36,12 +36,12 @@ class TokenMasks(Protocol):
     """Which tokens a row may draw."""
 
     def wait(self) -> Sequence[npt.NDArray[np.uint8] | None]:
-        """One for each draw of the row. A bit for each token id, the lowest first, set where it may be drawn; None if
-        any may be.
+        """One mask for each draw of the row: a bit for each token id, lowest first, set if the token may be drawn. None
+        in place of a mask if any token may be.
 
-        There are fewer if a draft may not be drawn in its place, or ends the request: what is drawn behind it, nobody
-        wants. And there may be more than the row has draws. To be asked in `draw`, once all tokens before and the
-        row's drafts are known; it may take until the masks are made.
+        There are fewer masks than draws if a draft is not allowed in its place, or ends the request: draws behind that
+        draft are discarded. There may also be more masks than draws. Call this in `draw`, once the row's drafts and all
+        tokens before them are known; it may block until the masks are made.
         """
         ...
 
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 
     The KV of positions below `start` is in `block_ids` already, or a batch launched before writes it; the step writes
     the KV of its own tokens there. The last `drafts` tokens are guesses: the row draws a token after the one before
-    them and after each guess, and yields those up to the first that its guess does not equal.
+    them and after each guess, and yields its draws up to and including the first that differs from its guess.
     """
 
     token_ids: Sequence[int]
@@ -61,26 +61,27 @@ class Row(msgspec.Struct, frozen=True):
     block_ids: Sequence[int]
     # How to draw; None if the prompt goes on in a later step.
     sampling: Sampling | None
-    # If set, `token_ids` is empty: the row computes the last token that this row of the batch launched before yields,
-    # and the first `drafts` of its guesses. `start` is then where it begins if that row yields all that it can; for
-    # each token less it begins one earlier.
+    # If set, `token_ids` is empty: the row computes the last token that row `follows` of the batch launched before
+    # yields, and the first `drafts` of that row's guesses. `start` assumes that that row yields all that it can; for
+    # each token less, this row begins one position earlier.
     follows: int | None = None
-    # If `sampling` counts tokens. The host may not know the last of them, which the row follows.
+    # Set if `sampling` counts tokens. It may lack the tokens that this row follows, which the host does not know yet.
     history: History | None = None
     drafts: int = 0
-    # The KV of so many of the first tokens is there, perhaps in blocks that others read, and is not written again.
+    # The KV of this many leading tokens is in the blocks already. It is not written again: others may read those
+    # blocks.
     shared: int = 0
-    # The token behind the last, if the row draws none.
+    # The prompt's token after the row's last one, if the row draws none.
     next_token: int | None = None
-    # If drafts of the row, or of one that follows it, may be accepted relaxedly while they are thoughts: whether the
-    # token behind the last one that the host knows is. None if drafts are accepted strictly.
+    # Whether the token behind the last one that the host knows is a thought. Set if drafts of the row, or of one that
+    # follows it, may be accepted relaxedly while the model thinks; None if drafts are accepted strictly.
     thinking: bool | None = None
-    # If only some tokens may be drawn.
+    # Set if only some tokens may be drawn.
     masks: TokenMasks | None = None
-    # If set, the row is part of a prompt, and reports the log probabilities of its tokens behind the first and of
-    # `next_token`, with so many alternatives.
+    # If set, the row is part of a prompt, and reports the log probabilities of all its tokens but the first and of
+    # `next_token`, each with this many alternatives.
     prompt_logprobs: int | None = None
-    # How the attention of its later tokens is computed, by a backend that can; None if exactly.
+    # Which attention its later tokens get from a backend that has sparse attention; None if exact.
     sparse: SparsePrefill | None = None
 
     @property
@@ -104,14 +105,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Rows of one step: those of one token and its drafts first (decode), by their number; then chunks of prompts,
-    those of one token before longer ones. Without rows it is a dummy.
+    """Rows of one step, in this order: decode rows (one token and its drafts) by their number of drafts, chunks of one
+    token, longer chunks. A batch without rows is a dummy.
     """
 
     step: int
     rows: Sequence[Row]
-    # A backend that knows when the first n layers of all rows have their KV calls this from `launch` or `collect`. When
-    # the batch is collected all layers have it.
+    # A backend that knows when the KV of the first n layers of all rows is written calls this with n, from `launch` or
+    # `collect`. Once the batch is collected, all layers are written.
     on_layers: Callable[[int], None] | None = None
 
 
@@ -119,40 +120,40 @@ class Sample(msgspec.Struct, frozen=True):
     """What one row with sampling yields: the tokens behind `row.end - row.drafts`, one to `row.draws` of them."""
 
     token_ids: Sequence[int]
-    # One a token, if they were asked for.
+    # One for each token; None if they were not asked for.
     logprobs: Sequence[Logprobs] | None = None
     # Guesses of the tokens that come next.
     drafts: Sequence[int] = ()
-    # How many of the tokens were accepted in place of others that were drawn.
+    # How many of the tokens are drafts that were accepted although other tokens were drawn.
     relaxed: int = 0
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True):
     """What the ranks of a worker agree on before they launch a step together."""
 
-    # The most that any rank computes; kernels are chosen by it. 0 if no rank has anything to compute. Rows that decode
-    # count with all drafts that they may have.
+    # The most tokens that any rank computes; kernels are chosen by it. 0 if no rank has anything to compute. Rows that
+    # decode count with all drafts that they may have.
     tokens: int
-    # Each row of each rank computes one token, or one and its drafts, or so few of a prompt that they are computed as
-    # rows that decode: see engine.tails.
+    # Whether each row of each rank computes one token, one token and its drafts, or so few tokens of a prompt that they
+    # are computed as decode rows: see engine.tails.
     decode_only: bool = True
-    # The ranks end before this step.
+    # Whether the ranks end before this step.
     stopping: bool = False
-    # How many tokens are guessed behind each that is drawn.
+    # How many tokens are guessed behind each drawn token.
     drafts: int = 0
-    # The most rows of any rank that draw, and thus guess.
+    # The most rows that draw, and so guess, on any rank.
     drawing: int = 0
-    # The most prompts that any rank begins: a draft layer computes one token more of each.
+    # The most prompts that any rank begins: a draft layer computes one more token of each.
     beginning: int = 0
-    # For engine.alignment. On how many ranks prompts wait to begin, or one does.
+    # On how many ranks at least one prompt waits to begin. For engine.alignment.
     waiting_prompts: int = 0
-    # Some rank decodes.
+    # Whether some rank decodes.
     decodes: bool = False
-    # Some rank computes a prompt that is not done after the step.
+    # Whether some rank computes a prompt that is not done after the step.
     prefills: bool = False
     # The most rows of a decode graph that any rank takes: a prompt's few tokens may take several.
     rows: int = 0
-    # For engine.mixed_steps. Some rank's prompts wait behind this step too; false if it computes any.
+    # Whether prompts of some rank must wait after this step too; false unless `decode_only`. For engine.mixed_steps.
     owes: bool = False
 
 
@@ -171,7 +172,7 @@ class Launched(Protocol):
         ...
 
     def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
-        """By row, what those with `prompt_logprobs` report. To be called after `collect`."""
+        """What rows with `prompt_logprobs` report, by the row's index. To be called after `collect`."""
         ...
 
 
@@ -211,21 +212,21 @@ class Backend(Protocol):
     total_blocks: int
     # One block of KV, all layers.
     block_bytes: int
-    # Layers of the KV that drafts alone need.
+    # How many layers of the KV only drafts need.
     draft_layers: int
     # The tokens that tell when the model thinks; None if drafts are accepted strictly.
     think_tokens: ThinkTokens | None
-    # What steps take by the number of drafts; None if that is not to be chosen.
+    # How long steps take with each number of drafts; None if the engine is not to choose that number.
     step_times: StepTimes | None
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool
-    # What computes: a card's name, "CPU" or "oracle".
+    # The device's name: a card's, "CPU" or "oracle".
     device_name: str
 
     @property
     def captured_rows(self) -> int:
-        """Steps of up to so many rows that decode are captured graphs; 0 if none are."""
+        """The most decode rows of a step that is captured as a graph; 0 if no step is."""
         ...
 
     @property
@@ -234,7 +235,7 @@ class Backend(Protocol):
         ...
 
     def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
-        """Samples of what sparse attention kept, of steps since the last call. Waits for none."""
+        """Samples of how much sparse attention kept, from steps since the last call. Does not wait for any step."""
         ...
 
     def kv_memory(self) -> KvMemory:
@@ -242,15 +243,15 @@ class Backend(Protocol):
         ...
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
-        """Empty the draft layers of blocks that no step in flight uses, before those that are launched later."""
+        """Empty the draft layers of blocks that no step in flight uses. Steps launched later find them empty."""
         ...
 
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
-        """Begin to compute the batch's tokens, after the batch launched before, of which its rows may follow some.
+        """Begin to compute the batch's tokens, after the batch launched before. Rows may follow rows of that batch.
 
         The step has the agreed shape, which is no smaller than the batch. A batch without rows is a dummy: the rank
-        computes padding, as other ranks compute rows, and touches no block of a request. At most one batch that is not
-        collected is there when another is launched; they are collected in order.
+        computes padding while other ranks compute rows, and touches no block of a request. At most one batch is not
+        collected yet when another is launched; batches are collected in order.
         """
         ...
 

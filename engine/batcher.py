@@ -19,7 +19,7 @@ from engine.standing import ALONE, Standing
 from engine.step_plan import Candidate, Chunk, Limits, RequestT, Schedulable, StepPlan
 from engine.under_way import BlocksUnderWay
 
-# So many waiting requests are passed over in a step at most: each costs a look into the pool.
+# At most this many waiting requests are passed over in a step: each costs a look into the pool.
 MOST_PASSED_OVER = 32
 
 
@@ -41,8 +41,9 @@ def plan_step(
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
-    most_prompt_tokens: of the step if any request decodes; None if only `limits` bound them. decodes: some do on other
-    ranks. If all here stall and none decodes elsewhere, nobody is held up, and prompts may hold the blocks that lack.
+    most_prompt_tokens: the most prompt tokens of the step if any request decodes; None if only `limits` bounds them.
+    decodes: whether requests decode on other ranks. If all requests here stall and none decodes elsewhere, prompts are
+    not bounded by it: they hold nobody up, and may hold the blocks that are missing.
     """
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
@@ -59,18 +60,18 @@ def plan_step(
     free_blocks -= len(growing)
     budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
     admitted: list[Candidate[RequestT]] = []
-    # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
+    # Blocks that preemption freed are for running requests; a waiting one would take them and be preempted again.
     if not preempted:
         running = len(decoding) + len(prompts) + suspended
         head: list[Candidate[RequestT]] = []
         under_way = BlocksUnderWay(decoding, prompts, standing)
         if standing is not ALONE:
             head = list(islice(waiting := iter(waiting), 1))
-        # Whoever waits for blocks that another one computes needs no place yet.
+        # A request that waits for blocks which another one computes needs no place yet.
         if head and not _awaits_blocks(head[0], under_way):
             preempted = giving_way(head[0], [*decoding, *prompts], suspended, free_blocks, references, limits, standing)
         if preempted:
-            # The others find their way into what is left of the freed blocks in the next step.
+            # The other waiting requests can take what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
             budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
@@ -101,17 +102,17 @@ def _order(request: Schedulable) -> tuple[int, int, int, int]:
 
 
 def _level(request: Schedulable, standing: Standing) -> tuple[float, int]:
-    """What its tenant has had, and holds: less goes first."""
+    """What the request's tenant has had, and what it holds. Lower goes first."""
     return standing.of(request.share.tenant)
 
 
 def _chunks(
     prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: Standing
 ) -> list[Chunk[RequestT]]:
-    """Prompts by their tenants, running ones before admitted ones; admitted ones in their order.
+    """Chunks of prompts in the order of their tenants: running prompts before admitted ones, these in their order.
 
-    Tokens that are computed again are computed in one step: drafts are only right behind them, and their blocks may be
-    others' too. Every step has room for that many (`Limits`), so the first prompt always goes on.
+    Tokens that are computed again must fit one step: only the drafts behind all of them are right, and other requests
+    may share their blocks. Every step has room for that many (`Limits`), so the first prompt always goes on.
     """
     work = [
         (_level(each, standing), each, each.progress.left, each.progress.known - each.progress.computed_at_most)
@@ -133,16 +134,16 @@ def _chunks(
 
 
 class _Budget:
-    """Tokens that a step has for waiting requests, as they are admitted in order."""
+    """The step's tokens that are left for waiting requests, which are admitted in order."""
 
     def __init__(self, prompts: Iterable[Schedulable], tokens: int, standing: Standing) -> None:
         self._left = tokens
         self._standing = standing
-        # Running prompts that go before any request not asked about yet.
+        # Running prompts that `left` has not deducted yet; the last entry is deducted first.
         self._prompts = sorted(((_level(each, standing), each.progress.left) for each in prompts), reverse=True)
 
     def left(self, request: Schedulable) -> int:
-        """What those that go before this request leave it."""
+        """How many tokens are left for this request by all that go before it."""
         while self._prompts and self._prompts[-1][0] <= _level(request, self._standing):
             self._left -= self._prompts.pop()[1]
         return self._left
@@ -161,7 +162,7 @@ def _admit(
 ) -> list[Candidate[RequestT]]:
     """Take from the queue's head while slots, blocks and tokens last.
 
-    Leaves every running request one block to grow by, or the newest would be preempted right away.
+    Leaves every running request one block to grow by; otherwise the newest would be preempted right away.
     """
     admitted: list[Candidate[RequestT]] = []
     passed_over = 0

@@ -47,8 +47,8 @@ class Engine:
 
     Every submitted request ends in exactly one Output with `finish` or `refusal`, and holds no block after it; its
     transfers may hold some until the agent has ended them. What is submitted between two steps is one arrival batch.
-    `clock` gives seconds and only measures load. Without an `agent` no KV comes from elsewhere. `agreement` is how this
-    rank keeps step with the worker's others. Without `constraints` requests that have one are refused.
+    `clock` gives seconds and measures how long steps take. Without an `agent` no KV comes from elsewhere. `agreement`
+    keeps this rank in step with the worker's other ranks. Without `constraints`, requests that have some are refused.
 
     Attributes:
         transfers: handles the messages that concern transfers alone, and has news of them for the service.
@@ -81,7 +81,8 @@ class Engine:
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait, divided_tokens)
         self._report = Report(self.pool, self.transfers)
         self._requests: dict[int, Request] = {}
-        # The last step could do nothing, until a transfer gives back blocks or something else changes.
+        # Whether the last step could do nothing; nor can the next until a transfer gives back blocks or something else
+        # changes.
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
@@ -90,7 +91,7 @@ class Engine:
         self._decodes = False
 
     def has_work(self) -> bool:
-        """Whether a step would do or report anything before the next message, or event of the agent."""
+        """Whether a step now would do or report anything, before another message or event of the agent comes."""
         can_go_on = len(self._requests) > self.transfers.awaited + self._intake.compiling and not self._blocked
         own_work = can_go_on or self._intake.ready or self._pipeline.in_flight or self._report.pending or self._stopping
         return bool(own_work or self._agreement.due)
@@ -189,7 +190,7 @@ class Engine:
         self._schedule.enqueue(request)
 
     def _enqueue_compiled(self) -> None:
-        """Queue requests whose grammars are compiled, and end those whose are none."""
+        """Queue requests whose grammars are compiled, and end those whose grammars could not be."""
         for request, error in self._intake.drain():
             if error is not None and not request.ended:
                 self._refuse(request, error)
@@ -206,7 +207,7 @@ class Engine:
                 self._run(request)
 
     def _run(self, request: Request) -> None:
-        """Take the request into the steps: what it needs of others is here."""
+        """Let the request take part in steps: all that it needs from elsewhere has come."""
         request.stages.enter("engine.decode" if request.has_first_token else "engine.prompt")
         self._schedule.run(request)
 
@@ -223,17 +224,18 @@ class Engine:
         self._schedule.carry_out(plan)
         for candidate in plan.admitted:
             self._admit(candidate)
-        # A request ended just now if its ticket turned out to be for other blocks.
+        # `_admit` ended a request if its ticket turned out to be for other blocks.
         chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
-        # A rank without work wants none.
+        # A rank without work proposes no drafts.
         depth = self._depth.choose(len(plan.decoding)) if plan.decoding or chunks else 0
         return StepWork(plan.decoding, chunks, depth)
 
     def _agree(self, work: StepWork) -> tuple[StepShape, bool]:
-        """What all ranks launch, and whether prompts that this step leaves may begin with the next."""
+        """The shape that all ranks launch, and whether prompts that this step leaves out may begin with the next."""
         waiting, mixed_steps = self._schedule.waiting_prompts, self._mixed_steps
         held_back = waiting and not self._alignment.opens
-        # While somebody decodes, to whom prompts give the time back that they took.
+        # While some request decodes, prompts also wait until requests have had back the time that prompts took from
+        # them.
         held_back = held_back or (mixed_steps.waits and (self._decodes or bool(work.decoding)))
         shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, mixed_steps.owes))
         self._alignment = self._alignment.after(shape)
@@ -258,7 +260,7 @@ class Engine:
             self._run(request)
 
     def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None, held_back: bool) -> None:
-        """held_back: prompts that this step left may begin with the next."""
+        """held_back: whether prompts that this step leaves out may begin with the next."""
         self._blocked = not held_back and not any(step is not None and step.work for step in (launched, finished))
         may_wait = self.transfers.open or self.transfers.awaited or self._intake.compiling or self._stopping
         assert not self._blocked or may_wait or not self._requests, "work that no step takes on"

@@ -16,7 +16,7 @@ class BlockChanges(msgspec.Struct, frozen=True):
     parents: list[bytes] = []
     # Those of `stored` whose draft layers are not whole.
     draftless: list[bytes] = []
-    # Whose request computed it, for stored content that begins a chain of a tenant's.
+    # The tenant whose request computed it, for stored content that begins a chain; requests without a tenant have none.
     tenants: dict[bytes, str] = {}
 
 
@@ -37,7 +37,7 @@ class BlockPool:
         self._draftless: set[bytes] = set()
         # Blocks from this one on were never taken.
         self._fresh = 0
-        # Others without content; the one given back last is taken first.
+        # Other blocks without content; the one given back last is taken first.
         self._blank: list[int] = []
         # A simulated fleet has millions of blocks: a dict of them would take 80 bytes each.
         self._cached = ReleaseOrder(total_blocks)

@@ -1,5 +1,5 @@
-"""How many tokens of prompts a step computes beside requests that decode: so that it ends in a set time, and so that
-prompts take no more than a set share of the time.
+"""How many tokens of prompts a step computes beside requests that decode. A step may have a time to end in, and
+prompts a share of the time that they may take at most.
 """
 
 from collections.abc import Sequence
@@ -8,56 +8,58 @@ from engine.smoothing import SmoothedRatio
 from mesh.blocks import BLOCK_TOKENS
 from mesh.tails import MOST_TOKENS
 
-# Before any step with prompts has been measured.
+# The bound before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
-# So many are computed by every step that computes any, whatever it takes.
+# Every step that computes any prompt tokens may compute this many, however long that takes.
 FEWEST_TOKENS = 16
-# Weight of the past against one more step. What a token takes grows with the tokens before it.
+# Weight of the past against one more step. It is low because tokens cost more the more tokens are before them.
 DECAY = 0.5
-# What is left of a chunk's costs with each step whose prompts are rows of a graph: then chunks are tried again.
+# Factor on the estimated cost of a chunk after each step whose prompts are rows of a graph, so that chunks are tried
+# again.
 FORGETTING = 0.99
 
 
 class MixedSteps:
-    """Learns what steps take without prompts, and what a token of a prompt adds.
+    """Learns how long steps take without prompts, and what each token of a prompt adds.
 
-    That includes its share of what prompts cost however short they are: so the number comes near the right one from
-    step to step, the more slowly the more of the time this is. A prompt whose tokens have many before them costs much
-    however few it computes at once: its chunks are better large and rare, which a share of the time allows.
+    What a token adds includes its share of what any chunk costs, however short. So the bound approaches the right
+    number from step to step, the more slowly the larger this fixed cost is. A prompt with many tokens before its chunk
+    costs much however small the chunk is: its chunks are better large and rare, which a share of the time allows.
 
-    So few tokens that they are rows of a captured graph cost neither what chunks cost, whose attention at least the
-    host launches, nor in proportion to them. They are taken where a chunk of more does not end in time.
+    A few tokens may be rows of a captured graph. They do not have the fixed cost of a chunk, whose attention at least
+    the host launches, and their cost does not grow in proportion to their number. They are taken where a larger chunk
+    would not end in time.
     """
 
     def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:
-        """step_ms: how long a step with both may take; None is as long as it takes. prompt_share: the most of the time
-        that prompts may take from requests that decode, below 1; None is all.
-        """
+        """step_ms: how long a step with both may take; None if it has no bound. prompt_share: the largest share of the
+        time that prompts may take from requests that decode, below 1; None if it has no bound."""
         self._step_ms = step_ms
-        # How long requests decode for each millisecond that prompts have taken.
+        # How many milliseconds requests decode for each one that prompts have taken.
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
         self._token_ms = SmoothedRatio()
-        # The same of tokens that are rows of a graph.
+        # What each prompt token adds that is a row of a graph.
         self._row_ms = SmoothedRatio()
-        # Grows while no chunk shows what its tokens take.
+        # Factor on `_token_ms`. It falls while no chunk shows what its tokens take.
         self._forgotten = 1.0
-        # For how long requests decode alone before prompts go on.
+        # How many milliseconds requests decode alone before prompts go on.
         self._owed_ms = 0.0
-        # Steps with both that were launched and not observed: what they will owe is not known.
+        # How many steps with both were launched and not observed: how much time they will owe is not known.
         self._under_way = 0
-        # What `agreed` was told last; None without other ranks.
+        # What `agreed` was last called with; None if there are no other ranks.
         self._all_owe: bool | None = None
-        # What the step before such a one took longer: its end is seen late if the host launches the next one meanwhile.
+        # The extra time of steps just before one with prompts: the host sees their end late if it launches that one
+        # meanwhile.
         self._early_ms = 0.0
 
     def launched(self, prompt_tokens: int, decodes: bool) -> None:
-        """A step that `observe` gets later."""
+        """Note a step that `observe` is called for later."""
         self._under_way += bool(self._bounds and prompt_tokens and decodes)
 
     def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0) -> None:
-        """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: some rank decoded. row_tokens:
-        of prompts, computed here as rows of a graph; there are no chunks then.
+        """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: whether some rank decoded.
+        row_tokens: how many tokens of prompts this rank computed as rows of a graph; there are no chunks then.
         """
         if not self._bounds:
             return
@@ -83,7 +85,7 @@ class MixedSteps:
         self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
-        """Steps one after the other that computed nothing of prompts."""
+        """Note consecutive steps that computed nothing of prompts."""
         if not self._bounds:
             return
         self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))
@@ -95,32 +97,33 @@ class MixedSteps:
 
     @property
     def owes(self) -> bool:
-        """Whether prompts are to wait behind the next step too, by this rank's clock."""
+        """Whether prompts must wait after the next step too, by this rank's clock."""
         pays_ms = self._without_ms.value or 0.0
         return self._decode_ms is not None and (self._owed_ms > pays_ms or bool(self._under_way))
 
     def agreed(self, owes: bool) -> None:
-        """owes: whether some of several ranks said so before the last step, or that step has chunks of prompts.
+        """owes: whether some of several ranks owed time before the last step, or that step has chunks of prompts.
 
-        Their prompts go on in the same step. A rank whose clock is behind would otherwise find each time that others
-        have just begun the next prompt, and never begin one.
+        All ranks' prompts go on in the same step. A rank whose clock is behind would otherwise find each time that
+        others have just begun the next prompt, and would never begin one.
         """
         self._all_owe = owes
 
     @property
     def waits(self) -> bool:
-        """Whether prompts wait until requests have decoded for as long as they are to.
+        """Whether prompts wait until requests have decoded for long enough.
 
-        With several ranks what all know decides, and no rank's clock: what one still owes when all go on is added to
-        what it owes behind that step, and a step without chunks follows each that has some.
+        With several ranks, what all have agreed on decides, and no rank's own clock. If a rank still owes time when all
+        go on, that is added to what it owes after that step. A step without chunks follows each step with chunks.
         """
         if self._decode_ms is None:
             return False
         return bool(self._owed_ms or self._under_way) if self._all_owe is None else self._all_owe
 
     def most_prompt_tokens(self, rows_left: int) -> int | None:
-        """How many each rank may compute in the next step, beside requests that decode; None if nothing bounds them.
-        rows_left: rows of the largest graph that no request takes; 0 if prompts are no rows.
+        """How many prompt tokens each rank may compute in the next step beside requests that decode; None if unbounded.
+
+        rows_left: rows of the largest graph that no request takes; 0 if prompts cannot be rows of a graph.
         """
         if self.waits:
             return 0

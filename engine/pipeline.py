@@ -20,18 +20,18 @@ class InFlightStep(msgspec.Struct, frozen=True):
 
     work: StepWork
     requests: Sequence[Request]
-    # One a request.
+    # One for each request.
     rows: Sequence[Row]
     launched: Launched
     # Seconds of the engine's clock.
     started: float
-    # How many tokens were guessed behind each that was drawn.
+    # How many tokens were guessed behind each drawn token.
     drafts: int
     # Whether its tokens of prompts, if any, are computed as rows that decode.
     decode_only: bool
-    # The most tokens that any rank computes as those of prompts.
+    # The most prompt tokens that any rank computes in chunks.
     prompt_tokens: int
-    # Some rank decodes.
+    # Whether some rank decodes.
     decodes: bool
 
 
@@ -53,13 +53,13 @@ class StepPipeline:
         self._meter = meter
         self.steps = 0
         self.in_flight: InFlightStep | None = None
-        # Launched, and to be drawn once the step before it is collected.
+        # A step that is launched and whose tokens are drawn only once the step before it is collected.
         self._undrawn: Launched | None = None
         self._collected_at = 0.0
 
     @property
     def rows_in_flight(self) -> bool:
-        """Whether a step with rows is not due yet: then some requests' last tokens are not known."""
+        """Whether a step with rows is not due yet: if so, some requests' last tokens are not known."""
         return self.in_flight is not None and bool(self.in_flight.work)
 
     def launch(self, work: StepWork, shape: StepShape, layer_watch: LayerWatch) -> InFlightStep | None:
@@ -101,14 +101,14 @@ class StepPipeline:
         return due
 
     def draw_rest(self) -> None:
-        """Draw what waited for the tokens of the step before, which are collected: its masks depend on them."""
+        """Draw a step that waited for the tokens of the step before it, since its masks depend on them."""
         undrawn, self._undrawn = self._undrawn, None
         if undrawn is not None:
             with span("engine.draw"):
                 undrawn.draw()
 
     def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
-        """Wait for the step. What each row brought to its request; the scores of prompts are with these already."""
+        """Wait for the step, and give what each row brought to its request. Scores of prompts are added to these here."""
         with span("engine.collect"):
             samples = step.launched.collect()
         now = self._clock()
@@ -118,7 +118,7 @@ class StepPipeline:
         decoding = len(step.work.decoding)
         prompts, beside = NO_PROMPTS, 0
         if decoding and step.decode_only:
-            # It took as long as a step with so many more requests; it does not show how fast prompts are computed.
+            # The step took as long as one with that many more requests. It does not show how fast prompts are computed.
             beside = step.work.prompt_tokens
         elif step.work.chunks:
             prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])
@@ -135,7 +135,7 @@ class StepPipeline:
 
 
 def _prompt_tokens(work: StepWork, rows: Sequence[Row], shape: StepShape) -> int:
-    """The most that any rank computes as those of prompts, taken to decode as many tokens as this one."""
+    """The most prompt tokens that any rank computes in chunks, if each decodes as many tokens as this one."""
     if shape.decode_only:
         return 0
     decoded = sum(row.tokens for row in rows[: len(work.decoding)])

@@ -1,4 +1,4 @@
-"""How far a request is."""
+"""How far a request has come."""
 
 from array import array
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ class Progress:
     Attributes:
         token_ids: the prompt, then what was generated.
         tokens_at_least, tokens_at_most: `token_ids`, and those that rows in flight yield.
-        rewind: of KV that no row of this request computed, so many tokens are computed again, if drafts need what is
-            known of a token only while it is computed: one for each module that drafts.
+        rewind: how many tokens are computed again at the end of KV that no row of this request computed: one for each
+            module that drafts. Drafts need the hidden state of a token, which is there only while it is computed.
         known: tokens whose KV no row of this request computed; it is not written again.
         computed: leading tokens whose KV is written, by collected steps or by transfers, without those computed again.
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
-        guesses_in_flight: as many guesses come with it, at least.
+        guesses_in_flight: how many guesses come with that token at least.
         drafts: guesses of the tokens behind `token_ids`, for a row that follows none in flight.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.
         covered: tokens that the block table has room for.
         registered_blocks: how many leading blocks of the table were matched in the pool or registered with it.
-        drafts_end: from this block of the table on what draft layers hold is not what the block's chain gives, since
-            part of the KV came without them. Tokens are right all the same, only guesses are not as good. None if all
+        drafts_end: index of the first block of the table whose draft layers are not whole, since part of the KV came
+            without draft layers. Tokens are right all the same; only guesses behind it are not as good. None if all
             are whole.
     """
 
@@ -75,7 +75,7 @@ class Progress:
         return self.tokens_at_most - self.computed_at_most
 
     def lack_drafts(self, first_block: int) -> None:
-        """The KV of the blocks from this one on has, or follows KV that has, draft layers that are not whole."""
+        """Draft layers are not whole from this block on: its KV, or KV before it, came without them."""
         self.drafts_end = first_block if self.drafts_end is None else min(first_block, self.drafts_end)
 
     def matched(self, cached: Sequence[int], new: Sequence[int]) -> None:
@@ -129,7 +129,7 @@ class Progress:
     def committed(self, computes: int, draws: int, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
         """The earliest row in flight, which was launched with these bounds, has yielded these tokens and guesses.
 
-        Without tokens it drew none, or nobody wants them any more.
+        There are no tokens if the row drew none, or if nobody wants them any more.
         """
         self.rows_in_flight -= 1
         self.computed += computes
@@ -147,7 +147,7 @@ class Progress:
             self.computed_at_most -= missing
 
     def drew(self, token_ids: Sequence[int], index: int) -> None:
-        """Row `index` of as many steps was launched and collected, one after the other, and drew one of these each."""
+        """One step after the other was launched and collected, and row `index` of each drew one of these tokens."""
         assert not self.rows_in_flight
         tokens = len(token_ids)
         self.token_ids += token_ids

@@ -59,9 +59,10 @@ class Request:
     fetch: StoreTarget | None = None
     # Where its KV goes; None if it stays here.
     push: PushTarget | None = None
-    # What its next row may draw; None if that may be any tokens.
+    # Which tokens its next rows may draw; None if any.
     masks: AnswerMasks | None = None
-    # Until its first token, if its prompt's tokens are to be scored: nothing of it is taken from a cache then.
+    # Set until its first token if its prompt's tokens are to be scored; nothing of the prompt is taken from a cache
+    # then.
     prompt_scores: PromptScores | None = None
     stages: Stages = field(default_factory=lambda: Stages(None))
     # Hashes of the leading full blocks, computed as far as they were needed.
@@ -72,7 +73,7 @@ class Request:
         return len(self.progress.token_ids) > self.prompt_tokens
 
     def receive_first_token(self, token_id: int, drafts_end: int | None) -> None:
-        """The prefill worker drew it, and passed on the scores of the prompt. drafts_end: see Progress."""
+        """The prefill worker drew this token, and has reported the scores of the prompt. drafts_end: see Progress."""
         if drafts_end is not None:
             self.progress.lack_drafts(drafts_end)
         self.prompt_scores = None
@@ -114,7 +115,7 @@ class Request:
 
     @property
     def thinking(self) -> bool | None:
-        """For a row behind all tokens: see Row."""
+        """`Row.thinking` for a row behind all tokens."""
         return None if self.phase is None else self.phase.behind(self.progress.token_ids)
 
     @property

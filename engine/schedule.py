@@ -16,7 +16,7 @@ from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS
 from mesh.tails import is_tail
 
-# What a token of an answer counts, in tokens of a prompt: about what it takes of a GPU, and what providers ask for it.
+# One token of an answer counts as this many of a prompt: about the ratio of their GPU time, and of providers' prices.
 OUTPUT_WEIGHT = 4
 
 
@@ -34,8 +34,8 @@ class Schedule:
         would_wait: Callable[[Request, int], bool],
         divided_tokens: int | None = None,
     ) -> None:
-        """would_wait: whether a request that finds so many blocks in the pool waits for KV from elsewhere.
-        divided_tokens: of a chunk that all ranks compute together, at least; None if they compute none so.
+        """would_wait: whether a request that finds that many of its blocks in the pool waits for KV from elsewhere.
+        divided_tokens: the fewest tokens of a chunk that all ranks compute together; None if they never do.
         """
         self._pool = pool
         self._limits = limits
@@ -57,7 +57,7 @@ class Schedule:
 
     @property
     def queued_sparse_tokens(self) -> int:
-        """How many of them will be attended to sparsely."""
+        """How many of the `queued_prefill_tokens` will be attended to sparsely."""
         return self._waiting.sparse_tokens + self._running.sparse_tokens
 
     def enqueue(self, request: Request) -> None:
@@ -66,11 +66,11 @@ class Schedule:
         self._waiting.add(request, 0 if request.remote_prefill else len(request.progress.token_ids) - cached)
 
     def run(self, request: Request) -> None:
-        """From the next step on compute an admitted request, whose KV so far is in its blocks."""
+        """Compute an admitted request from the next step on. The KV that it has so far is in its blocks."""
         self._running.add(request)
 
     def withdraw(self, request: Request) -> None:
-        """Take no step on with the request. It keeps its blocks."""
+        """Let no further step take the request on. It keeps its blocks."""
         if request in self._waiting:
             self._waiting.remove(request)
         else:
@@ -78,7 +78,7 @@ class Schedule:
 
     @property
     def waiting_prompts(self) -> bool:
-        """Whether some that wait are to be computed here."""
+        """Whether prompts that this rank is to compute wait in the queue."""
         return self._waiting.tokens > 0
 
     def plan(
@@ -90,13 +90,13 @@ class Schedule:
     ) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.
 
-        `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
-        prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them, unless few
-        tokens are left of them behind cached blocks, or all ranks compute them together. most_prompt_tokens, decodes:
-        see `plan_step`.
+        suspended: how many requests are admitted and wait for KV from elsewhere. They take part once `run` is called.
+        prompts_begin: if false, prompts to be computed here stay in the queue, and so do requests behind them. Prompts
+        of which few tokens are left behind cached blocks, and prompts that all ranks compute together, begin
+        nonetheless. most_prompt_tokens, decodes: see `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
-        # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
+        # If rows in flight may bring a request's last token, its `draws` is 0. It decodes on if they did not bring it.
         decoding = [request for request in self._running.decoding if request.draws]
         return plan_step(
             decoding,
@@ -115,7 +115,7 @@ class Schedule:
         """Bring blocks and queues to where the rows of a plan, made just now, can be computed."""
         for request in plan.preempted:
             self._preempt(request)
-        # Before any allocation, which might evict them.
+        # Cached blocks are acquired before anything is allocated, since that might evict them.
         for candidate in plan.admitted:
             self._pool.acquire(candidate.cached_blocks)
         for request in plan.growing:
@@ -131,7 +131,7 @@ class Schedule:
         return self._running.decoding
 
     def count(self, work: StepWork, steps: int = 1) -> None:
-        """Each of so many steps does this work for its tenants."""
+        """Count this work as done for its tenants, in each of `steps` steps."""
         for _ in range(steps if self._tenants.several else 0):
             self._tenants.serve((request.key, OUTPUT_WEIGHT * request.draws) for request in work.decoding)
             self._tenants.serve((chunk.request.key, chunk.tokens) for chunk in work.chunks)
@@ -147,7 +147,7 @@ class Schedule:
         self._block_tables.register(request)
 
     def release(self, request: Request) -> None:
-        """Take the blocks of a request that ended back."""
+        """Take back the blocks of a request that ended."""
         self._block_tables.release(request)
         self._tenants.leave(request.key)
 
@@ -157,7 +157,7 @@ class Schedule:
         return candidates if prompts_begin else takewhile(self._begins_at_once, candidates)
 
     def _begins_at_once(self, candidate: Candidate[Request]) -> bool:
-        """Whether it need not wait for prompts of other ranks, as it holds these up for a short time or not at all."""
+        """Whether it need not wait for prompts of other ranks: it holds other ranks up for a short time or not at all."""
         tokens = candidate.step_tokens
         chunk = min(tokens, self._limits.max_step_tokens)
         divided = self._divided_tokens is not None and chunk >= self._divided_tokens

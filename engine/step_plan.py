@@ -9,7 +9,9 @@ from mesh.blocks import BLOCK_TOKENS
 
 
 class Schedulable(Computed, Protocol):
-    """What the batcher reads of a request. It plans for the most that rows in flight can bring, and for all drafts."""
+    """What the batcher reads of a request. The batcher plans for the most that rows in flight can bring, all drafts
+    included.
+    """
 
     @property
     def arrival(self) -> tuple[int, int]:
@@ -28,7 +30,7 @@ class Schedulable(Computed, Protocol):
 
     @property
     def is_pushed(self) -> bool:
-        """Its blocks are promised to another worker: it is never preempted. It draws one token, and never grows."""
+        """Whether its blocks are promised to another worker: then it is never preempted, draws one token, never grows."""
         ...
 
 
@@ -37,7 +39,7 @@ RequestT = TypeVar("RequestT", bound=Schedulable)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    # At least one for each of max_requests and of its drafts, so that every running request fits a step.
+    # At least one token for each of max_requests and for each of its drafts, so that every running request fits a step.
     max_step_tokens: int
     max_requests: int
 
@@ -52,16 +54,16 @@ class Candidate(Generic[RequestT]):
     # How many free blocks it would take: new ones for all its tokens and the drafts behind them, and cached ones that
     # nobody holds.
     free_blocks_taken: int
-    # It gets its blocks, and takes part in steps only when its KV has come from elsewhere.
+    # Whether it only gets its blocks now, and takes part in steps once its KV has come from elsewhere.
     waits: bool = False
-    # Tokens of the cached blocks that are computed again.
+    # How many tokens of the cached blocks are computed again.
     computed_again: int = 0
-    # Once it is computed, the first block that is not cached could be shared.
+    # Whether the first block that is not cached could be shared once it is computed.
     shares_next: bool = False
 
     @property
     def step_tokens(self) -> int:
-        """What is left to compute, if it takes part in the step."""
+        """How many tokens are left to compute; 0 if it does not take part in the step yet."""
         if self.waits:
             return 0
         return self.request.progress.left - len(self.cached_blocks) * BLOCK_TOKENS + self.computed_again

@@ -40,7 +40,9 @@ class StepWork(msgspec.Struct, frozen=True):
         return sum(chunk.tokens for chunk in self.chunks)
 
     def shape(self, stopping: bool, tails: Tails, waiting_prompts: bool = False, owes: bool = False) -> StepShape:
-        """What this rank proposes to launch. waiting_prompts: there are some here to compute; owes: see MixedSteps."""
+        """What this rank proposes to launch. waiting_prompts: whether prompts wait here to be computed; owes: see
+        MixedSteps.
+        """
         rows = self._rows(tails)
         if rows is None:
             decoded = sum(map(self._draws, self.decoding)) if self.depth else len(self.decoding)
@@ -74,7 +76,7 @@ class StepWork(msgspec.Struct, frozen=True):
         return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
 
     def _rows(self, tails: Tails) -> int | None:
-        """How many rows of a decode step compute it all; None if they cannot."""
+        """How many rows of a decode step compute all of this work; None if a decode step cannot."""
         rows = len(self.decoding)
         if all(chunk.tokens == 1 and chunk.request.prompt_scores is None for chunk in self.chunks):
             return rows + len(self.chunks)
@@ -86,7 +88,7 @@ class StepWork(msgspec.Struct, frozen=True):
         return rows if rows <= tails.captured_rows else None
 
     def _draws(self, request: Request) -> int:
-        """The most tokens that the request's row yields. Whoever decodes draws one at least."""
+        """The most tokens that the request's row yields. A request that decodes draws one at least."""
         return min(request.draws, 1 + self.depth) if self.depth else 1
 
     def _launch_row(self, work: Request | Chunk[Request], index: int) -> Row:
@@ -96,7 +98,7 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 def _ends(chunk: Chunk[Request]) -> bool:
-    """Whether it is the last of its prompt, behind which a token is drawn. Asked before it is launched."""
+    """Whether the chunk is the last of its prompt, so that a token is drawn behind it. Call it before the launch."""
     return chunk.tokens == chunk.request.progress.left
 
 
@@ -125,7 +127,7 @@ def _launch_decode_row(request: Request, draws: int, index: int, guesses: int) -
 def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
     """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk.
 
-    It may begin with tokens whose KV is known, computed again.
+    It may begin with tokens whose KV is known and which are computed again.
     """
     request, progress = chunk.request, chunk.request.progress
     start = progress.computed_at_most
