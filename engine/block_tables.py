@@ -29,7 +29,7 @@ class BlockTables:
         return self._prefix_cache and request.prompt_scores is None
 
     def fill(self, request: Request, cached: Sequence[int]) -> None:
-        """Give a request without blocks those of its tokens, `cached`, held already, then new ones."""
+        """Give a request without blocks its table: `cached`, which it holds already, then new blocks."""
         request.progress.matched(cached, self._pool.allocate(self.lacking(request, cached)))
         drafts_end = self._pool.drafts_end(cached)
         if drafts_end is not None:
@@ -46,7 +46,7 @@ class BlockTables:
     def register(self, request: Request) -> None:
         """Make the request's full blocks known to others, if they may share them."""
         progress = request.progress
-        # What others share may lie behind what is computed: a token that is computed again.
+        # Registered blocks may reach beyond `computed`, which leaves out tokens that are computed again.
         full_blocks = max(progress.computed // BLOCK_TOKENS, progress.registered_blocks)
         if self._prefix_cache:
             hashes = request.full_block_hashes(full_blocks)

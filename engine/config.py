@@ -15,12 +15,12 @@ from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
-# Beyond so many each step costs more than the last guess brings.
+# With more, each step costs more than the last guess brings.
 MOST_DRAFTS = 5
-# engine.agreement has 12 and 20 bits for them.
+# engine.agreement packs them into 12 and 20 bits.
 MOST_REQUESTS = 4095
 MOST_STEP_TOKENS = 1_048_575
-# As kernels.peer_exchange has them.
+# The limit of kernels.peer_exchange.
 MOST_GPU_RANKS = 8
 
 

@@ -4,12 +4,12 @@ from engine.config import MOST_DRAFTS
 from engine.protocol.messages import DraftCounts
 from engine.step_times import StepTimes
 
-# The share of first drafts, of first and second drafts together, ... that are taken for right until some were verified:
-# hopeful, since a depth that is never tried is never measured.
+# Assumed shares of rows whose first draft is right, whose first two drafts are right, ... until some were verified.
+# They are optimistic, since a depth that is never tried is never measured.
 PRIOR = tuple(0.8**place for place in range(1, 1 + MOST_DRAFTS))
-# Verified drafts that weigh as much as the prior.
+# How many verified drafts weigh as much as the prior.
 PRIOR_DRAFTS = 20.0
-# What was measured counts for so much less a step later. A depth that was given up is tried again once it is forgotten.
+# Factor on what was measured for each later step. A depth that was given up is tried again once that is forgotten.
 DECAY = 0.995
 
 
@@ -20,7 +20,7 @@ class DraftDepth:
         """times: None if the depth is fixed, and always `most`."""
         self._most = most
         self._times = times
-        # By place, decayed.
+        # How many drafts were verified and accepted, by place, decayed.
         self._verified = [0.0] * MOST_DRAFTS
         self._accepted = [0.0] * MOST_DRAFTS
 
@@ -31,7 +31,7 @@ class DraftDepth:
             self._accepted[place] = self._accepted[place] * DECAY + counts.accepted[place]
 
     def choose(self, decoding: int) -> int:
-        """The depth of a step in which so many requests decode."""
+        """The depth of a step in which `decoding` requests decode."""
         if self._times is None or not decoding:
             return self._most
         seconds = self._times.of(decoding)

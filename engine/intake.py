@@ -20,8 +20,9 @@ class Intake:
     def __init__(self, config: EngineConfig, backend: Backend, constraints: Constraints | None) -> None:
         self._eos_token_ids = backend.eos_token_ids
         self._limits = RequestLimits(longest_context(backend), backend.vocabulary_size)
-        # Guesses of the backend begin with what it knows of a token only while it computes that, and each module reads
-        # what the one before it made of the token before.
+        # A draft begins with a token's hidden state, which the backend has only while it computes that token. Each
+        # module reads what the module before it made of the token before. So one token is computed again for each
+        # module.
         self._drafting = Drafting(config.drafts.most, backend.draft_layers, backend.think_tokens)
         self._computes_sparsely = config.sparse_prefill.offered is not None
         self._constraints = constraints
@@ -37,7 +38,7 @@ class Intake:
         return 0 if self._constraints is None else self._constraints.pending
 
     def make(self, submit: Submit, arrival: tuple[int, int]) -> Request:
-        """The request, which is not checked. arrival: the arrival batch, and the order within it."""
+        """The request, unchecked. arrival: the arrival batch, and the order within it."""
         return make_request(submit, self._eos_token_ids, arrival, self._drafting, self._computes_sparsely)
 
     def check(self, submit: Submit) -> None:
@@ -57,5 +58,5 @@ class Intake:
         return False
 
     def drain(self) -> Sequence[tuple[Request, MeshError | None]]:
-        """Requests whose grammars were compiled since the last call, or why they are none. Some may have ended."""
+        """Requests whose grammars were compiled since the last call, or could not be. Some may have ended."""
         return () if self._constraints is None else self._constraints.drain()

@@ -12,15 +12,15 @@ REQUEST_DECAY = 0.95
 PUSH_DECAY = 0.9
 # The time of a smaller push is mostly its way there and back.
 LEAST_PUSH_BYTES = 1 << 20
-# A step of less than 20 ms weighs as much as its share of this time: otherwise one of them that the machine held up
-# would be most of a mean over dozens.
+# A step of less than 20 ms weighs as much as its share of this time. Otherwise a single short step that the machine
+# held up would dominate a mean over dozens.
 STEP_MEMORY_SECONDS = 1.0
 
 
 class LoadMeter:
     """Smooths what steps, finished requests and pushes report.
 
-    Steps count as they come, so that rates of decode and of prompts include what each does to the other.
+    Steps with both count for both, so that the rates of decode and of prompts include what each does to the other.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class LoadMeter:
     ) -> None:
         """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all.
 
-        beside: so many tokens of prompts were computed as if they were requests that decode.
+        beside: how many tokens of prompts were computed as if they were requests that decode.
         """
         decay = _step_decay(seconds)
         if prompts.all:
@@ -55,7 +55,7 @@ class LoadMeter:
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
         floor, memory = STEP_DECAY, STEP_MEMORY_SECONDS
-        # As `_step_decay` has it, without a call for each step.
+        # The same as `_step_decay`, without a call for each step.
         decays = [floor if (decay := 1.0 - each / memory) < floor else decay for each in seconds]
         self._decode_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
         self._decode_step_requests.observe_equal(decoding, 1.0, decays)

@@ -64,7 +64,7 @@ class OracleBackend:
         # The KV pool, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = powers(BASE, config.max_step_tokens)
-        # These scale a chunk's tokens, and weigh a prefix's blocks.
+        # Inverse powers scale a chunk's tokens, and weight a prefix's blocks.
         longest = max(config.max_step_tokens, (self.context_tokens + MOST_DRAFTS) // BLOCK_TOKENS + 1)
         self._inverse_powers = powers(INVERSE_BASE, longest)
         self._step_seconds = oracle.step_ms / 1000.0
@@ -173,7 +173,7 @@ class OracleBackend:
     def _read(self, which: Indices, ends: Indices, layout: "_Layout", last_cells: Words | None = None) -> Words:
         """The state that each row's token is drawn from: one cell of each full block and the last, weighted.
 
-        last_cells: read in place of those of the last tokens, which are not written yet.
+        last_cells: used in place of the cells of the last tokens, which are not written yet.
         """
         counts = (ends >> BLOCK_SHIFT) + 1
         last = np.cumsum(counts) - 1
@@ -187,7 +187,7 @@ class OracleBackend:
 
 
 class OracleStep:
-    """engine.batch.Launched: the KV of its rows is written."""
+    """An `engine.batch.Launched`: the KV of its rows is written already."""
 
     def __init__(self, draw: Callable[[], list[Sample | None]], prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:
         self._draw = draw
@@ -226,7 +226,7 @@ class _Layout:
 
 
 def _yielded(row: Row, drawn: Sequence[int]) -> Sequence[int]:
-    """The drawn tokens up to the first whose draft was another."""
+    """The drawn tokens up to and including the first that differs from its draft."""
     guesses = row.token_ids[len(row.token_ids) - row.drafts :]
     accepted = next((index for index in range(row.drafts) if guesses[index] != drawn[index]), row.drafts)
     return drawn[: accepted + 1]
@@ -242,7 +242,7 @@ def _logprobs(token_ids: Sequence[int], alternatives: int | None, vocabulary_siz
 
 
 def _prompt_logprobs(rows: Sequence[Row], vocabulary_size: int) -> Mapping[int, PromptLogprobs]:
-    """By row, the same distribution as of tokens that are drawn: each stands before itself and those after it."""
+    """By row, the same distribution as for drawn tokens: the prompt's token has 1/2, the ids after it 1/4, 1/8, ..."""
     found = {}
     for index, row in enumerate(rows):
         if row.prompt_logprobs is None:

@@ -108,7 +108,7 @@ class StepPipeline:
                 undrawn.draw()
 
     def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
-        """Wait for the step, and give what each row brought to its request. Scores of prompts are added to these here."""
+        """Wait for the step; give what each row brought to its request. Scores of prompts are added to these here."""
         with span("engine.collect"):
             samples = step.launched.collect()
         now = self._clock()

@@ -3,8 +3,8 @@
 from mesh.blocks import blocks_for
 from mesh.errors import ConfigError
 
-# Unless it is configured, other ranks' prompts have room for so many tokens at most, and for no more than one of so
-# many parts of what there is: prompts of usual length are divided even where little is left for KV.
+# Limits of the room for other ranks' prompts, unless it is configured: so many tokens, and one part in so many of the
+# blocks that there is room for. Prompts of usual length are then divided even where little is left for KV.
 MOST_TOKENS, LEAST_POOL_PART = 32768, 10
 
 
@@ -19,7 +19,7 @@ def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
 
 
 def blocks_for_others(longest: int, affordable: int, reach: int | None = None) -> int:
-    """Blocks beside the pool for the keys of prompts that are other ranks', of `longest` tokens at most.
+    """Blocks beside the pool for the keys of other ranks' prompts, which have `longest` tokens at most.
 
     affordable: blocks that there is room for in all; reach: engine.parallel.context_parallel_reach.
     """

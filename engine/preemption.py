@@ -14,7 +14,10 @@ from engine.step_plan import Candidate, Limits, RequestT
 def make_room_to_grow(
     decoding: Sequence[RequestT], prompts: Sequence[RequestT], free_blocks: int, references: Sequence[int]
 ) -> tuple[list[RequestT], int]:
-    """Latest arrivals first, until the others can grow or only the earliest is left. Returns them, and what is free."""
+    """Preempt latest arrivals until the others can grow or only the earliest is left.
+
+    Returns the preempted requests, and how many blocks are free then.
+    """
     running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
     needed = sum(request.needs_block for request in running)
     dropped: Counter[int] = Counter()
@@ -43,8 +46,9 @@ def giving_way(
 ) -> list[RequestT]:
     """Running requests to preempt so that the head of the queue is admitted; none if that cannot be.
 
-    A tenant gives way to another that has fewer requests, over their weights, even once it has given: so each comes to
-    its part, and nobody takes back what it gave. Of the tenant that holds most the latest arrival goes first.
+    A tenant gives way only if afterwards it still holds at least as many requests, over its weight, as the other. So
+    each tenant reaches its part, and nobody takes back what it gave. The tenant that holds most gives first, and its
+    latest arrival goes first.
     """
     victims: list[RequestT] = []
     share, left = wanted.request.share, sorted(running, key=lambda request: request.arrival)

@@ -1,4 +1,4 @@
-"""How fast prompts are computed whose attention is exact, and those whose attention is sparse."""
+"""How fast prompts with exact attention are computed, and prompts with sparse attention."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from mesh.domain.workers import PromptPace
 
 
 class PromptTokens(msgspec.Struct, frozen=True):
-    """The prompt tokens of one step: how many are attended to exactly and how many sparsely, and for each of the two
-    the sum of the tokens before each.
+    """The prompt tokens of one step: how many are attended to exactly and how many sparsely. The context of either kind
+    is the sum, over its tokens, of how many tokens are before each.
     """
 
     exact: int = 0
@@ -36,7 +36,7 @@ NO_PROMPTS = PromptTokens()
 
 
 class PromptPaceMeter:
-    """Tells the two kinds apart by steps that have one of them, and divides the time of others as it knows them."""
+    """Learns both paces from steps that have one kind, and divides the time of mixed steps by what it knows so far."""
 
     def __init__(self) -> None:
         self._exact = _Kind()

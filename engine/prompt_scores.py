@@ -4,7 +4,9 @@ from mesh.domain.outputs import PromptLogprobs
 
 
 class PromptScores:
-    """Scores of one request's prompt, until its first token. It is computed whole: cached tokens have no logits."""
+    """Scores of one request's prompt, until its first token. The prompt is computed whole: cached tokens have no
+    logits.
+    """
 
     def __init__(self, alternatives: int) -> None:
         self.alternatives = alternatives

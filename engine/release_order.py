@@ -7,7 +7,7 @@ class ReleaseOrder:
     """A queue of blocks, each in it once at most, from which any can be taken; 8 bytes for each of `blocks`."""
 
     def __init__(self, blocks: int) -> None:
-        # A ring through the place behind the last block, which stands for both ends.
+        # A ring of links. The index behind the last block stands for both of the queue's ends.
         self._end = blocks
         self._earlier = array("i", [blocks]) * (blocks + 1)
         self._later = array("i", [blocks]) * (blocks + 1)
@@ -17,7 +17,7 @@ class ReleaseOrder:
         return self._count
 
     def add(self, block: int) -> None:
-        """Behind all others."""
+        """Put the block behind all others."""
         end = self._end
         last = self._earlier[end]
         self._earlier[block], self._later[block] = last, end
@@ -25,13 +25,13 @@ class ReleaseOrder:
         self._count += 1
 
     def take(self, block: int) -> None:
-        """A block that is in it leaves it."""
+        """Remove a block that is in the queue."""
         earlier, later = self._earlier[block], self._later[block]
         self._later[earlier], self._earlier[later] = later, earlier
         self._count -= 1
 
     def take_first(self) -> int:
-        """The block that was added before all others."""
+        """Remove and return the block that was added before all others."""
         block = self._later[self._end]
         assert block != self._end
         self.take(block)

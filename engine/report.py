@@ -34,7 +34,7 @@ class Report:
         return bool(self.outputs) or self.load_changed or self._transfers.changed
 
     def add_drafts(self, verified: int, sample: Sample) -> None:
-        """The row of a decoding request verified so many drafts, and yielded this."""
+        """Count a decoding request's row, which verified this many drafts and yielded this sample."""
         if self.drafts is None:
             self.drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS, yields=[0] * (1 + MOST_DRAFTS))
         self.drafts.yields[len(sample.token_ids) - 1] += 1

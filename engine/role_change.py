@@ -6,7 +6,7 @@ from engine.config import EngineConfig
 from engine.parallel.layout import Layout
 from mesh.errors import ConfigError
 
-# Loading does not depend on these: the pool, the steps and the graphs are made anew.
+# Loading does not depend on these keys: the pool, the steps and the graphs are made anew.
 MAY_DIFFER = frozenset(
     {
         "model_name",
@@ -30,7 +30,7 @@ MAY_DIFFER = frozenset(
         "prefix_cache",
         "transfer",
         "oracle",
-        # Loading depends on some keys of these three: they stand below.
+        # Loading depends on parts of these three, which `_loaded_by` compares.
         "parallel",
         "balance",
         "drafts",

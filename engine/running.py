@@ -21,7 +21,7 @@ class Running:
 
     @property
     def sparse_tokens(self) -> int:
-        """How many of them will be attended to sparsely."""
+        """How many of the `prompt_tokens` will be attended to sparsely."""
         return sum(
             sparse_part(request.progress.computed_at_most, request.progress.tokens_at_most, request.sparse_from)
             for request in self.prompts

@@ -157,7 +157,7 @@ class Schedule:
         return candidates if prompts_begin else takewhile(self._begins_at_once, candidates)
 
     def _begins_at_once(self, candidate: Candidate[Request]) -> bool:
-        """Whether it need not wait for prompts of other ranks: it holds other ranks up for a short time or not at all."""
+        """Whether it need not wait for prompts of other ranks: it holds those ranks up briefly or not at all."""
         tokens = candidate.step_tokens
         chunk = min(tokens, self._limits.max_step_tokens)
         divided = self._divided_tokens is not None and chunk >= self._divided_tokens

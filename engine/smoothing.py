@@ -1,4 +1,4 @@
-"""Means of what changes."""
+"""Running means."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ class SmoothedRatio:
         self._denominator = self._denominator * decay + denominator
 
     def observe_all(self, numerators: Iterable[float], denominator: float, decays: Iterable[float]) -> None:
-        """One after the other."""
+        """Observe these one after the other."""
         above, below = self._numerator, self._denominator
         for numerator, decay in zip(numerators, decays, strict=True):
             above = above * decay + numerator
@@ -23,7 +23,7 @@ class SmoothedRatio:
         self._numerator, self._denominator = above, below
 
     def observe_equal(self, numerator: float, denominator: float, decays: Iterable[float]) -> None:
-        """The same again and again."""
+        """Observe the same values once for each decay."""
         above, below = self._numerator, self._denominator
         for decay in decays:
             above = above * decay + numerator

@@ -6,7 +6,7 @@ import msgspec
 class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
     """What sparse attention kept of one chunk, in one layer."""
 
-    # The share of the exact attention, the mean over its heads and some of its queries.
+    # Which share of the exact attention was kept: the mean over the heads and some of the queries.
     recall: float
-    # Which share of the blocks was computed that exact attention computes.
+    # Which share of the blocks that exact attention computes was computed.
     density: float

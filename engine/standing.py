@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Standing:
     """A tenant that is not named has had nothing and holds nothing."""
 
-    # What was computed, in tokens of a prompt, over the tenant's weight.
+    # What was computed for each tenant, in prompt tokens, over its weight.
     served: Mapping[str, float]
     # Admitted requests.
     held: Mapping[str, int]

@@ -30,7 +30,7 @@ class Schedulable(Computed, Protocol):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether its blocks are promised to another worker: then it is never preempted, draws one token, never grows."""
+        """Whether its blocks are promised to another worker. Then it is never preempted, and draws just one token."""
         ...
 
 

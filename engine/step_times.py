@@ -11,9 +11,9 @@ class StepTimes:
 
     # Ascending numbers of rows.
     rows: Sequence[int]
-    # By these numbers: the seconds with no drafts, with one a row, ...
+    # For each of these numbers: the seconds with no drafts, with one draft a row, ...
     seconds: Sequence[Sequence[float]]
 
     def of(self, rows: int) -> Sequence[float]:
-        """By depth, at the nearest number of rows measured that is no smaller; the largest if none is."""
+        """By depth, at the nearest measured number of rows that is no smaller; at the largest if all are smaller."""
         return self.seconds[min(bisect_left(self.rows, rows), len(self.rows) - 1)]

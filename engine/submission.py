@@ -49,7 +49,7 @@ def check(submit: Submit, limits: RequestLimits) -> None:
 class Drafting:
     """How an engine drafts."""
 
-    # Tokens guessed behind each that is drawn, at most.
+    # The most tokens guessed behind each drawn token.
     most: int = 0
     # See Progress.
     rewind: int = 0
@@ -70,13 +70,13 @@ def make_request(
     """From a checked Submit.
 
     eos_token_ids: the model's own; arrival: the arrival batch, and the order within it; computes_sparsely: whether this
-    engine does, where a request says so.
+    engine uses sparse attention where a request allows it.
     """
     request, stop = submit.request, submit.request.stop
     progress = Progress(request.token_ids, drafting.rewind)
     wanted = request.sampling.drafts
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
-    # With tokens that were delivered, the prompt's scores were too.
+    # If tokens were delivered already, the prompt's scores were too.
     asked = request.sampling.prompt_logprobs if given == len(request.token_ids) else None
     return Request(
         key=submit.key,

@@ -1,8 +1,8 @@
 """Which chunks of prompts are computed as rows that decode, so that the step can be a captured graph. Pure.
 
-What is left of a prompt behind cached KV is often a few tokens. With its attention launched by the host, a step of all
-layers takes that longer than they take the device, on every rank of the worker. As rows of a graph they cost the device
-no more: so few queries attend in the absorbed form either way, as decode rows do
+Often only a few tokens of a prompt are left behind cached KV. If the host launches their attention, launching the step
+takes the host longer than computing it takes the device, on every rank of the worker. As rows of a graph they cost the
+device no more: so few queries attend in the absorbed form either way, as decode rows do
 (`engine.model.inputs.absorbed_is_cheaper`).
 """
 
@@ -12,7 +12,7 @@ from engine.request import Request
 from engine.step_plan import Chunk
 from mesh.tails import MOST_TOKENS
 
-# The largest graph without drafts has so many rows more than there may be requests.
+# The largest graph without drafts has this many more rows than `max_requests`.
 SPARE_ROWS = 64
 
 
@@ -28,13 +28,13 @@ class Tails(msgspec.Struct, frozen=True):
     draft_layers: int = 0
 
     def rows_left(self, decoding: int) -> int:
-        """Rows of the largest graph that may compute any part of a prompt beside so many requests: with draft layers
-        none, since a chunk has to end its prompt there.
+        """How many rows of the largest graph may compute any part of a prompt beside this many requests. None may with
+        draft layers, since a chunk has to end its prompt there.
         """
         return 0 if self.draft_layers else max(self.captured_rows - decoding, 0)
 
     def rows(self, chunk: Chunk[Request], drafts: int) -> int | None:
-        """How many rows with up to so many drafts compute the chunk; None if it is no tail. Asked before its launch."""
+        """How many rows with up to `drafts` drafts compute the chunk, before its launch; None if it is no tail."""
         progress, tokens = chunk.request.progress, chunk.tokens
         if tokens > MOST_TOKENS or chunk.request.prompt_scores is not None:
             return None

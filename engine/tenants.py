@@ -1,4 +1,4 @@
-"""What each tenant has had of this engine, and what it holds: fair order is made of that.
+"""What each tenant has had of this engine and what it holds, from which a fair order is made.
 
 Virtual token counters, after Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): every token that is
 computed counts for its tenant, over the tenant's weight, and the tenant that was served least goes first. A tenant that
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from engine.standing import ALONE, Standing
 from mesh.domain.shares import Share
 
-# Tenants that are remembered while they have no request here.
+# How many tenants are remembered while they have no request here.
 MAX_ABSENT = 1024
 
 
@@ -24,7 +24,7 @@ class Tenants:
         self._requests: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
         self._served: dict[str, float] = {}
-        # What the least served of those present had when this was last asked.
+        # What the least served of the tenants with requests had when this was last computed.
         self._floor = 0.0
 
     @property
@@ -33,11 +33,11 @@ class Tenants:
 
     @property
     def several(self) -> bool:
-        """Whether it matters whose work is done."""
+        """Whether it matters whose work is done: more than one tenant is known."""
         return len(self._served) > 1
 
     def enter(self, key: int, share: Share) -> None:
-        """The tenant has a request here. One that is preempted and waits again was entered before."""
+        """The tenant has a request here. A preempted request that waits again was entered before."""
         if key in self._shares:
             return
         tenant = share.tenant
@@ -76,7 +76,7 @@ class Tenants:
                 del self._held[tenant]
 
     def serve(self, computed: Iterable[tuple[int, int]]) -> None:
-        """What was computed for requests, by key, in tokens of a prompt. One tenant alone is not counted."""
+        """Count what was computed: pairs of a request's key and prompt tokens. One tenant alone is not counted."""
         if self.several:
             for key, tokens in computed:
                 share = self._shares[key]
@@ -86,7 +86,7 @@ class Tenants:
         self._floor = max(self._floor, min((self._served[tenant] for tenant in self._requests), default=0.0))
 
     def _forget_absent(self) -> None:
-        """Forget tenants without requests that would come back with no more than the least served has."""
+        """Forget absent tenants that would come back with no more than the least served has, and all but MAX_ABSENT."""
         absent = sorted((served, tenant) for tenant, served in self._served.items() if tenant not in self._requests)
         for index, (served, tenant) in enumerate(absent):
             if served <= self._floor or len(absent) - index > MAX_ABSENT:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class TwoBatch:
     """Equal on all ranks, which ask it of what they have agreed on."""
 
-    # By ascending numbers of tokens, whether a step of so many is computed in two: of steps that only decode, and of
-    # others. Where there are none, never.
+    # For ascending numbers of tokens, whether a step with that many is computed in two: steps that only decode, and
+    # others. If empty, no such step is.
     decoding: Sequence[tuple[int, bool]] = ()
     prompts: Sequence[tuple[int, bool]] = ()
 
     def wanted(self, tokens: int, *, decode_only: bool) -> bool:
-        """As for the nearest number that is no smaller, or for the largest."""
+        """The entry for the nearest number that is no smaller decides, or else that for the largest."""
         known = self.decoding if decode_only else self.prompts
         if tokens < 2 or not known:
             return False

@@ -10,7 +10,7 @@ from mesh.domain.shares import Share
 
 
 class Computed(Protocol):
-    """What can be told of a request whose blocks others could share."""
+    """What `BlocksUnderWay` reads of a request whose blocks others could share."""
 
     @property
     def progress(self) -> Progress: ...
@@ -24,10 +24,10 @@ class Computed(Protocol):
 
 
 class BlocksUnderWay:
-    """It assumes of whoever asks that the step has tokens left for it.
+    """Assumes that the step has tokens left for the request that asks.
 
-    The prompts that go before it, and those admitted before, are then computed to their end in this step. Of others it
-    counts what a step in flight computes.
+    Then the prompts that go before that request, and those admitted before it, are computed to their end in this step.
+    For all other requests, only blocks that a step in flight computes count.
     """
 
     def __init__(self, decoding: Iterable[Computed], prompts: Iterable[Computed], standing: Standing) -> None:
@@ -46,7 +46,7 @@ class BlocksUnderWay:
         self._admitted.append(request)
 
     def has(self, request: Computed, index: int) -> bool:
-        """Whether the block of that index, which the pool does not have, is computed for another one."""
+        """Whether the block of that index, which the pool does not have, is being computed for another request."""
         wanted = request.content(index)
         place = self._standing.of(request.share.tenant)
         return any(each.content(index) == wanted for each in self._admitted) or (

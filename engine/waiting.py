@@ -31,8 +31,8 @@ class WaitingQueue:
         return request.key in self._entry_by_key
 
     def in_order(self, standing: Standing) -> Iterator[Request]:
-        """The tenant that was served least goes first, then the one that holds least. What a request that went is about
-        to be given counts for those behind it.
+        """The tenant that was served least goes first; among equals the one that holds least. A request that was
+        yielded counts as served and held for those behind it.
         """
         if standing is ALONE:
             return (entry[-1] for entries in self._entries.values() for entry in entries)
@@ -69,7 +69,7 @@ class WaitingQueue:
 
 
 def _sparse_tokens(entry: _Entry) -> int:
-    """The tokens to compute are a prompt's last ones."""
+    """How many of the entry's tokens will be attended to sparsely. They are the last ones of the prompt."""
     *_, tokens, _, request = entry
     if not tokens or request.sparse_from is None:
         return 0
