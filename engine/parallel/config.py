@@ -8,7 +8,7 @@ from mesh.config import Config
 
 # Ranks on all hosts of a worker. Each is a process, so that a number with a digit too many would fill the machine.
 MOST_WORKER_RANKS = 1024
-# Divided over four H200 a chunk of fewer takes as long as on one of them.
+# A chunk of fewer tokens takes as long divided over four H200 as on one of them.
 FEWEST_DIVIDED = 1024
 
 
@@ -58,7 +58,7 @@ class ParallelConfig(Config):
     @property
     def divided_tokens(self) -> int | None:
         """`context_parallel_tokens` without "auto"; None where no chunk is divided, whatever is asked for."""
-        # As `Layout` divides them.
+        # As `Layout.of` does.
         tp = self.tp or self.world // (self.dp or self.world)
         if tp > 1 or self.world == 1:
             return None

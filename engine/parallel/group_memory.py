@@ -23,7 +23,7 @@ class GroupMemory:
     """One rank's map of the memory. Every rank locks a byte of it, which the kernel unlocks when its process ends."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
-        """descriptor: of `create_memory`; it may be closed then."""
+        """descriptor: what `create_memory` gave; it may be closed afterwards."""
         # The lock belongs to this opening of the file alone, which no child inherits.
         self._rank = rank
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)

@@ -29,7 +29,7 @@ class HostLine:
         self._host = host
         self._arrived = arrived
         self._limit_seconds = limit_seconds
-        # By other host, in order; no host is more than one record ahead of another.
+        # The records of each other host, in order; no host is more than one record ahead of another.
         self._records: dict[int, deque[bytes]] = {other: deque() for other in range(hosts) if other != host}
         self._changed = threading.Condition()
         self._closed = False
@@ -56,7 +56,7 @@ class HostLine:
             return [records.popleft() for records in self._records.values()]
 
     def close(self) -> None:
-        # Otherwise the thread would go on to read.
+        # Without this the thread would go on reading.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

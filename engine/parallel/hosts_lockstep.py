@@ -8,16 +8,16 @@ from engine.parallel.host_line import HostLine
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 
-# Another rank's shape holds it, and becomes no larger by it.
+# The neutral shape: agreeing on another shape with it makes that no larger.
 _LEAST = StepShape(0, stopping=True)
 _RECORD_BYTES = 8
 
 
 class HostsLockstep:
-    """engine.agreement.Agreement."""
+    """An `engine.agreement.Agreement` of all ranks of a worker on several hosts."""
 
     def __init__(self, within: Lockstep, line: HostLine | None) -> None:
-        """within: this host; line: to the others, on its first rank alone."""
+        """within: the agreement of this host's ranks; line: to the other hosts, on this host's first rank alone."""
         self._within = within
         self._line = line
 
@@ -33,7 +33,8 @@ class HostsLockstep:
         own = packed(shape)
         records = self._line.exchange(own.to_bytes(_RECORD_BYTES, "little"))
         others = (int.from_bytes(record, "little") for record in records)
-        # As the other ranks read it: if ranks guess unequally deep, that may be more tokens than any of them proposed.
+        # Packed once more, to be what the other ranks read: if ranks guess unequally deep, that may be more tokens than
+        # any of them proposed.
         return self._within.agree(_unpacked(packed(reduce(agreed, others, _unpacked(own)))))
 
 

@@ -23,7 +23,7 @@ class Layout:
     dp: int = 1
     # Divides tp * dp.
     ep: int = 1
-    # Each has equally many neighbouring ranks, and whole TP groups.
+    # Each host has the same number of neighbouring ranks, and whole TP groups.
     hosts: int = 1
 
     @classmethod
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def of_a_host(self) -> "Layout":
-        """The ranks of one host as if there were no other. What experts they hold it does not say."""
+        """The ranks of one host as if there were no other host. It does not say which experts they hold."""
         return Layout(self.tp, self.dp // self.hosts, self.ranks_a_host)
 
     @property

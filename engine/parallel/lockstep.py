@@ -1,8 +1,8 @@
 """Agreement of ranks over host memory: no collective of the device, and no time of it.
 
-A rank that comes last reads what the others have written, and goes on: no system call, and as little Python, in as few
-functions and libraries, as can be, because all of it has left the processor's caches since the step before. A rank that
-has to wait looks for a moment whether the others come, then it sleeps.
+A rank that comes last reads what the others have written, and goes on. It makes no system call, and runs as little
+Python in as few functions and libraries as possible, because all of that has left the processor's caches since the step
+before. A rank that has to wait spins for a moment, then it sleeps.
 """
 
 import mmap
@@ -16,24 +16,24 @@ from engine.parallel.meeting import LOOK_SECONDS
 from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
 from mesh.errors import RankLost
 
-# Ranks that compute a step together are done with it at about the same time. To sleep and be woken takes as long.
+# Ranks that compute a step together finish it at about the same time. Sleeping and being woken takes about this long.
 SPIN_SECONDS = 100e-6
 # Two words, in cache lines of their own.
 _PLACE_BYTES = 128
 _WORD_BYTES = 8
 # A proposal is read until its rank writes the one after the next.
 _BUFFERS = 2
-# Above a proposal and the bit of its round: the rank sleeps, or rests.
+# The bit above a proposal and the bit of its round: the rank sleeps, or rests.
 _IDLE = 2
 
 
 class Lockstep:
-    """engine.agreement.Agreement of the ranks of a host: in every round each writes a word. One rank's end of it.
+    """An `engine.agreement.Agreement` of the ranks of a host: in every round each writes a word. One rank's end of it.
 
-    The word is a packed proposal, written and read at once. Above that a bit tells its round from the one before the
-    last, which has the same place, and another bit tells that the rank is idle. If its proposal is there, it sleeps
-    until the rank that the word behind names has proposed too, and posts its semaphore. If not, it rests until somebody
-    wakes it.
+    The word is a packed proposal, written and read in one access. One bit above the proposal tells its round from the
+    round before the last, which uses the same place; the next bit says that the rank is idle. An idle rank that has
+    proposed sleeps: the next word names the rank that it waits for, which posts the sleeper's semaphore when it
+    proposes. An idle rank that has not proposed rests until somebody wakes it.
 
     Attributes:
         rank: this one, among the ranks of its host.
@@ -48,7 +48,7 @@ class Lockstep:
         wake: Callable[[], None],
         limit_seconds: float,
     ) -> None:
-        """offset: of this part of the memory, `lockstep_bytes` long; wake: the other ranks, which may rest."""
+        """offset: of this part of the memory, `lockstep_bytes` long; wake: wakes other ranks, in case they rest."""
         self.rank = rank
         self._memory = memory
         self._words = memoryview(memory.map).cast("Q")
@@ -76,7 +76,7 @@ class Lockstep:
         if any(self._read(bit, place) is not None for _, place in others):
             return True
         self._words[own] = (bit ^ 1 | _IDLE) << PACKED_BITS
-        # A rank that came before it could read this word does not wake this one.
+        # Looks again, since a rank that proposed before it could read this word does not wake this rank.
         return any(self._read(bit, place) is not None for _, place in others)
 
     def agree(self, proposal: StepShape) -> StepShape:
@@ -88,7 +88,7 @@ class Lockstep:
         for rank, place in others:
             word = words[place]
             if word >> PACKED_BITS != bit:
-                # The other rank has not come, or sleeps.
+                # The other rank has not proposed yet, or sleeps.
                 if word >> PACKED_BITS != bit | _IDLE:
                     word = self._await(bit, rank, place)
                 elif words[place + 1] == self.rank:
@@ -113,15 +113,15 @@ class Lockstep:
         self._words[own + 1] = rank
         self._words[own] = awake | _IDLE << PACKED_BITS
         found = self._sleep(bit, rank, place)
-        # Left there, the two bits would mean in the round after the next that this rank rests.
+        # If both bits stayed, they would mean in the round after the next that this rank rests.
         self._words[own] = awake
         return found
 
     def _sleep(self, bit: int, rank: int, place: int) -> int:
         deadline = time.monotonic() + self._limit_seconds
         while True:
-            # Before the word is read, because the rank may propose and then end. This system call also takes long
-            # enough for the word of a rank to become visible which has just read that this one is awake.
+            # Asked before the word is read, because the rank may propose and then end. This system call also takes long
+            # enough for the word of a rank that has just read this one as awake to become visible.
             ended = self._memory.has_ended(rank)
             if (found := self._read(bit, place)) is not None:
                 return found

@@ -39,7 +39,7 @@ class Meeting:
         self._world = world
         self._rank = rank
         self.others = others = [member for member in members if member != rank]
-        # By other rank: the semaphore that this one posts for it, and the one that it posts.
+        # By other rank: the semaphore that this rank posts for it, and the one that it posts for this rank.
         self._posted = [rank * world + other for other in others]
         self._taken = {other: other * world + rank for other in others}
         self._limit_seconds = limit_seconds
@@ -70,7 +70,7 @@ class Meeting:
             self._wait_for(other, deadline)
 
     def written(self, member: int) -> memoryview:
-        """What a member brought to the meeting that this rank was at last."""
+        """What a member brought to the meeting that this rank arrived at last."""
         return self._slots[member][(self._arrivals - 1) % _BUFFERS]
 
     def _wait_for(self, other: int, deadline: float) -> None:

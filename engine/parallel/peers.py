@@ -19,7 +19,7 @@ from mesh.event_fd import EventFd
 
 # Larger tensors are exchanged in pieces.
 TENSOR_SLOT_BYTES = 4 << 20
-# In place of a descriptor.
+# Stands for a missing descriptor in arguments.
 _NONE = "-"
 # Behind the lockstep the memory has a meeting of each group that exchanges tensors.
 _GROUPS = (Group.WORLD, Group.TP)
@@ -39,7 +39,7 @@ class GroupDescriptors:
     def create(cls, world: int, line: int | None = None) -> Self:
         """world: how many ranks the host has; line: becomes this object's.
 
-        Raises OSError, and leaves none then. `close` them when the ranks have started.
+        If it raises OSError, no descriptor is left open. `close` them when the ranks have started.
         """
         with ExitStack() as undo:
             lockstep, *meetings, size = _offsets(world)
@@ -58,7 +58,7 @@ class GroupDescriptors:
 
     @classmethod
     def of_arguments(cls, arguments: Sequence[str]) -> Self | None:
-        """What `arguments` says; None if there are none."""
+        """What the property `arguments` gave; None if there are none."""
         if not arguments:
             return None
         memory, line, *wakeups = (None if each == _NONE else int(each) for each in arguments)
@@ -84,7 +84,7 @@ class Peers:
 
     Attributes:
         in_worker: this rank's place in the worker.
-        place: the one among the ranks of its host; the same, unless there are other hosts.
+        place: its place among the ranks of its host; equal to `in_worker` if there is no other host.
         steps: how all agree on the next step.
         wakeup: is set when another rank needs this one, which may sleep until then.
         line: to the other hosts; None if there are none, and on all but the host's first rank.

@@ -56,7 +56,7 @@ _log = logging.getLogger("deepmesh.engine")
 
 
 class ModelBackend:
-    """engine.batch.Backend over a checkpoint, or with random weights.
+    """An `engine.batch.Backend` over a checkpoint, or with random weights.
 
     Raises CheckpointError if the checkpoint cannot be served, ConfigError if its KV pool does not fit.
     """
@@ -70,8 +70,8 @@ class ModelBackend:
         warm: set[StepKind] | None = None,
     ) -> None:
         """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
-        any. `times` is told what each phase took. warm: what earlier backends of this process and this model have run,
-        to which this one adds.
+        any. `times` is told what each phase took. warm: kinds of steps that earlier backends of this process ran with
+        this model; this one adds its own.
         """
         times = times or StartTimes()
         config = resolved.config
@@ -82,7 +82,7 @@ class ModelBackend:
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._exchange = exchange or Alone()
         self._model = model or make_model(resolved, exchange)
-        # Devices do not wait for a rank that still loads.
+        # All ranks wait for one another here, so that no device waits for a rank that still loads.
         self._model.expert_group.meet()
         times.mark("weights")
         model_config = self._model.config
@@ -100,7 +100,7 @@ class ModelBackend:
         if self.think_tokens is not None:
             rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
         self._drafter = Drafter(self._model, self.state, self._sampler, rule)
-        # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
+        # The sizes to which steps are padded; None on a CPU, where a new size costs nothing.
         self._sizes = None
         if self.asynchronous:
             most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
@@ -131,13 +131,13 @@ class ModelBackend:
             self._warm_up(self._sizes, config, set() if warm is None else warm)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
-        # Behind all steps that no request asked for, whose choices do not count.
+        # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     @property
     def weights(self) -> Model:
-        """What it took the longest to load: a later backend may take it, when this one is gone."""
+        """The model, which took the longest to load: a later backend may take it when this one is gone."""
         return self._model
 
     def kv_memory(self) -> KvMemory:
@@ -155,7 +155,7 @@ class ModelBackend:
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """See engine.batch.Backend."""
         first = self._model.config.num_hidden_layers
-        # As bytes: not every operation takes numbers of one byte.
+        # Viewed as bytes, because not every operation takes one-byte floats.
         drafts = self.state.kv_pool[first:].view(torch.uint8)
         drafts.index_fill_(1, self._indices(block_ids), 0)
         if self._following is not None:
@@ -163,7 +163,7 @@ class ModelBackend:
 
     @torch.inference_mode()
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
-        """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
+        """Queue the batch's tokens and the writes of their KV; without rows, only padding."""
         if self._balancer is not None:
             self._balancer.before_step()
         if self._following is not None:
@@ -212,12 +212,12 @@ class ModelBackend:
         return None if self._balancer is None else self._balancer.report
 
     def _captures(self, shape: StepShape) -> bool:
-        """Whether such a step is a graph."""
+        """Whether a step of this shape runs as a captured graph."""
         graphs = self._draft_graphs if self.draft_layers else self._graphs
         return graphs is not None and graphs.fit(shape)
 
     def _size(self, tokens: int) -> int:
-        """To how many tokens a step is padded."""
+        """The number of tokens to which a step is padded."""
         # A draft layer may compute more tokens than a step has, one of each new prompt.
         if self._sizes is None or tokens > self._sizes[-1]:
             return tokens

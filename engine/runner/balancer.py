@@ -2,7 +2,8 @@
 
 All ranks make the same calls between the same steps and decide alike from the same sums: nothing else is agreed on. A
 move is queued on the device between two steps. So no token meets a slot that is half copied, and the tables that say
-where experts are change with their weights. A step waits for the host's part of the work: each does a small piece.
+where experts are change with their weights. A step waits for the host's part of this work, so each step does only a
+small piece of it.
 """
 
 import logging
@@ -31,9 +32,9 @@ _log = logging.getLogger("deepmesh.engine")
 
 # Weight of what was counted before against what was counted since.
 DECAY = 0.5
-# Steps after which counts have certainly come to the host: at most two are on their way.
+# After this many steps counts have certainly reached the host: at most two steps are in flight.
 LOOK_STEPS = 4
-# Pieces of planning between two steps: 0.1 to 0.2 ms.
+# How many pieces of planning are done between two steps; they take 0.1 to 0.2 ms.
 PIECES = 8
 
 
@@ -43,9 +44,9 @@ class Balancer:
     """
 
     def __init__(self, layers: Mapping[int, BalancedLayer], exchange: Exchange, config: BalanceConfig) -> None:
-        """Called by all ranks at once. layers: by their index, those whose experts may move."""
+        """Called by all ranks at once. layers: those whose experts may move, by their index in the model."""
         assert isinstance(config.interval_steps, int)
-        # Elsewhere layers are numbered from 0.
+        # The layers' indices in the model; elsewhere in this class they are numbered from 0.
         self._indices = list(layers)
         self._layers = list(layers.values())
         self._exchange = exchange
@@ -54,10 +55,10 @@ class Balancer:
         self._file = config.placement_file
         self._steps = 0
         self._moved = 0
-        # [layers, slots]: the experts that they hold.
+        # [layers, slots]: the expert that each slot holds.
         self._held = np.array([layer.slots.placement.experts for layer in self._layers])
-        # [layers, experts], of all ranks. Steps that measured or warmed up have counted, and nobody asked for their
-        # tokens.
+        # [layers, experts]: the sums of all ranks when last read. They begin with what steps for measuring and warming
+        # up have counted, whose tokens nobody asked for, so that these do not weigh.
         self._counts = _read(HostCopies([self._sums()]))
         self._loads = np.zeros(self._counts.shape)
         self._counted: HostCopies | None = None
@@ -125,10 +126,10 @@ class Balancer:
         self._unsaved = self._file is not None
 
     def _copy(self, layer: BalancedLayer, move: Move) -> None:
-        """Queue it. A rank's part of the width of an expert comes from the rank that has the same part of it."""
+        """Queue the copies. A rank gets its part of an expert's width from the rank that has the same part."""
         layout, slots = self._exchange.place.layout, layer.slots.placement.slots
         sources = list(range(layout.world))
-        # Each part gives or gets one slot, or both.
+        # Each part of the experts gives one slot, or gets one, or both.
         own = 0
         for pair in move.sources:
             (to, _), (source, _) = places = [divmod(slot, slots) for slot in pair]
@@ -151,8 +152,8 @@ def _read(counted: HostCopies) -> npt.NDArray[np.int64]:
 
 
 def save_placements(path: Path, experts: Mapping[int, Sequence[int]]) -> None:
-    """Whole or not at all, also if another worker writes the file at the same time. A folder that takes no files keeps
-    nothing, and the experts serve on where they are.
+    """Write the file whole or not at all, even if another worker writes it at the same time. If the folder takes no
+    files, nothing is kept, and the experts go on serving where they are.
     """
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as written:

@@ -14,7 +14,7 @@ from mesh.blocks import blocks_for
 
 
 def graph_sizes(config: EngineConfig) -> list[int]:
-    """Ascending numbers of rows. Steps with drafts have no more rows than the state has."""
+    """Ascending numbers of rows of decode graphs. Steps with drafts have no more rows than the state has."""
     most = config.max_requests
     if config.graph_rows is not None:
         sizes = {min(rows, most) for rows in config.graph_rows} if config.drafts.most else {*config.graph_rows}
@@ -42,9 +42,9 @@ def capture_drafting(
 
 
 def captured_prompts(resolved: ResolvedEngineConfig) -> int:
-    """Up to how many tokens steps with prompts are captured, all but their attention."""
+    """The most tokens of a step with prompts that is captured, except for its attention; 0 if none is."""
     config = resolved.config
-    # Experts in host memory are brought while the host launches layers.
+    # Experts in host memory are copied to the device while the host launches layers, so layers are not captured then.
     if not resolved.decode_graphs or config.offload.layers != 0:
         return 0
     return min(config.prompt_graph_tokens, config.max_step_tokens)
@@ -53,7 +53,7 @@ def captured_prompts(resolved: ResolvedEngineConfig) -> int:
 def capture_prompts(
     model: Model, state: DeviceState, resolved: ResolvedEngineConfig, sizes: Sequence[int]
 ) -> PromptGraphs | None:
-    """Those of the sizes that are to be captured; None if none is."""
+    """Graphs of those `sizes` that are to be captured; None if none is."""
     most = captured_prompts(resolved)
     captured = [size for size in sizes if 0 < size <= most]
     return PromptGraphs(model, state, captured) if captured else None

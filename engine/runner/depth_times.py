@@ -13,16 +13,16 @@ from mesh.progress import ProgressLog
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Tokens of each row's context, if the model's context is as long. On a GPU, which serves longer ones, attention over
+# Tokens of each row's context, if the model's context is that long. A GPU serves longer contexts, and attention over
 # them decides what drafts cost: 64 rows with two drafts took R1's rank 39 ms with 1,024 tokens and 53 with 3,500.
 CONTEXT_TOKENS = 1024
 CONTEXT_TOKENS_AHEAD = 4096
-# Others may use the machine: the quickest of so many counts, after one that is not counted.
+# The quickest of this many steps counts, since others may use the machine. One step before them is not counted.
 REPEATS = 3
 
 
 def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
-    """For 1, 2, 4, ... max_requests rows and 0 to `most` drafts. `block` is one that nobody reads."""
+    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that nobody reads."""
     rows = [1 << exponent for exponent in range(max_requests.bit_length()) if 1 << exponent < max_requests]
     rows.append(max_requests)
     # Most of the time goes to the last numbers of rows.
@@ -43,7 +43,7 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     blocks = [block] * blocks_for(start + 1 + 2 * depth)
     batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
     shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows, rows=rows)
-    # Each is launched before the one before it is collected, as a device that computes meanwhile is used.
+    # Each step is launched before the one before it is collected, as the engine does if the device computes meanwhile.
     collected: list[float] = []
     before: Launched | None = None
     for _ in range(2 + REPEATS):
@@ -59,5 +59,5 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:
-    """By depth, as the log has them."""
+    """Milliseconds by depth, for the log."""
     return ",".join(f"{1000 * each:.2f}" for each in seconds)

@@ -88,7 +88,8 @@ class DeviceMemory:
         self.piece_bytes = pool[0, 0].numel() * pool.itemsize
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.device)
-        # What the host read last of a slot; page-locked, or a copy would go through such memory of the driver's.
+        # What the host last read of a slot. It is page-locked; otherwise the driver would copy through such memory of
+        # its own.
         self._copied: torch.Tensor | None = None
         self._table = lru_cache(_KEPT_TABLES)(_table_of)
 
@@ -96,7 +97,7 @@ class DeviceMemory:
         # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
         torch.cuda.current_stream(self._pool.device).synchronize()
         if self._copied is None or self._copied.numel() < size_bytes:
-            # Now, since nothing may be allocated while the engine captures a graph.
+            # Allocated now, since nothing may be allocated while the engine captures a graph.
             self._copied = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._stream):
             return DeviceSlot(self._pool, size_bytes)

@@ -26,8 +26,8 @@ from kernels.host_copy import copy_to_device, to_indices
 
 
 class DraftGraphs:
-    """Graphs by number of rows and depth. A batch runs in the next larger one: padding rows fill that up, and a row has
-    as many drafts as the depth says, of which those that it lacks are no tokens.
+    """Graphs by number of rows and depth. A batch runs in the next larger graph, filled up with padding rows. In it
+    each row has as many drafts as the depth says; those that the row lacks are NO_TOKEN.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class DraftGraphs:
         blocks: int,
         two_batch: TwoBatch = NEVER,
     ) -> None:
-        """blocks: the most that any row has, with all that is guessed behind it; two_batch: which of the model's are of
-        two micro-batches.
+        """blocks: the most that any row has, with all that is guessed behind it; two_batch: which graphs compute the
+        model's layers in two micro-batches.
         """
         pool = graph_pool()
         order = [(rows, depth) for depth in sorted(depths, reverse=True) for rows in sorted(sizes, reverse=True)]
@@ -61,13 +61,13 @@ class DraftGraphs:
         """Queue the model's layers. To be finished before the next run."""
         graph = self._graphs[next(size for size in self._sizes if size >= shape.rows), shape.drafts]
         if not rows or rows[-1].decodes:
-            # Then all do: rows of prompts come last, unless they have one token.
+            # Then all rows decode: rows of prompts come last, unless they have one token.
             return CapturedPass(graph, rows)
         return TailPass(graph, self._state, rows)
 
 
 class CapturedPass:
-    """engine.runner.draft_pass.DraftPass: by graphs, of rows that decode."""
+    """An `engine.runner.draft_pass.DraftPass` by graphs, of rows that decode."""
 
     def __init__(self, graph: "DraftGraph", rows: Sequence[Row]) -> None:
         self._graph = graph
@@ -88,8 +88,8 @@ class CapturedPass:
 
 
 class DraftGraph:
-    """Its tensors are overwritten by each run: [rows, 1 + depth] draws, which are put in between its two parts, and
-    what a DraftPass has.
+    """Two graphs over the same tensors, which each run overwrites: `drawn`, [rows, 1 + depth] draws that are filled in
+    between the two graphs, and the tensors of a DraftPass.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class DraftGraph:
         self.fill([])
         # By row: the index of its first draw.
         self._first = torch.arange(rows, device=state.device) * (1 + depth)
-        # What no row draws stays what it is: some token that nobody reads.
+        # Entries that no row draws keep some earlier token, which nobody reads.
         self.drawn = torch.zeros(rows, 1 + depth, dtype=torch.int64, device=state.device)
         self.compute_model = capture(lambda: self._run_model(model, state), pool)
-        # The other graph reads what this one leaves.
+        # Running the other graph, to capture it, reads what this one leaves.
         self.compute_model()
         self.compute_drafts = capture(lambda: self._run_drafts(model, state), pool)
 
@@ -127,9 +127,10 @@ class DraftGraph:
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
-        # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
+        # Draft layers compute behind all draws. Behind a wrong draft the result is nobody's; the next step overwrites
+        # it.
         modules = model.config.draft_layers
-        # Draft layers are one position later. A single module writes the KV of all its tokens.
+        # Draft layers are one position later than the model. A single module writes the KV of all its tokens.
         shared = (inputs.shared - 1).clamp(min=0) if modules > 1 else None
         rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real, shared)
         self.accepted = count_accepted(self.drawn, self.drafts)

@@ -1,8 +1,8 @@
 """The draft layers of a step's known tokens: what each MTP module makes of them, one module after the other.
 
-Module k reads a token with what module k - 1 made of the token before it. Of a row's first token that is known from the
-step that computed the one before: it lies in `DeviceState.draft_states`, by the block of that token. Made of tensors
-alone, so that a graph can capture it.
+Module k reads a token with the state that module k - 1 made of the token before it. For a row's first token that state
+comes from the step that computed the token before: it lies in `DeviceState.draft_states`, by that token's block. All of
+this is tensors alone, so that a graph can capture it.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from engine.model.model import Model
 
 
 class RowEnds(NamedTuple):
-    """By row, [rows] int64: the index of its first token, and the block of the token before it (of no token, if nothing
-    comes before); the index of its last token that is known, and the block of that.
+    """By row, [rows] int64: the index of its first token, and the block of the token before that (`no_block` if nothing
+    comes before); the index of its last known token, and the block of that token.
     """
 
     first: torch.Tensor
@@ -34,7 +34,8 @@ def compute_draft_layers(
 ) -> torch.Tensor:
     """Write the KV of all draft layers; return what the first module makes of the tokens: [tokens, hidden].
 
-    before: [tokens, hidden] of the model, of the tokens before those in `context`; ends: None if there is one module.
+    before: the model's states of the tokens before those in `context`, [tokens, hidden]; ends: None if there is one
+    module.
     """
     states = made = model.draft(0, before, context)
     for module in range(1, model.config.draft_layers):

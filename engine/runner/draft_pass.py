@@ -1,5 +1,5 @@
-"""The layers of a step whose rows have drafts, not as one graph: first the model's, then, behind the draws, the draft
-layer's.
+"""The layers of a step whose rows have drafts, launched one by one: first the model's layers, then, behind the draws,
+the draft layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ OnLayers = Callable[[int], None] | None
 
 
 class DraftPass(Protocol):
-    """A step's layers, in two parts with the draws between them. By row with sampling there is a line of draws."""
+    """A step's layers, in two parts with the draws between them. Each row with sampling has a line of draws."""
 
     draws: Draws
     # [tokens or more, hidden] of the step's tokens.
@@ -38,7 +38,7 @@ class DraftPass(Protocol):
     drafts: torch.Tensor
 
     def finish(self, token_ids: torch.Tensor) -> "Verified":
-        """Write the draft layer's KV, and what rows may follow. To be called once. token_ids: [draws] int64."""
+        """Write the draft layer's KV, and what later rows may follow. To be called once. token_ids: [draws] int64."""
         ...
 
 
@@ -70,7 +70,7 @@ class EagerPass:
         prompts = rows[len(decoding) :]
         drawing = [row for row in rows if row.sampling is not None]
         blocks = blocks_of(drawing, more=1 + shape.drafts)
-        # The decode rows, as the draft layers read them too, which are one batch.
+        # The decode rows by micro-batch; the draft layers compute all of them as one batch.
         self._groups: list[DecodeRows] = []
         offsets = list(accumulate((row.tokens for row in rows), initial=0))
         self._offset = offsets[len(decoding)]
@@ -103,7 +103,7 @@ class EagerPass:
         states = self._compute_draft_layers(drawn, accepted)
         if not shape.drawing:
             return Verified(accepted, drawn, drawn[:, :0])
-        # Ranks guess together, whichever of them draw: rows are padded to as many as any rank has.
+        # All ranks guess together, whichever of them draw, so rows are padded to as many as any rank has.
         padding = shape.drawing - len(accepted)
         rows = to_indices(self.draws.drawing, device)
         lines = accepted, drawn, to_indices(self._first_states(), device), self.positions, self._most
@@ -116,8 +116,8 @@ class EagerPass:
         return Verified(accepted, drawn, guesses)
 
     def _compute_draft_layers(self, drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Write the draft layers' KV of all rows: of each that decodes, behind all its draws. Those behind a wrong
-        draft are nobody's; the next step overwrites them. Returns what the first module makes of the tokens: [tokens or
+        """Write the draft layers' KV of all rows, for a row that decodes behind all its draws. What is behind a wrong
+        draft is nobody's; the next step overwrites it. Returns what the first module makes of the tokens: [tokens or
         more, hidden].
         """
         shape, state, prompts = self._shape, self._state, self._prompts
@@ -187,7 +187,7 @@ def _padded(drafts: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _block_table(rows: Sequence[Row], blocks: int, padding_block: int) -> "np.typing.NDArray[np.int32]":
-    """[rows, blocks]; what has no block goes to the padding block."""
+    """[rows, blocks], filled up with the padding block."""
     table = np.full((len(rows), blocks), padding_block, np.int32)
     for line, row in zip(table, rows, strict=True):
         count = min(len(row.block_ids), blocks)

@@ -10,7 +10,7 @@ from mesh.blocks import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """All draws of a step, row by row of those with sampling. They lie in a grid: a line for each of these rows."""
+    """All draws of a step, in the order of its rows with sampling. In a grid of draws each of these rows has a line."""
 
     # By draw: its row.
     rows: Sequence[Row]
@@ -26,11 +26,11 @@ class Draws:
 class DraftPrompts:
     """The draft layer's part of rows that do not decode: each token with the hidden state of the token before it.
 
-    The draft layer computes one position later than the model, up to the token that is drawn; a prompt's first row also
-    the prompt's first token, which nothing comes before.
+    The draft layer computes one position later than the model, up to the token that is drawn. In a prompt's first row
+    it also computes the prompt's first token, which nothing comes before.
     """
 
-    # Tokens that are drawn are 0.
+    # Tokens that are yet to be drawn are 0.
     rows: Sequence[Row]
     # By token: the index of the token of the step before it, None where nothing comes before.
     sources: Sequence[int | None]
@@ -51,8 +51,8 @@ def are_first(ascending: Sequence[int]) -> bool:
 
 
 def leading_rows(rows: Sequence[Row]) -> Sequence[Row]:
-    """Those that decode behind a token whose KV is computed; in a batch no such row comes after another one, except
-    single tokens of prompts.
+    """The leading rows that decode behind a token whose KV is computed. In a batch such rows come before all others;
+    only single tokens of prompts may come later.
     """
     return list(takewhile(_goes_on, rows))
 
@@ -62,7 +62,7 @@ def _goes_on(row: Row) -> bool:
 
 
 def plan_draws(rows: Sequence[Row], offsets: Sequence[int], width: int) -> Draws:
-    """offsets: the index of each row's first token; width: of the grid's lines."""
+    """offsets: the index of each row's first token; width: how many places a line of the grid has."""
     drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
     drawn: list[Row] = []
     tokens: list[int] = []
@@ -79,7 +79,7 @@ def plan_draws(rows: Sequence[Row], offsets: Sequence[int], width: int) -> Draws
 
 
 def plan_draft_prompts(rows: Sequence[Row], offset: int, padding_block: int) -> DraftPrompts:
-    """offset: the index of their first token in the step; padding_block: what lies behind a row's blocks goes there."""
+    """offset: the index in the step of the rows' first token; padding_block: stands for blocks that a row lacks."""
     sources: list[int | None] = []
     first: list[int] = []
     last: list[int] = []

@@ -1,9 +1,8 @@
 """A step that verifies drafts and guesses the next ones with the model's MTP module, run once a guess (Eagle).
 
 Its rows draw behind their last known token and behind each draft. A draft is accepted if it is the token drawn in its
-place, so tokens are those that are drawn without drafts; `engine.runner.relaxation` may take it for that. How many were
-accepted stays on the device: rows of the next step begin where it says, before the host has read it.
-"""
+place, so that tokens are the same as without drafts; `engine.runner.relaxation` may accept others. How many drafts were
+accepted stays on the device: rows of the next step begin where that number says, before the host has read it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Drafter:
 
 
 class DraftingStep:
-    """engine.batch.Launched: the model's layers are computed, or on a GPU enqueued."""
+    """An `engine.batch.Launched`: the model's layers are computed, or on a GPU enqueued."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class DraftingStep:
         events: StepEvents | None,
         prompts: PendingPromptLogprobs | None = None,
     ) -> None:
-        """layers: of these rows, the model's computed; on_layers: to call when the draft layer is computed too;
-        events: None on a CPU; prompts: None if no row reports any.
+        """layers: those of these rows, of which the model's are computed; on_layers: to call when the draft layer is
+        computed too; events: None on a CPU; prompts: None if no row reports any.
         """
         self._drafter = drafter
         self._rows = len(rows)
@@ -142,7 +141,7 @@ def _behind(layers: DraftPass) -> torch.Tensor:
 
 
 def _yields(drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-    """[lines, 1 + n] int64: NO_TOKEN behind the accepted drafts and the token behind them."""
+    """What each line yields, [lines, 1 + n] int64: its accepted drafts and one more token, then NO_TOKEN."""
     places = torch.arange(drawn.shape[1], device=drawn.device)
     return drawn.masked_fill(places > accepted.unsqueeze(1), NO_TOKEN)
 
@@ -155,7 +154,7 @@ def _joined(samples: Sequence[Sample], drafts: Sequence[int], relaxed: int) -> S
 
 
 def _some(rows: torch.Tensor, ascending: Sequence[int]) -> torch.Tensor:
-    """Rows by index; as they lie, if they are the first ones."""
+    """The rows with these indices; a view if they are the first ones."""
     if are_first(ascending):
         return rows[: len(ascending)]
     return rows[to_indices(ascending, rows.device)]

@@ -41,9 +41,9 @@ class Following:
     """One rank's end. Every rank of the group calls `next_batch` once for each launch."""
 
     def __init__(self, exchange: Exchange, kv_pool: torch.Tensor) -> None:
-        """kv_pool: [kv layers, blocks, 64, latent], of which all ranks of the group have as many blocks."""
+        """kv_pool: [kv layers, blocks, 64, latent], with the same number of blocks on all ranks of the group."""
         self._exchange = exchange
-        # As bytes: not every operation takes numbers of one byte.
+        # Viewed as bytes, because not every operation takes one-byte floats.
         self._kv_pool = kv_pool.view(torch.uint8)
         self._leads = exchange.place.leads
         self._landings: deque[tuple[LandedKv, Pending[bool]]] = deque()
@@ -55,11 +55,11 @@ class Following:
         return _WatchedMemory(memory, self._landings)
 
     def wrote(self, first_layer: int, layer_count: int, block_ids: Sequence[int]) -> None:
-        """The first rank wrote these pieces itself, outside a batch."""
+        """Note pieces that the first rank wrote itself, outside a batch."""
         self._landings.append((LandedKv(first_layer, layer_count, list(block_ids)), Done(True)))
 
     def next_batch(self, batch: Batch) -> Batch:
-        """The first rank's batch, on every rank; theirs are dummies. Copies what has landed before it."""
+        """The first rank's batch, on every rank; the others pass dummies. Before that, copies what has landed."""
         if self._leads:
             first = FirstBatch(batch.step, [_to_compute(row) for row in batch.rows], self._drain_landed())
             self._broadcast_bytes(self._encoder.encode(first))
@@ -71,7 +71,7 @@ class Following:
         return batch
 
     def _drain_landed(self) -> list[LandedKv]:
-        """What is complete; the engine learns of it no earlier. Pieces that are not come with a later batch."""
+        """The pieces that are complete, of which the engine knows no earlier. The others come with a later batch."""
         landed = []
         for _ in range(len(self._landings)):
             piece, pending = self._landings.popleft()

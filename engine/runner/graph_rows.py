@@ -1,8 +1,8 @@
-"""The rows of a decode graph that compute a step's: few tokens of a prompt take several.
+"""The rows of a decode graph that compute the rows of a step. A few tokens of a prompt may take several.
 
-Each of them attends to what is before its own tokens. A layer writes the KV of all rows before it attends, so tokens of
-one prompt may be in different rows. In two micro-batches earlier tokens have to be in the earlier one.
-"""
+Each row of the graph attends to what is before its own tokens. A layer writes the KV of all rows before it attends, so
+tokens of one prompt may be in different rows. If the graph computes two micro-batches, earlier tokens have to be in the
+earlier one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,15 +14,15 @@ class GraphRows(NamedTuple):
     """Each has one token, and drafts or more tokens of its prompt behind it."""
 
     rows: Sequence[Row]
-    # The first so many are parts of prompts that go on in later rows. The others end the step's rows, one each, in
-    # their order.
+    # How many of the first rows are parts of prompts that go on in later rows. The others are the ends of the step's
+    # rows, one each, in the step's order.
     earlier: int
 
 
 def graph_rows(rows: Sequence[Row], width: int) -> GraphRows:
-    """rows: of a batch; width: the most tokens of a row of the graph; no row that decodes has more."""
+    """rows: of a batch; width: how many tokens a row of the graph has at most, and so has any row that decodes."""
     if not rows or rows[-1].decodes:
-        # Then all do: rows of prompts come last, unless they have one token.
+        # Then all rows decode: rows of prompts come last, unless they have one token.
         return GraphRows(rows, 0)
     earlier: list[Row] = []
     last: list[Row] = []

@@ -24,13 +24,13 @@ class GraphPool:
     """Memory that graphs share, since they run one at a time; the largest, captured first, sets its size."""
 
     handle: Any
-    # On which all are captured: what torch frees on a stream it gives to that stream alone. Steps go before the copies
-    # of transfers, which use what steps leave of the device.
+    # The stream on which all are captured, since torch reuses what is freed on a stream for that stream alone. Its
+    # priority puts steps before the copies of transfers, which use what steps leave of the device.
     stream: torch.cuda.Stream
 
 
 def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
-    """Numbers of rows, closest together where one row more costs most. coarse: fewer, if each is captured often."""
+    """Numbers of rows, closest together where one row more costs most. coarse: fewer, for graphs of several depths."""
     step = 16 if coarse else 8
     sizes = [1, 2, 4, 8, *range(step, min(max_requests, 128), step), *range(128, max_requests, 4 * step), max_requests]
     return sorted({size for size in sizes if size <= max_requests})
@@ -42,7 +42,7 @@ class DecodeGraphs:
     def __init__(
         self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int, two_batch: TwoBatch = NEVER
     ) -> None:
-        """blocks: the most that any row has; two_batch: which are of two micro-batches."""
+        """blocks: the most that any row has; two_batch: which graphs compute two micro-batches."""
         self._blocks = blocks
         self._padding_block = state.padding_block
         pool = graph_pool()
@@ -91,7 +91,7 @@ def graph_pool() -> GraphPool:
 
 
 def capture(work: Callable[[], None], pool: GraphPool) -> Callable[[], None]:
-    """Run the work once, and capture it. Returns what runs it again, over the same tensors."""
+    """Run the work once, and capture it. Returns a function that runs it again, over the same tensors."""
     # Compilation and one-time allocations must not happen in a capture.
     work()
     torch.cuda.synchronize()

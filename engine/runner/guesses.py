@@ -25,9 +25,10 @@ def guess(
 ) -> torch.Tensor:
     """The tokens that may follow each row's last one: [rows, count] int64.
 
-    Each module reads the guess of the one before it and what that made of its token; the last is run as often as
-    guesses are left, on its own. hidden: [rows, hidden], what the first module made of the last tokens; positions:
-    [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
+    Each module reads the guess of the module before it and the state that that module made of its token. The last
+    module then runs on its own output, until all guesses are made.
+
+    hidden: [rows, hidden], what the first module made of the last tokens; positions: [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
     unwritten: [rows] int32, 1 for rows whose guesses' KV is not written; None if there are none.
     """
     last = model.config.draft_layers - 1
@@ -43,7 +44,7 @@ def guess(
 
 
 def note_guesses(state: DeviceState, rows: torch.Tensor | slice, guesses: torch.Tensor) -> None:
-    """For rows that follow these: their indices in the step."""
+    """Keep the guesses for rows that follow these. rows: their indices in the step."""
     count = guesses.shape[1]
     state.guessed[rows, :count] = guesses
     if count < state.most_drafts:

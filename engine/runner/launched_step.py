@@ -14,7 +14,7 @@ from mesh.domain.outputs import PromptLogprobs
 
 
 class LaunchedStep:
-    """engine.batch.Launched."""
+    """An `engine.batch.Launched` of a step without drafts."""
 
     def __init__(
         self,

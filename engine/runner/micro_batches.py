@@ -18,8 +18,8 @@ from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
 from engine.two_batch import TwoBatch
 
-# Halves may differ by so much of the step's tokens, if no prompt has to be cut then: what is behind a cut reads the
-# keys before it from the pool, and expands them once more.
+# Halves may differ by this share of the step's tokens if no prompt has to be cut then: what is behind a cut has to read
+# the keys before it from the pool, and to expand them once more.
 UNEVEN = 1 / 8
 
 
@@ -27,18 +27,18 @@ class MicroBatch(NamedTuple):
     rows: Sequence[Row]
     # The number of tokens to which it is padded, equal on all ranks.
     size: int
-    # If the ranks compute a chunk of a prompt together.
+    # Set if the ranks compute a chunk of a prompt together.
     spread: Spread | None = None
 
     def context(self, context: ForwardContext) -> ForwardContext:
-        """That of its rows, with what it has to know of other ranks'."""
+        """The context of its rows, and the latents that ranks share if they compute a chunk together."""
         return context if self.spread is None else replace(context, shared_latents=self.spread.latents)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
     two_batch: TwoBatch
-    # To how many tokens a batch of so many is padded.
+    # From a batch's number of tokens to the number that it is padded to.
     size: Callable[[int], int]
     # None if each rank computes its own prompts.
     spreading: Spreading | None = None
@@ -46,8 +46,8 @@ class MicroBatches:
     graphs: PromptGraphs | None = None
 
     def of(self, rows: Sequence[Row], shape: StepShape) -> list[MicroBatch]:
-        """One after another the rows of these are the step's; but a prompt's row may be cut in two, or divided over the
-        ranks. All ranks call it for each step.
+        """The step's rows as micro-batches, in order; a prompt's row may be cut in two, or divided over the ranks. All
+        ranks call this for each step.
         """
         spread = None if self.spreading is None else self.spreading.divide(rows, shape)
         if spread is not None:
@@ -57,7 +57,7 @@ class MicroBatches:
         return [MicroBatch(rows, self.size(shape.tokens))]
 
     def captured(self, contexts: Sequence[ForwardContext]) -> PromptGraphs | None:
-        """What computes the hidden states of all tokens of such parts at once; None if no graphs do."""
+        """The graphs that compute the hidden states of such a step's parts; None if no graphs do."""
         return self.graphs if self.graphs is not None and self.graphs.fit(contexts) else None
 
     def hidden_states(
@@ -80,8 +80,8 @@ class MicroBatches:
 
 
 def halves(rows: Sequence[Row], shape: StepShape, size: Callable[[int], int]) -> list[MicroBatch]:
-    """Two micro-batches of about as many tokens: whole rows, if that leaves them about even."""
-    # Rows that decode stay whole: what the first half lacks for that, the second has.
+    """Two micro-batches of about as many tokens, made of whole rows if these can be divided about evenly."""
+    # Rows that decode stay whole, so the second half may have up to `drafts` tokens more than its share.
     sizes = size(-(-shape.tokens // 2)), size(shape.tokens // 2 + shape.drafts)
     bounds = list(accumulate((row.tokens for row in rows), initial=0))
     place = _place(rows, bounds, *sizes)
@@ -99,7 +99,7 @@ def halves(rows: Sequence[Row], shape: StepShape, size: Callable[[int], int]) ->
 
 
 def _place(rows: Sequence[Row], bounds: Sequence[int], first_size: int, second_size: int) -> int:
-    """How many tokens are in the first half."""
+    """How many tokens the first half gets."""
     total = bounds[-1]
     middle = -(-total // 2)
     after = next(index for index, bound in enumerate(bounds) if bound >= middle)

@@ -1,4 +1,4 @@
-"""What the KV of a model means to others."""
+"""The namespace of a model's KV: who computes KV of the same meaning."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def kv_namespace(model: ModelConfig, resolved: ResolvedEngineConfig, kv_scale: f
     )
 
 
-# How products are rounded (engine.dtype, weights, query_weights, prompt_attention_dtype) is no part of it: KV that
-# differs by rounding alone may be shared. That of sparse prompts lacks something, and has hashes of its own.
+# How products are rounded (engine.dtype, weights, query_weights, prompt_attention_dtype) is no part of the namespace:
+# KV that differs by rounding alone may be shared. KV of sparse prompts differs by more, and has hashes of its own.
 def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
     """Equal for workers whose KV means the same; a declared name never equals a digest."""
     if config.kv_namespace is not None:

@@ -11,14 +11,14 @@ from engine.model.context import ForwardContext
 from engine.model.model import OnLayers
 from engine.runner.graphs import GraphPool
 
-# By the bytes of an element, integers in which every tensor can be described.
+# By the bytes of an element: an integer type as which any such tensor can be described.
 _INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
 
 
 @dataclass
 class _Piece:
     graph: torch.cuda.CUDAGraph
-    # How many layers it completes, of which the step is told.
+    # Numbers of layers that are complete behind this piece, each of which the step reports.
     layers: list[int] = field(default_factory=list)
     # What runs behind it; None behind the last.
     between: Callable[[ForwardContext], None] | None = None
@@ -28,7 +28,7 @@ class Pieces:
     """The captured pieces of one step."""
 
     def __init__(self, work: Callable[["Pieces"], None], pool: GraphPool) -> None:
-        """work: captured, not run; it calls `cut` and `layer_enqueued`."""
+        """work: is captured, not run; it calls `cut` and `layer_enqueued`."""
         self._pool = pool
         self._pieces: list[_Piece] = []
         torch.cuda.synchronize()
@@ -41,7 +41,7 @@ class Pieces:
     def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
         """See engine.model.context.Cut."""
         self._end()
-        # Tensors of a layer may lie where the one before has its own, which is why these are not kept.
+        # A layer's tensors may lie where those of the layer before lie, so `between` must not keep their memory.
         self._pieces[-1].between = partial(between, *map(_alias, tensors))
         self._begin()
 
@@ -49,7 +49,7 @@ class Pieces:
         self._pieces[-1].layers.append(layers)
 
     def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
-        """on_layers: see engine.model.model.Model.forward; told a little later than there."""
+        """on_layers: see engine.model.model.Model.forward; it is called a little later than there."""
         for piece in self._pieces:
             piece.graph.replay()
             if on_layers is not None:
@@ -80,7 +80,7 @@ class _Memory:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers, whose memory it does not keep."""
+    """A tensor over the same memory, which does not keep that memory alive."""
     integer, kind = _INTEGERS[tensor.itemsize]
     alias = torch.as_tensor(_Memory(tensor, kind), device=tensor.device)
     assert alias.data_ptr() == tensor.data_ptr() and alias.dtype == integer

@@ -28,9 +28,9 @@ from mesh.blocks import BLOCK_TOKENS, blocks_for
 class PoolPlan:
     block_bytes: int
     total_blocks: int
-    # Behind the pool's, for a prompt of another rank.
+    # Blocks behind those of the pool, for a prompt of another rank.
     foreign_blocks: int
-    # The longest request has so many: one that does not fit the pool alone would never end.
+    # Tokens of the longest request: one that does not fit the pool alone would never end.
     context_tokens: int
 
 
@@ -52,8 +52,8 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
         ranks = config.parallel.ranks_a_host if resolved.device == "cpu" else 1
         free = free_bytes(model.device, config.memory_share) // ranks
         check_room(blocks + foreign, block_bytes + _draft_state_bytes(model), free)
-    # Blocks of a TP group's ranks hold the same KV, steps of all ranks have the same sizes, and what one rank offers to
-    # divide has room on all.
+    # All ranks take the least: ranks of a TP group hold the same KV in the same blocks, steps of all ranks have the
+    # same sizes, and a chunk that one rank offers to divide must have room on all.
     blocks, foreign = map(model.expert_group.least, (blocks, foreign))
     context_tokens = min(longest, blocks * BLOCK_TOKENS)
     return PoolPlan(block_bytes, blocks, min(foreign, blocks_for(context_tokens)), context_tokens)
@@ -77,7 +77,7 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
 
 
 def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> tuple[int, int]:
-    """And how many more for prompts of other ranks."""
+    """How many blocks the pool can have, and how many more there can be for prompts of other ranks."""
     config, on_cpu = resolved.config, resolved.device == "cpu"
     reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest)
     left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
@@ -123,7 +123,7 @@ def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable
 
 
 def _draft_state_bytes(model: Model) -> int:
-    """Bytes of a block: see DeviceState.draft_states."""
+    """Bytes for each block of the pool: see DeviceState.draft_states."""
     return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
 
 

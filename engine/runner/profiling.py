@@ -29,11 +29,11 @@ def workspace_bytes(
     *,
     two_batch: bool,
 ) -> int:
-    """The most that the tensors of a step, in two micro-batches too if there may be such, and the counts of the sampler
-    take at a time.
+    """The most memory that the tensors of a step and the counts of the sampler take at a time. two_batch: steps are run
+    in two micro-batches too.
 
-    All blocks of a context may be the pool's first one, since nobody reads what is computed. sparse: how long prompts
-    that ask for it are computed, None if exactly.
+    All blocks of a context may be the pool's first one, since nobody reads what is computed. sparse: the attention of
+    long prompts that ask for it; None if it is exact.
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

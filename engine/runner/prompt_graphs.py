@@ -17,7 +17,7 @@ from mesh.blocks import BLOCK_TOKENS
 
 
 class PromptGraphs:
-    """By number of tokens. They run one at a time, over the same inputs and outputs."""
+    """Captured steps by number of tokens. They run one at a time, over the same inputs and outputs."""
 
     def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int]) -> None:
         most, device = max(sizes), state.device

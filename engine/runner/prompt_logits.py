@@ -11,18 +11,18 @@ from kernels.host_copy import HostCopies, to_device
 from kernels.sample import logprobs
 from mesh.domain.outputs import PromptLogprobs
 
-# Tokens whose logits are there at once: at DeepSeek's vocabulary 33 MB in float32, of which a few copies are made.
+# How many tokens' logits exist at once: at DeepSeek's vocabulary 33 MB in float32, of which a few copies are made.
 LOGIT_ROWS = 64
 
 
 class PendingPromptLogprobs:
-    """Those of the rows that ask for them, on their way to the host."""
+    """Log probabilities of the rows that ask for them, on their way to the host."""
 
     def __init__(
         self, rows: Sequence[Row], hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """hidden: [tokens or more, hidden] of the rows' tokens, in their order; logits_of: from some of these to logits
-        [rows, vocabulary]. Every rank of a TP group calls this with the same rows.
+        """hidden: [tokens or more, hidden] of the rows' tokens, in their order; logits_of: makes logits [rows,
+        vocabulary] of some of these. Every rank of a TP group calls this with the same rows.
         """
         # By row: how many alternatives it reports.
         self._alternatives: dict[int, int] = {}
@@ -35,7 +35,7 @@ class PendingPromptLogprobs:
                 self._copies[index] = list(_scored(states, targets, row.prompt_logprobs, logits_of))
 
     def read(self) -> Mapping[int, PromptLogprobs]:
-        """Wait for them; by row."""
+        """Wait for the log probabilities, and give them by row."""
         return {
             index: PromptLogprobs.joined(self._alternatives[index], [_part(copies) for copies in parts])
             for index, parts in self._copies.items()
@@ -47,7 +47,7 @@ def wanted(rows: Sequence[Row]) -> bool:
 
 
 def _targets(row: Row) -> list[int]:
-    """The tokens that the row's logits say something of: a row that draws says nothing behind its last."""
+    """The tokens that the row's logits score. A row that draws scores nothing behind its last token."""
     behind = [] if row.next_token is None else [row.next_token]
     return [*row.token_ids[1:], *behind]
 

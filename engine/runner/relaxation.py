@@ -1,7 +1,7 @@
 """Relaxed acceptance: while a model thinks, a draft that is near the likeliest token is taken for the drawn one.
 
 The rule is TensorRT-LLM's for DeepSeek R1: the draft is among the top N, and within delta of the likeliest token's
-probability. A row takes part if its request does. Where its tokens open or close the thinking, its later drafts follow.
+probability. A row takes part if its request does. If its tokens open or close the thinking, its later drafts follow.
 """
 
 from collections.abc import Sequence
@@ -42,19 +42,19 @@ class Relaxation:
         # [rows, n]
         self._drafts = drafts[: len(rows)]
         self._thoughts = thoughts(self._drafts, self._before, rule.think_tokens) & (self._drafts != NO_TOKEN)
-        # By draw of a row that takes part: the place of its draft in these.
+        # By draw of a row that takes part: the index of its draft in the flattened `_drafts`.
         self._draft_of = {
             first + place: line * drafts.shape[1] + place
             for line, (row, first) in enumerate(zip(rows, draws.first, strict=True))
             for place in range(row.drafts if row.thinking is not None else 0)
         }
-        # Which draws gave way to their draft.
+        # Which draws were replaced by their draft.
         self.taken = torch.zeros(len(draws.rows), dtype=torch.bool, device=device)
 
     def apply(self, logits: torch.Tensor, token_ids: torch.Tensor, draws: Sequence[int]) -> torch.Tensor:
-        """The tokens of these draws, with a draft in place of those where it is accepted. Both [draws] int64.
+        """The tokens of these draws, each replaced by its draft if that is accepted. Both [draws] int64.
 
-        logits: [draws, vocabulary], with all that changes them in place.
+        logits: [draws, vocabulary], after penalties, biases and masks.
         """
         places = [place for place, draw in enumerate(draws) if draw in self._draft_of]
         if not places:
@@ -69,7 +69,7 @@ class Relaxation:
         return token_ids
 
     def note(self, drawn: torch.Tensor, accepted: torch.Tensor) -> None:
-        """For rows that follow these: whether they think behind the tokens that they yield. See `Verified`."""
+        """Keep, for rows that follow these, whether they think behind the tokens that they yield. See `Verified`."""
         lines = len(self._draws.drawing)
         behind = phases(drawn[:lines], self._before, self._rule.think_tokens)
         last = 1 + accepted[:lines].unsqueeze(1)
@@ -79,7 +79,7 @@ class Relaxation:
 def phases(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
     """Whether the model thinks before each of the tokens [rows, n] int64, and behind them: [rows, n + 1] bool.
 
-    before: [rows], of the first.
+    before: [rows] bool, whether the model thinks before the first token.
     """
     opens, closes = token_ids == think_tokens.open, token_ids == think_tokens.close
     places = torch.arange(1, 1 + token_ids.shape[1], device=token_ids.device)

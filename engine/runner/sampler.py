@@ -15,8 +15,8 @@ from kernels.sample import Draw, add_bias, draw, forbid, greedy, logprobs
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 
-# What may take another token for a drawn one: from the logits that rows were drawn from, their tokens, and the rows'
-# indices in what was given to `draw`, to tokens.
+# A function that may replace drawn tokens. It gets the logits that rows were drawn from, their tokens, and the rows'
+# indices in what was given to `draw`, and returns tokens.
 Replace: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 
 
@@ -44,12 +44,12 @@ class Sampler:
         positions: torch.Tensor | None = None,
         behind: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One token per row, all of which have `sampling`: [rows] int64 on the device. A row that draws several stands
-        there as often, one after the other.
+        """One token per row, all of which have `sampling`: [rows] int64 on the device. A row that draws several is
+        listed as often, one after the other.
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow;
         positions: [rows], of the tokens that are drawn, by default the rows' ends; behind: [rows, n] int64, the drafts
-        that a row draws behind, NO_TOKEN where there are fewer. If it is given, `count_yields` is to be called.
+        that a row draws behind, NO_TOKEN where there are fewer. If it is given, call `count_yields` afterwards.
         """
         if self._group.leads:
             token_ids = self._draw(logits, rows, drawn, replace, positions, behind)
@@ -58,12 +58,12 @@ class Sampler:
         return self._group.from_first(token_ids)
 
     def count_yields(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:
-        """Rows that count tokens yield these: [rows, n] int64, NO_TOKEN where a row yields fewer."""
+        """Count what rows that count tokens yield: [rows, n] int64, NO_TOKEN where a row yields fewer."""
         if self._group.leads:
             self._counts.count_yields(rows, token_ids)
 
     def settle(self, row: Row, tokens: int) -> None:
-        """The host knows how many tokens a row that counts them has yielded."""
+        """Note how many tokens a row that counts them has yielded, once the host knows."""
         if self._group.leads:
             self._counts.settle(row, tokens)
 
@@ -110,7 +110,7 @@ class Sampler:
         behind: torch.Tensor | None,
         replace: Replace,
     ) -> torch.Tensor:
-        """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten.
+        """As `_draw`, for rows that change their logits [rows, vocabulary] float32, which are overwritten.
 
         allowed: each row's mask, if it has one.
         """
@@ -183,7 +183,7 @@ def _sampling(row: Row) -> Sampling:
 
 
 def _masks(rows: Sequence[Row]) -> Mapping[int, npt.NDArray[np.uint8]]:
-    """By draw, if it may not draw any token. rows: by draw, those of a row one after the other."""
+    """The masks of draws that have one, by draw. rows: the row of each draw; those of one row are consecutive."""
     found: dict[int, npt.NDArray[np.uint8]] = {}
     first = 0
     while first < len(rows):

@@ -1,8 +1,8 @@
 """How a chunk of one rank's prompt is divided over all ranks (context parallelism): plain data.
 
 It is cut into two pieces for each rank, of which a rank computes one from the front and one from the back: all then
-have about as many keys to attend to. A piece of a sparse prompt is to its rank what a chunk is to a rank alone: its own
-last queries choose what it attends to.
+have about as many keys to attend to. In a sparse prompt each piece counts as a chunk of its own: its last queries
+choose what it attends to.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from engine.batch import Row
 
 
 class Offer(NamedTuple):
-    """What a rank would have computed by all: tokens of a chunk, 0 if there is none; and what it computes besides."""
+    """How many tokens of a chunk a rank offers for all to compute, 0 if none, and how many it computes besides."""
 
     chunk: int
     rest: int
@@ -34,7 +34,7 @@ class Division(NamedTuple):
 
     @property
     def share_tokens(self) -> int:
-        """The most that a rank has."""
+        """The most tokens of the chunk that a rank computes."""
         return 2 * self.piece_tokens
 
     def pieces(self, rank: int) -> list[tuple[int, int]]:
@@ -42,7 +42,7 @@ class Division(NamedTuple):
         return [self._piece(rank), self._piece(2 * self.ranks - 1 - rank)]
 
     def places(self) -> npt.NDArray[np.int64]:
-        """By token of the chunk: its place where all ranks' shares, of `share_tokens` places each, lie in order."""
+        """By token of the chunk: its place in the joined shares of all ranks, each of `share_tokens` places."""
         piece, offset = np.divmod(np.arange(self.tokens), self.piece_tokens)
         second = piece >= self.ranks
         rank = np.where(second, 2 * self.ranks - 1 - piece, piece)
@@ -55,8 +55,8 @@ class Division(NamedTuple):
 
 
 def offered(rows: Sequence[Row], fewest: int, reach: int) -> int | None:
-    """The row with the longest chunk that could be divided; None if none has `fewest` tokens or more, of the first
-    `reach` of its prompt.
+    """The index of the row with the longest chunk that could be divided. None if no chunk has `fewest` tokens or more,
+    and ends within the first `reach` of its prompt.
     """
     chunks = [
         (row.tokens, -index)
@@ -77,5 +77,5 @@ def chosen(offers: Sequence[Offer]) -> int | None:
 
 
 def tokens_beside(offers: Sequence[Offer], source: int) -> int:
-    """The most that a rank computes beside its share of the source's chunk."""
+    """The most tokens that a rank computes beside its share of the source's chunk."""
     return max(offer.rest + (0 if rank == source else offer.chunk) for rank, offer in enumerate(offers))

@@ -1,6 +1,6 @@
 """Chunks of prompts that all ranks of a worker compute together (context parallelism).
 
-Each rank attends to all keys before its share: of every layer the ranks exchange the latents of the whole chunk. The
+Each rank attends to all keys before its share: in every layer the ranks exchange the latents of the whole chunk. The
 rank whose prompt it is keeps them in the prompt's blocks, the others in blocks that belong to no request.
 """
 
@@ -29,14 +29,15 @@ COPIED_BLOCKS = 64
 class Spread(NamedTuple):
     """A step in which all ranks compute a chunk together, as one of them sees it."""
 
-    # Its own rows but the divided one, then its pieces of that.
+    # This rank's own rows without the divided one, then its pieces of the divided row.
     rows: Sequence[Row]
     # The most tokens that a rank computes.
     tokens: int
     latents: SharedLatents
-    # [share] int64: places of this rank's share among its tokens, any where it lacks one.
+    # [share] int64: for each place of this rank's share the index among its tokens; any index for places that are
+    # empty.
     own: torch.Tensor
-    # If the chunk is this rank's: its own tokens before it, and all its own tokens.
+    # Set if the chunk is this rank's: how many of its other tokens come before the chunk, and how many are in all.
     around: tuple[int, int] | None
 
     def gathered(self, hidden: torch.Tensor, everybody: ExpertGroup) -> torch.Tensor:
@@ -55,21 +56,21 @@ class Spreading:
     """One rank's end. All ranks make the same calls."""
 
     def __init__(self, exchange: Exchange, state: DeviceState, layers: int, blocks: range, fewest: int) -> None:
-        """layers: of the KV that are exchanged, from the first; blocks: of the pool, for other ranks' prompts as far as
-        they have room; fewest: tokens of a chunk that is divided.
+        """layers: how many layers of the KV are exchanged, from the first on; blocks: those of the pool that take other
+        ranks' prompts, as far as they have room; fewest: the fewest tokens of a chunk that is divided.
         """
         self.exchange = exchange
         self._state = state
-        # As bytes: not every operation takes numbers of one byte.
+        # Viewed as bytes, because not every operation takes one-byte floats.
         self._pool = state.kv_pool.view(torch.uint8)[:layers]
         self._blocks = blocks
         self._fewest = fewest
         self._rank, self._ranks = exchange.place.rank, exchange.place.layout.world
-        # The prompt of this rank, by the array of its blocks, of which the others have the keys up to a position.
+        # A prompt of this rank, named by the array of its blocks, and up to which position the others have its keys.
         self._known: tuple[object, int] = (None, 0)
 
     def divide(self, rows: Sequence[Row], shape: StepShape) -> Spread | None:
-        """None if each rank computes its own rows."""
+        """How all ranks compute the step together; None if each rank computes its own rows."""
         if shape.decode_only or shape.tokens < self._fewest:
             return None
         index = offered(rows, self._fewest, len(self._blocks) * BLOCK_TOKENS)
@@ -111,7 +112,7 @@ class Spreading:
         return [Offer(*offer) for offer in gathered.tolist()]
 
     def _told(self, source: int, row: Row | None, tokens: int) -> Row:
-        """The row that is divided, in this rank's blocks; the others get what they lack of the keys before it."""
+        """The divided row, in this rank's blocks. The other ranks get those keys before it that they lack."""
         told = torch.zeros(4 + tokens, dtype=torch.int64)
         if row is not None:
             prompt, end = self._known
@@ -142,7 +143,7 @@ def _piece(row: Row, begin: int, end: int) -> Row:
 
 
 def _numbers_of(sparse: SparsePrefill | None) -> tuple[int, int]:
-    """As ranks tell each other: the threshold, and the bits of the recall, which is 0 for an exact prompt alone."""
+    """How ranks tell each other: the threshold, and the bits of the recall, which are 0 only for an exact prompt."""
     return (0, 0) if sparse is None else (sparse.from_tokens, int(np.float64(sparse.recall).view(np.int64)))
 
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 # All sizes are multiples of it, and so is the alignment of what follows from a size.
 SMALLEST = 16
-# Sizes between powers of two: from 128 tokens on the padding is less than an eighth.
+# How many sizes lie between powers of two: from 128 tokens on the padding is less than an eighth.
 OCTAVE_SIZES = 8
-# Less than a quarter up to FEW_TOKENS where sizes are captured: each takes time at the start, and padding costs little
-# where a layer's weights take the device more time than its tokens do.
+# The same for captured sizes up to FEW_TOKENS, whose padding is less than a quarter. Each captured size takes time at
+# the start, and padding costs little where a layer's weights take the device more time than its tokens do.
 CAPTURED_OCTAVE_SIZES = 4
 FEW_TOKENS = 512
 
 
 def step_sizes(most: int, captured: int = 0) -> list[int]:
-    """Ascending sizes; the last is `most`, the size of full steps. captured: those up to so many tokens are."""
+    """Ascending sizes; the last is `most`, the size of full steps. captured: sizes up to this many are captured."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes.append(size)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class TailPass:
-    """engine.runner.draft_pass.DraftPass: the graph is given a prompt's known tokens as draws, and accepts them.
+    """An `engine.runner.draft_pass.DraftPass` whose graph is given a prompt's known tokens as draws, and accepts them.
 
-    The draw behind a prompt comes after these, which do not count as accepted drafts.
+    The token drawn behind a prompt comes after these known tokens, which do not count as accepted drafts.
     """
 
     def __init__(self, graph: "DraftGraph", state: DeviceState, rows: Sequence[Row]) -> None:
@@ -29,7 +29,7 @@ class TailPass:
         self._width = width = 1 + graph.depth
         computed, self._earlier = graph_rows(rows, width)
         ends = computed[self._earlier :]
-        # By row of the step: how many known tokens the graph's row that ends it has behind its first.
+        # By row of the step: how many known tokens follow the first in the graph's row that ends it.
         self._skipped = [0 if row.decodes else end.tokens - 1 for row, end in zip(rows, ends, strict=True)]
         lines = range(self._earlier, len(computed))
         offsets = [
@@ -59,7 +59,9 @@ class TailPass:
         return Verified(graph.accepted[self._own] - self._behind, drawn, graph.guesses[self._own])
 
     def _move_ends(self) -> None:
-        """Rows of the next step follow rows by their numbers in the step; in the graph earlier parts come first."""
+        """Put what the step's rows leave in the step's order. Rows of the next step follow rows by their index in the
+        step, but in the graph earlier parts of prompts come before them.
+        """
         if self._earlier:
             for kept in (self._state.drawn, self._state.missing, self._state.guessed):
                 kept[: len(self._skipped)] = kept[self._own].clone()

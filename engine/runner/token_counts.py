@@ -40,8 +40,8 @@ class TokenCounts:
         """Lower the logits of rows with a history, in place. logits: [rows, vocabulary] float32.
 
         drawn: [most rows] int64, the tokens that rows may follow; behind: [rows, n] int64, drafts that a row draws
-        behind, NO_TOKEN where there are fewer. If it is given, rows may stand there several times, and a row that
-        follows finds what `count_yields` has counted.
+        behind, NO_TOKEN where there are fewer. If it is given, rows may be listed several times, and for a row that
+        follows another `count_yields` has counted.
         """
         slots = self._slots_of(rows)
         for row, slot in zip(rows, slots, strict=True):
@@ -67,13 +67,13 @@ class TokenCounts:
         count_drawn(self._counts, to_indices([slot.index for slot in slots], token_ids.device), token_ids)
 
     def settle(self, row: Row, tokens: int) -> None:
-        """The host knows how many tokens were counted by `count_yields`."""
+        """Note how many tokens `count_yields` counted, once the host knows."""
         slot = self._slots.get(_history(row).key)
         if slot is not None and slot.position is not None:
             slot.position += tokens
 
     def _slots_of(self, rows: Sequence[Row]) -> list[_Slot]:
-        """A new request takes no slot of another one in the step."""
+        """The rows' slots. A new request takes no slot of another one in the step."""
         for row in rows:
             if _history(row).key in self._slots:
                 self._slots.move_to_end(_history(row).key)

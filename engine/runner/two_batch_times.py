@@ -20,13 +20,13 @@ from mesh.observe import span
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Tokens of each context, if the model's is as long.
+# Tokens of each context, if the model's context is that long.
 CONTEXT_TOKENS = 4096
-# A step of fewer tokens on a GPU is bound by bytes of weights, which two halves read twice.
+# On a GPU a step of fewer tokens is bound by the bytes of weights, which two halves read twice.
 FEWEST_TOKENS_AHEAD = 64
-# Others may use the machine: the quickest of so many counts, after one that is not counted.
+# The quickest of this many runs counts, since others may use the machine. One run before them is not counted.
 REPEATS = 3
-# Two micro-batches have to be faster than one by so much.
+# Two micro-batches have to be faster than one by this share.
 GAIN = 0.02
 
 
@@ -43,7 +43,7 @@ def choose_two_batch(
     context_tokens: int,
     size: Callable[[int], int],
 ) -> TwoBatch:
-    """Called by all ranks of a worker at once. size: to how many tokens a batch of so many is padded."""
+    """Called by all ranks of a worker at once. size: from a batch's tokens to the number that it is padded to."""
     config = resolved.config
     if not may_take_two(model, config):
         return NEVER
@@ -62,7 +62,7 @@ class StepTimer:
     def __init__(
         self, model: Model, state: DeviceState, context_tokens: int, size: Callable[[int], int], *, graphs: bool
     ) -> None:
-        """size: to how many tokens a batch of so many is padded; graphs: steps that decode run as graphs."""
+        """size: from a batch's tokens to the number that it is padded to; graphs: whether decode steps are graphs."""
         self.device = model.device
         self._model = model
         self._state = state
@@ -82,7 +82,7 @@ class StepTimer:
         return [Row([0] * length, 0, self._blocks(), Sampling()) for length in lengths]
 
     def seconds(self, rows: Sequence[Row], *, halved: bool) -> float:
-        """On this rank."""
+        """How many seconds the step takes on this rank."""
         shape = shape_of(rows)
         parts = halves(rows, shape, self._size) if halved else [MicroBatch(rows, self._size(shape.tokens))]
         contexts = [build_context(self._model.config, part.rows, self._state, part.size) for part in parts]
@@ -101,7 +101,7 @@ class StepTimer:
         return min(seconds[1:])
 
     def slowest(self, seconds: float) -> float:
-        """The slowest of what all ranks say."""
+        """The largest of the numbers that all ranks pass."""
         return self._model.expert_group.largest(seconds)
 
     def _synchronize(self) -> None:
@@ -109,12 +109,12 @@ class StepTimer:
             torch.cuda.synchronize(self.device)
 
     def _blocks(self) -> list[int]:
-        """Which nobody reads."""
+        """Blocks that nobody reads."""
         return [self._state.padding_block] * blocks_for(self._longest)
 
 
 def _measure(timer: StepTimer, max_requests: int, drafts: int, step_tokens: int) -> TwoBatch:
-    """For up to max_requests rows with so many drafts each, and for prompts of up to `step_tokens` tokens together."""
+    """For up to max_requests rows with `drafts` drafts each, and for prompts of up to `step_tokens` tokens together."""
     fewest = FEWEST_TOKENS_AHEAD if timer.device.type == "cuda" else 2
     return TwoBatch(
         decoding=[
@@ -126,7 +126,7 @@ def _measure(timer: StepTimer, max_requests: int, drafts: int, step_tokens: int)
 
 
 def _wins(timer: StepTimer, rows: Sequence[Row]) -> bool:
-    """Whether they are computed faster in two."""
+    """Whether these rows are computed faster in two micro-batches."""
     one, two = (timer.slowest(timer.seconds(rows, halved=halved)) for halved in (False, True))
     tokens = sum(row.tokens for row in rows)
     fields = {"tokens": tokens, "rows": len(rows), "one_ms": _ms(one), "two_ms": _ms(two)}

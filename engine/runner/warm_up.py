@@ -1,6 +1,6 @@
 """The steps that a worker runs before it serves, so that no request waits for a kernel to be compiled.
 
-A process that serves again, in another role, runs those alone that it has not run yet.
+A process that serves again, in another role, runs only those steps that it has not run yet.
 
 Kernels differ by the step's size, by how its rows attend, by how many of them draw, and by how they draw. Each of these
 is run over its range, but not in all combinations, because no kernel depends on two of them.
@@ -61,7 +61,7 @@ def warm_up_steps(
     if beside > 0 and context_tokens > 1:
         yield [*together[:beside], rows.last(2, None)]
     if context_tokens > 2 + drafts:
-        # Beside a prompt, and then alone, as more rows draw.
+        # Rows with drafts beside a prompt; then alone, ever more of them.
         for depth in range(1, 1 + drafts if beside > 0 else 1):
             yield [rows.drafted(depth), rows.last(2, GREEDY)]
         for count in step_sizes(max_requests) if drafts else ():
@@ -73,7 +73,7 @@ def warm_up_steps(
 
 
 def kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:
-    """tokens: to which the step is padded; captured: it is a graph's."""
+    """tokens: the number to which the step is padded; captured: whether the step runs as a graph."""
     return tokens, captured, *((row.tokens, row.start, row.drafts, repr(row.sampling), row.sparse) for row in rows)
 
 
