@@ -38,8 +38,8 @@ class Allocator:
         draft_formats: Formats | None = None,
         placements: Mapping[int, Placement] = MappingProxyType({}),
     ) -> None:
-        """draft_formats: of MTP modules, if others; exchange: with the worker's other ranks, if there are any;
-        placements: of the routed experts, by layer; elsewhere they lie in order.
+        """draft_formats: those of MTP modules, if they differ; exchange: with the worker's other ranks, if there are
+        any; placements: of the routed experts, by layer; experts of all other layers lie in order.
         """
         self.dtype = dtype
         self.device = device
@@ -63,7 +63,7 @@ class Allocator:
         return other
 
     def with_offloaded(self, layers: Sequence[int], slots: int) -> "Allocator":
-        """The same with these layers' experts in host memory, and slots for so many of them on the device."""
+        """The same with these layers' experts in host memory, and `slots` slots for them on the device."""
         other = copy(self)
         other.offloaded = OffloadedLayers(layers, slots, self.device)
         return other
@@ -86,12 +86,12 @@ class Allocator:
         """None if the layer's experts lie in order and stay there."""
         if layer not in self._placements:
             return None
-        # Its tables are small, and filled at once.
+        # Needs real memory: its tables are small, and filled at once.
         device = torch.device("cpu") if self.device.type == "meta" else self.device
         return ExpertSlots(self._placements[layer], self.expert_group.share.index, device)
 
     def experts(self, shape: ExpertShape, layer: int | None = None) -> Experts:
-        """layer: that computes them, if it is one of the model's."""
+        """layer: the index of the layer that computes them, if it is one of the model's."""
         wanted = self.formats.experts
         form = wanted if wanted.takes_experts(shape) else PlainFormat()
         if layer is not None and self.offloaded is not None and layer in self.offloaded:

@@ -72,7 +72,7 @@ class ModelConfig:
     yarn: Yarn | None
     eos_token_ids: frozenset[int]
     quantization: Quantization
-    # Of MTP modules, if another.
+    # The quantization of MTP modules, if it differs.
     draft_quantization: Quantization | None = field(default=None, kw_only=True)
     # How many MTP modules are computed.
     draft_layers: int = 0
@@ -92,7 +92,7 @@ class ModelConfig:
         return self.num_hidden_layers + self.draft_layers
 
     def kv_token_bytes(self, item_bytes: int) -> int:
-        """Bytes of a token's KV in all layers, with so many a value."""
+        """Bytes of a token's KV in all layers, with `item_bytes` for each value."""
         return self.kv_layers * self.latent_dim * item_bytes
 
     @property

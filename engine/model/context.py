@@ -30,22 +30,22 @@ class DeviceState:
     rotations: torch.Tensor
     # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor
-    # A latent is this times what the pool holds.
+    # A latent is the number that the pool holds times this.
     kv_scale: float
     # A block of the pool that belongs to no request.
     padding_block: int
-    # What each row of the last launched batch came to, [most rows] each, for rows behind it: int64, its last token;
-    # int32, how many tokens fewer than it could it yields; bool, whether the token behind is a thought.
+    # For rows that follow rows of the last launched batch, [most rows] each: int64, a row's last token; int32, how many
+    # tokens fewer it yields than it could; bool, whether the token behind is a thought.
     drawn: torch.Tensor
     missing: torch.Tensor
     thinks: torch.Tensor
-    # [most rows, most drafts] int64: the guesses behind it, NO_TOKEN where there are fewer.
+    # [most rows, most drafts] int64: the guesses behind each row, NO_TOKEN where there are fewer.
     guessed: torch.Tensor
     # Scratch memory of the stream that runs the steps.
     workspace: Workspace
-    # [modules but the last, blocks and two more, hidden]: what an MTP module made of the last token of each block that
-    # it has read, for the module behind it; of the padding block; and always zeros, where nothing comes before. None if
-    # there is one module.
+    # [modules but the last, blocks and two more, hidden]: by block, what an MTP module made of the last token that it
+    # has read of the block, for the module behind it. The last two entries are the padding block's, and zeros for where
+    # nothing comes before. None if there is one module.
     draft_states: torch.Tensor | None = None
     # None where prompts are computed exactly, whatever they ask for.
     sparse_meter: SparseMeter | None = None
@@ -63,9 +63,9 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class SharedLatents:
-    """Latents of a chunk that all ranks compute together, each a share of equally many tokens, or fewer."""
+    """Latents of a chunk that all ranks compute together: each rank has a share of equally many tokens, or fewer."""
 
-    # [share] int64: where this rank writes its share's latents; the padding block, where it lacks one.
+    # [share] int64: where this rank writes its share's latents; in the padding block for tokens that it lacks.
     own: torch.Tensor
     # [chunk] int64: by token, its place in the shares of all ranks, one after another.
     order: torch.Tensor
@@ -74,10 +74,10 @@ class SharedLatents:
 
 
 class Cut(Protocol):
-    """Ends what is captured of a step; behind it the step's attention runs, and then what is captured next."""
+    """Ends a captured piece of a step. Behind it the step's attention runs, and then the piece captured next."""
 
     def __call__(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
-        """between: called with the tensors and the context of a step whenever such a step is run, but not now. The
+        """between: called with the tensors and a step's context whenever a captured step is run, but not now. The
         tensors' memory belongs to what is captured.
         """
         ...
@@ -99,14 +99,14 @@ class ForwardContext:
     slots: torch.Tensor
     # [tokens] bool: whether a token belongs to a row of the batch; others pad the step, or fill a graph up.
     real: torch.Tensor
-    # Every token is in exactly one of these.
+    # Every token of a row is in exactly one entry of these and of `sparse`.
     absorbed: list[AbsorbedRows]
     expanded: list[ExpandedRows]
     # [rows] int64: the tokens whose logits are wanted; None if those of every token are.
     sampled: torch.Tensor | None
     # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor
-    # A latent is this times what the pool holds.
+    # A latent is the number that the pool holds times this.
     kv_scale: float
     workspace: Workspace
     # Tokens at the end that belong to no row: they pad the step to a size.
@@ -115,9 +115,10 @@ class ForwardContext:
     counted: torch.Tensor | None = None
     # Set if tokens attend to others of their chunk that other ranks compute in this step.
     shared_latents: SharedLatents | None = None
-    # The rest of the step is computed while this part waits for other ranks.
+    # Whether the rest of the step is computed while this part waits for other ranks.
     takes_turns: bool = False
-    # Some of the tokens, too.
+    # Rows whose attention is sparse; see `absorbed`.
     sparse: list[SparseRow] = field(default_factory=list)
-    # Set while a step is captured that may be run for other contexts: attention, which differs, is not.
+    # Set while a step is captured to be run for other contexts too: attention differs between them, and is not
+    # captured.
     cut: Cut | None = None

@@ -17,7 +17,7 @@ from engine.model.context import DeviceState
 from kernels.decode_rows import FILLER, NO_TOKEN, PlacedTokens, follow_rows, place_tokens
 from mesh.blocks import BLOCK_TOKENS
 
-# Stands for no row that a row follows, since tensors have no None.
+# Stands for None where a row follows no other, since tensors have no None.
 NO_ROW = -1
 # Beside its tokens a row has: the row that it follows, its position, how many drafts and shared tokens it has, and
 # whether its prompt goes on in a later row.
@@ -36,7 +36,7 @@ class DecodeRows:
     block_table: torch.Tensor
     # [rows] bool: whether it is a row of the batch. Others fill a graph up.
     real: torch.Tensor
-    # [rows] int32: the KV of so many of the first tokens is there, and not written again. None if no row has such.
+    # [rows] int32: how many of the first tokens have KV already, which is not written again. None if no row has any.
     shared: torch.Tensor | None = None
 
     @property
@@ -79,7 +79,7 @@ class DecodeInputs:
     # [rows, tokens]: the row's tokens if it follows none; else they are what that row of the batch before drew and
     # guessed.
     given: torch.Tensor
-    # [rows] each. Below zero if it follows no row: NO_ROW, or FILLER if it is none itself.
+    # These five are [rows]. Which row it follows: NO_ROW if none, FILLER if the row only fills up a graph.
     follows: torch.Tensor
     # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
@@ -93,7 +93,7 @@ class DecodeInputs:
     block_table: torch.Tensor
 
     def known(self, state: DeviceState) -> DecodeRows:
-        """With what is known of the batch before."""
+        """The rows, in which what the batch before drew and guessed is filled in."""
         own = self.given, self.follows, self.positions, self.drafts
         token_ids, starts, real = follow_rows(*own, state.drawn, state.missing, state.guessed)
         return DecodeRows(token_ids, starts, self.block_table, real, self.shared)
@@ -107,8 +107,8 @@ def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
 def pack_decode_rows(
     rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int, drafts: int = 0, earlier: int = 0
 ) -> npt.NDArray[np.int32]:
-    """`padded_rows` rows of up to `blocks` blocks and 1 + `drafts` tokens. Those behind `rows` are in `padding_block`,
-    and so is what a row has no block for. The prompts of the first `earlier` rows go on in later ones.
+    """`padded_rows` rows of up to `blocks` blocks and 1 + `drafts` tokens. Rows behind `rows` are in `padding_block`,
+    and so are blocks that a row lacks. The prompts of the first `earlier` rows go on in later ones.
     """
     packed = np.zeros(packed_size(padded_rows, blocks, drafts), np.int32)
     first, second = _bounds(padded_rows, drafts)

@@ -1,7 +1,7 @@
 """A prompt's attention in the expanded form, some heads at a time, so that not too many keys are expanded at once.
 
-A head attends to all its keys at once. Cut by keys instead, each part would read the queries and begin every tile anew,
-and its outputs would have to be merged with those of the parts before.
+A head attends to all its keys at once. If keys were divided instead, each part would read the queries and begin every
+tile anew, and its outputs would have to be merged with those of the parts before.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from kernels.mla_prefill import attend_and_quantize as attend_and_quantize_heads
 HEADS_TOGETHER = 8
 
 ExpandedKeys = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# From some heads to both parts of all their keys, and values, as `mla_prefill` takes them.
+# Gives, for some heads, both parts of all their keys, and their values, as `mla_prefill` takes them.
 Expand = Callable[[slice], ExpandedKeys]
 
 
@@ -30,11 +30,11 @@ class ExpandedRows:
     plan: PrefillPlan
     # [keys] int64: slots of the row and of the cached prefix before it; None if no prefix is cached.
     known: torch.Tensor | None
-    # How many keys of all heads are expanded at once: of more keys, fewer heads.
+    # How many keys are expanded at once for all heads; of more keys, those of fewer heads.
     expanded: int
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What there is for these tokens, of all of the batch: a view takes the host longer than none."""
+        """The part of a batch's tensor that belongs to these tokens. All is returned as it is: views cost time."""
         return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
 
 
@@ -45,7 +45,7 @@ def attend(row: ExpandedRows, query: torch.Tensor, expand: Expand, value_width: 
     for some in cut_heads(heads, row.plan.keys, row.expanded):
         keys = expand(some)
         mla_prefill(query[:, some], *keys, row.plan, values[:, some], scale=scale)
-        # Before the next ones are expanded.
+        # Freed before the next keys are expanded.
         del keys
     return values
 
@@ -59,13 +59,13 @@ def attend_and_quantize(
     for some in cut_heads(heads, row.plan.keys, row.expanded):
         keys, columns = expand(some), out.columns(some.start * width, some.stop * width)
         attend_and_quantize_heads(query[:, some], *keys, row.plan, columns, scale=scale)
-        # Before the next ones are expanded.
+        # Freed before the next keys are expanded.
         del keys
 
 
 def cut_heads(heads: int, keys: int, expanded: int) -> Iterator[slice]:
-    """Heads in about equal parts, so that one with all keys is no more than all heads with `expanded` keys; but
-    HEADS_TOGETHER may be: with few heads, or very many keys.
+    """Divide the heads into about equal parts. A part's keys are no more than `expanded` keys of all heads; but a part
+    has at least HEADS_TOGETHER heads, which may be more if there are few heads, or very many keys.
     """
     units = -(-heads // HEADS_TOGETHER)
     parts = -(-units // max(expanded * heads // (keys * HEADS_TOGETHER), 1))

@@ -36,7 +36,7 @@ class Expansion(Protocol):
 
     @property
     def derived_bytes(self) -> int:
-        """What it holds beside its parameters."""
+        """Bytes that it holds beside its parameters."""
 
     def parameters(self, prefix: str) -> NamedParameters: ...
 
@@ -65,7 +65,7 @@ class PlainExpansion:
         yield whole(f"{prefix}.weight", self.weight)
 
     def finish(self) -> None:
-        """Multiplied as it is published."""
+        """Nothing to do: the weight is multiplied as it is published."""
 
     def computed(self, latents: torch.Tensor) -> Latents:
         width = self.weight.shape[1]
@@ -104,7 +104,7 @@ class Fp8Expansion:
 
     def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
         if pool.dtype == COMPRESSED:
-            # They are e4m3 already, and are not rounded twice.
+            # The pool's latents are e4m3 already, and are not rounded twice.
             return Latents(*read_compressed(pool, slots, self.weight.dtype, scale, width=self.weight.shape[1]))
         return self.computed(read_latents(pool, slots, self.weight.dtype))
 

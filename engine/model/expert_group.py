@@ -1,8 +1,8 @@
 """The ranks that hold a model's routed experts together (expert parallelism, GShard, 2020).
 
-Few ranks exchange all their rows: each computes what its experts make of everybody's rows and adds that up, and the
-sums travel back. That moves no more than a copy for each expert a token chose, and every size is known beforehand.
-Between hosts DeepEP sends rows only where they are wanted, if it is there.
+Few ranks exchange all their rows. Each adds up what its experts make of everybody's rows, and the sums travel back.
+That moves no more than one copy of a row for each expert that it chose, and every size is known beforehand. Between
+hosts DeepEP sends rows only where they are wanted, if it is there.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from kernels.w4a8_gemm import ScaledRows
 
 
 class Dispatched(NamedTuple):
-    """Rows that this rank's experts may compute: of all ranks, or those of which they were chosen and some that nobody
-    sent, which have no expert.
+    """Rows that this rank's experts may compute: the rows of all ranks; or, with DeepEP, the rows for which one of them
+    was chosen, and perhaps rows that nobody sent, which have no expert.
     """
 
     rows: Sent
-    # [rows, k], both.
+    # Both [rows, k].
     weights: torch.Tensor
     choices: torch.Tensor
     # How sums come back to the ranks of the rows; None if all ranks have the rows of all, in order.
@@ -36,11 +36,11 @@ class ExpertGroup:
     """Every rank of the worker makes the same calls in the same order, with equally many rows.
 
     Attributes:
-        ranks: how many.
+        ranks: how many there are.
         rank: which of them this is.
         share: which of the experts this rank holds.
         width_share: which part of each of them, as neighbours share experts if there are fewer parts than ranks.
-        divides: there is more than one rank.
+        divides: whether there is more than one rank.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -63,7 +63,7 @@ class ExpertGroup:
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
     ) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]; with DeepEP they are others, and as many as it says. beside: see engine.exchange.interface.
+        [ranks * rows, ...]; with DeepEP fewer rows, see `Dispatched`. beside: see engine.exchange.interface.
         """
         if self._deep_ep is not None and not beside and self._deep_ep.takes(rows):
             dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))
@@ -81,8 +81,8 @@ class ExpertGroup:
         return Begun(collect)
 
     def begin_sum(self, parts: torch.Tensor, way_back: object = None, *, beside: bool = False) -> Begun[torch.Tensor]:
-        """The sums of what all ranks make of this one's rows: [ranks * rows, width], or as many rows as were dispatched
-        with a `way_back`, become [rows, width].
+        """The sums of what all ranks make of this rank's rows: [ranks * rows, width] becomes [rows, width]. With a
+        `way_back`, `parts` has as many rows as were dispatched.
         """
         if way_back is not None:
             assert self._deep_ep is not None
@@ -103,7 +103,7 @@ class ExpertGroup:
         return int(min(self._of_all(count)))
 
     def largest(self, value: float) -> float:
-        """The same of values."""
+        """The largest of all ranks' values."""
         return max(self._of_all(value))
 
     def _of_all(self, value: float) -> list[float]:

@@ -30,7 +30,7 @@ class ExpertSlots:
         self._slots = self._tables[: experts * parts].view(experts, parts)
         self._copies = self._tables[experts * parts :]
         self.chosen = torch.zeros(experts, dtype=torch.int64, device=device)
-        # The same of tokens that another rank counts.
+        # The same for tokens that another rank counts.
         self._counted_elsewhere = torch.zeros_like(self.chosen)
         self.publish(placement)
 
@@ -42,12 +42,13 @@ class ExpertSlots:
     def route(self, choices: torch.Tensor, *, counts: bool = True) -> torch.Tensor:
         """The slots to which tokens go: copies of an expert take turns, token by token.
 
-        choices: [tokens, k] int64, experts; padding has none, and is not counted. counts: no other rank counts them.
+        choices: [tokens, k] int64, experts; padding has none, and is not counted. counts: whether no other rank counts
+        them.
         """
         return route(choices, self._slots, self._copies, self.chosen if counts else self._counted_elsewhere)
 
     def publish(self, placement: Placement) -> None:
-        """Tokens of later steps go where it says. Slots have the contents that it says by then.
+        """Send tokens of later steps where the placement says. By then the slots must have the contents that it says.
 
         On a GPU this is one copy from the host: it begins when all earlier kernels have ended, and later ones begin
         after it.
@@ -55,7 +56,7 @@ class ExpertSlots:
         self.placement = placement
         held = np.array(placement.experts)
         by_expert, copies = held.argsort(kind="stable"), np.bincount(held)
-        # Behind an expert's last copy its row is filled up with that.
+        # An expert's row of the table is filled up with the slot of its last copy.
         turns = np.minimum(np.arange(placement.parts), copies[:, None] - 1)
         slots = by_expert[(copies.cumsum() - copies)[:, None] + turns]
         copy_to_device(np.concatenate([slots.ravel(), copies]), self._tables)

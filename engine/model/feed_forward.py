@@ -15,7 +15,7 @@ from kernels.swiglu import swiglu, swiglu_quantize
 
 
 class FeedForward:
-    """A share of the layer's width gives outputs that are parts of a sum."""
+    """With a share of the layer's width, outputs are parts of a sum over the ranks."""
 
     def __init__(self, hidden: int, intermediate: int, allocate: Allocator, share: Share | None = None) -> None:
         """share: by default the whole width."""
@@ -23,7 +23,7 @@ class FeedForward:
         width = self._share.size(intermediate)
         self._gate_up = allocate.linear(LinearKind.FEED_FORWARD, hidden, (width, width))
         self._down = allocate.linear(LinearKind.FEED_FORWARD, width, (hidden,))
-        # In which it reads the tokens.
+        # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({self._gate_up.input_form})
 
     def parameters(self, prefix: str) -> NamedParameters:
@@ -31,7 +31,7 @@ class FeedForward:
         yield from cut(self._down.parameters(f"{prefix}.down_proj"), 1, self._share)
 
     def finish(self) -> None:
-        """Called once, when all parameters are filled: multiplied as they are."""
+        """Called once, when all parameters are filled. Nothing to do: they are multiplied as they are."""
 
     def forward(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""

@@ -30,10 +30,10 @@ class Gate:
     def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token].
 
-        counted: [tokens] bool; tokens that are not have no expert. None if all are.
+        counted: [tokens] bool; tokens that are not counted have no expert. None if all are.
         """
         return moe_gate(self.logits(hidden), self._bias, self._routing, counted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""
+        """Logits in shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""
         return gate_logits(hidden, self._weight)

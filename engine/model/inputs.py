@@ -20,8 +20,8 @@ from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
-# Tokens whose keys and values are expanded at once for all heads, and of more tokens as many for fewer heads: at
-# DeepSeek's widths 64 KiB a token, and 40 KiB more in FP8.
+# How many tokens' keys and values are expanded at once for all heads; of more tokens, those of fewer heads. At
+# DeepSeek's widths this takes 64 KiB a token, and 40 KiB more in FP8.
 EXPANDED_TOKENS = 16384
 
 # By token, the first four of `PlacedTokens`.
@@ -113,7 +113,7 @@ def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
 
 
 def decode_contexts(rows: DecodeRows, state: DeviceState, *, halves: bool) -> list[ForwardContext]:
-    """The same; of two or more rows perhaps in two micro-batches."""
+    """As `decode_context`; two or more rows may become two micro-batches."""
     return [decode_context(part, state) for part in (rows.halves() if halves and rows.rows > 1 else (rows,))]
 
 
@@ -150,14 +150,14 @@ def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:
 
 
 def _padding_tensors(tokens: int, state: DeviceState) -> TokenTensors:
-    """The same for tokens that belong to no row: all of them share one slot of the padding block."""
+    """As `_prompt_tensors`, for tokens that belong to no row: all of them share one slot of the padding block."""
     zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
     rotations = state.rotations[:1].repeat(tokens, 1)
     return zeros, rotations, zeros + state.padding_block * BLOCK_TOKENS, zeros.bool()
 
 
 def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
-    """The pool slot that each token's KV goes to: those in shared blocks keep theirs."""
+    """The pool slot that each token's KV goes to; of shared tokens, whose KV is there already, the padding block's."""
     slots = slots_between(row, row.start, row.end)
     slots[: row.shared] = padding_block * BLOCK_TOKENS
     return slots
@@ -226,7 +226,7 @@ def _attend_sparsely(
     config: ModelConfig, row: Row, recall: float, first: int, stop: int, state: DeviceState, meter: SparseMeter
 ) -> SparseRow:
     queries, count = stop - first, min(MOST_SAMPLES, stop - first)
-    # In the middle of as many equal parts of the row.
+    # One in the middle of each of `count` equal parts of the row.
     sampled = (2 * np.arange(count, dtype=np.int64) + 1) * queries // (2 * count)
     return SparseRow(
         first,
@@ -235,7 +235,7 @@ def _attend_sparsely(
         slots=to_device(slots_between(row, 0, row.end), state.device),
         expanded=EXPANDED_TOKENS,
         recall=recall,
-        # Any that differs from chunk to chunk.
+        # Any layer, as long as it differs from chunk to chunk.
         measured_layer=row.end // BLOCK_TOKENS % config.num_hidden_layers,
         meter=meter,
         sampled=to_device(sampled, state.device),

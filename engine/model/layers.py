@@ -43,7 +43,7 @@ class DecoderLayer:
         self.feed_forward.finish()
 
     def forward(self, delta: Delta, residual: Residual, context: ForwardContext) -> Turns[Delta]:
-        """Adds the layer before's `delta` to the residual; returns this one's."""
+        """Adds the previous layer's `delta` to the residual; returns this layer's."""
         hidden = residual.add(delta, self.input_norm, self.attention.input_forms)
         attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms

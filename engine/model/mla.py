@@ -50,11 +50,12 @@ class Attention:
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
         self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
-        # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
+        # Views of the expansion's weight: [heads, nope, latent] takes queries to the latent, [heads, latent, value]
+        # takes values from it.
         by_head = self._expansion.weight.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
-        # In which it reads the tokens.
+        # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({self._input.input_form})
 
     def parameters(self, prefix: str) -> NamedParameters:
@@ -78,7 +79,7 @@ class Attention:
 
     @property
     def derived_bytes(self) -> int:
-        """What it holds beside its parameters."""
+        """Bytes that it holds beside its parameters."""
         return self._expansion.derived_bytes
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
@@ -94,7 +95,7 @@ class Attention:
         return self._output.forward(values, context.workspace)
 
     def _cut(self, cut: Cut, query: torch.Tensor, latents: torch.Tensor) -> Activations:
-        """As `_values`, whenever what is captured is run."""
+        """As `_values`, which are computed whenever the captured step is run."""
         width = self._heads * self.config.v_head_dim
         if self._output.input_form is InputForm.FP8_GROUPS:
             quantized = empty_quantized(len(query), width, device=query.device)
@@ -122,8 +123,8 @@ class Attention:
     def _values(
         self, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext, out: Quantized | None = None
     ) -> Activations:
-        """What the output's product reads: [tokens, heads * value] in its form; if that is quantized, in `out` if there
-        is one.
+        """What the output's product reads: [tokens, heads * value] in that product's form. If that is quantized, the
+        result is written to `out`, if given.
         """
         pool = context.kv_pool[self.index]
         if context.shared_latents is not None:
@@ -179,7 +180,7 @@ class Attention:
 
     def _exchange_latents(self, latents: SharedLatents, pool: torch.Tensor) -> None:
         """Write what other ranks have computed of a chunk, before anything attends to it."""
-        # Not every operation takes numbers of one byte.
+        # Viewed as bytes, because not every operation takes one-byte floats.
         slots = pool.view(torch.uint8).view(-1, pool.shape[-1] * pool.itemsize)
         everybody = self._everybody.gather(slots[latents.own].view(pool.dtype)).view(torch.uint8)
         slots[latents.slots] = everybody[latents.order]
@@ -234,7 +235,7 @@ class Attention:
 
     def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
-        # As they are stored: the lines are chosen from products in e4m3 if the pool is.
+        # In the pool's dtype: lines are chosen from products in e4m3 if the pool is e4m3.
         latents, sampled = read_latents(pool, row.slots, pool.dtype), None
         if self._measures(row):
             sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
@@ -249,15 +250,15 @@ class Attention:
     def _attend_sparsely_and_quantize(
         self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext, out: QuantizedRows
     ) -> None:
-        """For a row that is not measured, which takes the log-sums."""
+        """For a row that is not measured: measuring takes the log-sums, which this does not return."""
         query = query[row.first : row.stop]
         selection = self._select(row, query, read_latents(pool, row.slots, pool.dtype), context)
         expand = self._expand(self._expansion.read(pool, row.slots, context.kv_scale), context)
         sparse_attention.attend_and_quantize(row, selection, query, expand, out, self.config.softmax_scale)
 
     def _select(self, row: SparseRow, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext) -> Selection:
-        """Chooses the lines that the row's queries attend to, and rotates these in place. latents: as the pool stores
-        them.
+        """Chooses the lines that the row's queries attend to, and rotates the queries in place. latents: as the pool
+        stores them.
         """
         rotations, last = context.rotations[row.first : row.stop], slice(-LAST_QUERIES, None)
         absorbed = absorb_query(query[last], self._absorb_query, rotations[last])

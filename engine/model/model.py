@@ -51,7 +51,7 @@ class Model:
         return (parameter for part in self.parts() for parameter in part.parameters)
 
     def parts(self) -> Iterator[Part]:
-        """In the order in which they are to be filled and finished, once, before the first `forward`."""
+        """Parts in the order in which they are to be filled and finished, once, before the first `forward`."""
         share = self.group.share
         embedding = cut([whole("model.embed_tokens.weight", self.embedding)], 0, share)
         yield Part(list(embedding))
@@ -63,7 +63,7 @@ class Model:
             yield Part(list(module.parameters(f"model.layers.{index}")), module.layer.finish)
 
     def derived_bytes(self) -> int:
-        """What it holds beside its parameters, made of them when they are filled."""
+        """Bytes that it holds beside its parameters, made of them when they are filled."""
         drafting = [module.layer for module in self.mtp]
         return sum(layer.attention.derived_bytes for layer in (*self.layers, *drafting))
 
@@ -75,7 +75,7 @@ class Model:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `sampled`.
 
         Several parts of a step take turns: one's tokens travel to their experts while another's are computed.
-        `on_layers` is called when n layers are computed, or on a GPU enqueued.
+        `on_layers` is called with n when n layers are computed, or on a GPU enqueued.
         """
         computed = zip(parts, self._computed(parts, on_layers), strict=True)
         wanted = [residual.finish(delta, self.norm, part.sampled) for part, (delta, residual) in computed]
@@ -111,7 +111,7 @@ class Model:
                 yield index, mixture, mixture.slots
 
     def _computed(self, parts: Sequence[ForwardContext], on_layers: OnLayers | None) -> list[tuple[Delta, Residual]]:
-        """By part, all layers: what the last one adds to the residual, and that."""
+        """Compute all layers. By part: what the last layer adds to the residual, and the residual."""
         several, ring = len(parts) > 1, None if self.offloaded is None else self.offloaded.ring
         passed = on_layers if ring is None else _telling(ring, on_layers)
         done = [0] * len(parts)
@@ -138,8 +138,8 @@ class Model:
             delta = yield from layer.forward(delta, residual, context)
             done[index] = count
             while index and done[index - 1] < count:
-                # The part before takes more turns, one for each chunk of its experts. Its keys of the next layer come
-                # first: tokens of this part may attend to them.
+                # The part before may take more turns, one for each chunk of its experts. It has to write its keys of
+                # the next layer first, since tokens of this part may attend to them.
                 yield
             if on_layers is not None:
                 on_layers(count)
@@ -163,7 +163,7 @@ def _counting(context: ForwardContext, residual: Residual) -> ForwardContext:
 
 
 def _telling(ring: Ring, on_layers: OnLayers | None) -> OnLayers:
-    """Called when n layers are computed, by all parts of the step."""
+    """A hook to call with n when all parts of the step have computed n layers. It also tells the ring."""
 
     def passed(count: int) -> None:
         ring.passed(count - 1)

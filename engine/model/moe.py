@@ -25,14 +25,14 @@ from kernels.fp8_gemm.weight import BLOCK
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
-# Tokens whose copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
+# How many tokens' copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
 CHUNK_TOKENS = 8192
-# Where ranks divide the experts, twice as many of all ranks together: each of R1's 256 experts then has some 512 rows
-# instead of 256, fewer of them are padding, and four H200 compute prompts 8% faster. The workspace doubles too, since
-# all copies may be one rank's.
+# If ranks divide the experts, there are twice as many tokens, of all ranks together: each of R1's 256 experts then has
+# some 512 rows instead of 256, fewer of them are padding, and four H200 compute prompts 8% faster. The workspace
+# doubles too, since all copies may be one rank's.
 DIVIDED_CHUNKS = 2
-# Up to this many tokens the gate, the placement of rows and other ranks are waited for, not multiprocessors:
-# shared experts that are a layer of their own run beside them.
+# Up to this many tokens a step waits for the gate, the placement of rows and other ranks, not for multiprocessors. So
+# shared experts that are a layer of their own run beside these.
 BESIDE_TOKENS = 256
 
 
@@ -47,7 +47,7 @@ class _Chosen:
     shared: torch.Tensor | None
     # Whether `shared` is computed on the side stream.
     aside: bool
-    # The rows went to the experts of all ranks, whose outputs are still to be added up across these.
+    # Whether the rows went to the experts of all ranks, whose outputs are still to be added up across the ranks.
     exchanges: bool
 
 
@@ -57,7 +57,7 @@ def chunk_tokens(ranks: int) -> int:
 
 
 def _chunks(tokens: int, most: int) -> list[slice]:
-    """As few as may be, of equal lengths: one of few tokens would take as long as to read all experts' weights."""
+    """As few chunks as possible, of equal lengths: one of few tokens takes as long as reading all experts' weights."""
     length = aligned_rows(-(-tokens // -(-tokens // most)))
     return [slice(start, min(start + length, tokens)) for start in range(0, tokens, length)]
 
@@ -65,8 +65,9 @@ def _chunks(tokens: int, most: int) -> list[slice]:
 class MixtureOfExperts:
     """Shared experts are the last ones of the routed experts' grouped products, or a layer of their own.
 
-    A worker's ranks divide the routed experts; each computes the shared ones of its own rows, and its share of their
-    width for few rows that all have. Where it cannot be divided the first computes these.
+    A worker's ranks divide the routed experts. Each computes the shared ones for its own rows. Of few rows that all
+    ranks have, each computes a share of the shared experts' width; if that cannot be divided, the first rank computes
+    it all.
     """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
@@ -95,16 +96,17 @@ class MixtureOfExperts:
             index,
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
-        # A copy, for few rows that all ranks have: the others would wait for one that reads the whole.
+        # A copy of this rank's share, for few rows that all ranks have: the others would wait for a rank that reads it
+        # all.
         self._shared_part = None
         ranks = allocate.group.share.count
         if not joined and allocate.group.has_everywhere(1) and shared * width % (ranks * BLOCK) == 0:
             self._shared_part = FeedForward(hidden, shared * width, allocate, allocate.group.share)
         self._side_stream = allocate.side_stream
-        # A choice of no expert is like one of an expert elsewhere.
+        # Padding chooses no expert, which counts like an expert of another rank.
         self._skips_padding = group.share.count > 1
         of_shared = frozenset() if self._shared is None else self._shared.input_forms
-        # In which it reads the tokens.
+        # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({InputForm.PLAIN, self.experts.input_form}) | of_shared
 
     def parameters(self, prefix: str) -> NamedParameters:
@@ -130,10 +132,10 @@ class MixtureOfExperts:
     ) -> Turns[Delta]:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
-        counted: [tokens] bool, whether a token is of a request; None if all are. Where ranks divide the experts,
-        padding goes to none: among few tokens each expert that is chosen costs the time to read it. beside: exchanges
-        with other ranks are not to hold up those who take turns with it. everywhere: all ranks have these tokens, which
-        are few; what comes out is this rank's part of a sum over the ranks.
+        counted: [tokens] bool, whether a token is of a request; None if all are. If ranks divide the experts, padding
+        goes to no expert: among few tokens each expert that is chosen costs the time to read it. beside: exchanges with
+        other ranks must not hold up computations that take turns with this one. everywhere: all ranks have these
+        tokens, which are few; what comes out is this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
@@ -147,7 +149,8 @@ class MixtureOfExperts:
     ) -> ExpertOutputs:
         """What the experts that each token chose make of it, and shared ones that are computed with them.
 
-        If ranks divide the experts: what this rank's make of the tokens of all ranks. Otherwise as in `forward`.
+        If ranks divide the experts: what this rank's experts make of the tokens of all ranks. Arguments as in
+        `forward`.
         """
         exchanges = self._group.divides and not everywhere
         return self._computed(self._send(hidden, counted, beside=False, exchanges=exchanges))
@@ -162,14 +165,14 @@ class MixtureOfExperts:
     ) -> Turns[torch.Tensor]:
         """Routed experts compute one chunk after the other, shared ones of their own all tokens at once."""
         on_their_way = deque([self._send_chunk(chunks[0], hidden, counted, beside)])
-        # Shared experts' outputs, each chunk's until its sums take their place.
+        # Holds the shared experts' outputs, until each chunk's sums take their place.
         out = (
             torch.empty_like(hidden.unquantized()) if self._shared is None else self._shared.forward(hidden, workspace)
         )
         yield
         for chunk, following in zip_longest(chunks, chunks[1:]):
             if following is not None:
-                # Travels while this one is computed.
+                # Travels while this chunk is computed.
                 on_their_way.append(self._send_chunk(following, hidden, counted, beside))
             sent, shared = on_their_way.popleft(), None if self._shared is None else out[chunk]
             chosen = _Chosen(sent, shared, aside=False, exchanges=self._group.divides)
@@ -178,7 +181,7 @@ class MixtureOfExperts:
                 combine(outputs, out=out[chunk])
             else:
                 out[chunk] = outputs
-            # The memory of most of a step.
+            # Frees most of a step's memory.
             del sent, chosen, outputs
         return out
 
@@ -235,9 +238,9 @@ class MixtureOfExperts:
 
     def _parts_of_sums(self, chosen: _Chosen, shared: torch.Tensor) -> tuple[torch.Tensor, object]:
         """What this rank's experts make of everybody's tokens, [ranks * tokens, hidden], with shared experts' outputs
-        of its own tokens; or of the dispatched tokens alone, and how these find back.
+        added for its own tokens. With a way back: what they make of the dispatched tokens alone, and that way.
 
-        It travels in the model's dtype: in bfloat16 it is half as many bytes, and each is rounded as the sum of all is.
+        Parts travel in the model's dtype: bfloat16 is half as many bytes, and each part is rounded as their sum is.
         """
         routed, way_back = self._joined(chosen), chosen.sent.finish().way_back
         if way_back is not None:

@@ -45,8 +45,8 @@ class MtpModule:
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, residual: Residual, context: ForwardContext
     ) -> torch.Tensor:
-        """embedded: the tokens; hidden: states before them, after a last norm. Both [tokens, hidden], as the result,
-        which is after the module's own last norm.
+        """embedded: the tokens; hidden: the states of the tokens before them, after a last norm. Both [tokens, hidden],
+        and so is the result, which is after the module's own last norm.
         """
         columns = self._share.of(2 * embedded.shape[1])
         joined = join_rms_norms(embedded, hidden, self._embedding_norm, self._hidden_norm, self._epsilon)

@@ -10,7 +10,7 @@ from kernels.act_quant import Quantized
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """[tokens, hidden], in one form or both: None if no layer behind reads that."""
+    """[tokens, hidden], in one form or both; a form is None if no layer behind reads it."""
 
     # As the model computes.
     plain: torch.Tensor | None
@@ -24,7 +24,7 @@ class Normalized:
         return values.shape[0]
 
     def unquantized(self) -> torch.Tensor:
-        """For those who asked for it."""
+        """The plain form, if a layer asked for it."""
         assert self.plain is not None
         return self.plain
 

@@ -35,7 +35,7 @@ NamedParameters = Iterator[Parameter]
 
 
 def _nothing() -> None:
-    """All that is left to do behind parameters that are computed with as they are."""
+    """The `finish` of parameters that are used as they are: nothing is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Part:
     """Parameters that are filled together."""
 
     parameters: Sequence[Parameter]
-    # Called once they are, before those of the next part are filled: some parts' places lie in the same memory.
+    # Called once these are filled, before those of the next part are: some parts' places lie in the same memory.
     finish: Callable[[], None] = _nothing
 
 
@@ -54,8 +54,8 @@ def whole(name: str, place: torch.Tensor) -> Parameter:
 
 
 def cut(parameters: Iterable[Parameter], dimension: int, share: Share) -> NamedParameters:
-    """The same places as parts: along the dimension each is this rank's share of its published tensor. A number is
-    whole on every rank.
+    """The same places, as parts of larger tensors: along the dimension each is this rank's share of its published
+    tensor. A single number is whole on every rank.
     """
     for each in parameters:
         if each.shape == (1,):

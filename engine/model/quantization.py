@@ -66,7 +66,7 @@ class Quantization:
         return self != Quantization()
 
 
-# As most are published; the tensors of a checkpoint correct it.
+# How most such checkpoints are published; a checkpoint's tensors correct it.
 INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_inputs=True)
 NVFP4_EXPERTS = Quantization(experts=Stored.NVFP4, nvfp4=frozenset({LinearKind.FEED_FORWARD}))
 

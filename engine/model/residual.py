@@ -17,11 +17,12 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 class Residual(Protocol):
     """The residual of some tokens, to which layers add their outputs.
 
-    An output is a `Delta`, whose rows are those of the residual, or `parts`, [tokens, hidden]: what this rank adds to
-    a sum over the ranks of its TP group, of which each has the rows of all tokens. Of one rank they are the sum.
+    An output is a `Delta`, whose rows are those of the residual, or it is `parts`, [tokens, hidden]: what this rank
+    adds, for all tokens, to a sum over the ranks of its TP group. If there is one rank, parts are the sum.
 
     Attributes:
-        everywhere: every rank has all rows. A layer's delta is then this rank's parts, and experts see all rows.
+        everywhere: whether every rank has all rows. A layer's delta is then this rank's parts, and experts see all
+        rows.
     """
 
     everywhere: bool
@@ -55,8 +56,8 @@ class Residual(Protocol):
 
 
 def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, turns: bool) -> Residual:
-    """Zeros. like: [.., hidden], of the same dtype and device; turns: the tokens are a part of a step that takes turns
-    with others.
+    """A residual of zeros. like: [.., hidden], of the same dtype and device; turns: the tokens are a part of a step
+    that takes turns with others.
     """
     if group.has_everywhere(tokens) and not turns:
         return EverywhereResidual(like.new_zeros(tokens, like.shape[1]), epsilon, group)

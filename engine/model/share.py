@@ -60,7 +60,7 @@ def check_division(config: ModelConfig, count: int, *, blocks: bool) -> None:
 
 
 def check_experts(config: ModelConfig, layout: Layout, *, blocks: bool) -> None:
-    """Raises ConfigError if a model's experts do not divide so.
+    """Raises ConfigError if a model's experts do not divide as the layout says.
 
     blocks: they keep their quantized weights, so that parts of their width consist of whole blocks or groups of them.
     """

@@ -8,7 +8,8 @@ import torch
 
 from kernels.fp8_gemm import Workspace, make_workspace
 
-# That of captured steps, whose kernels keep it. With a lower one work here would run behind the step's, not beside it.
+# The priority of captured steps, whose kernels keep it. With a lower one, work here would run after the step's kernels,
+# not beside them.
 PRIORITY = -1
 
 
@@ -26,9 +27,9 @@ class SideStream:
             yield self._workspace
 
     def join(self) -> None:
-        """What the current stream is given from now on waits for what this one has been given.
+        """Work that the current stream is given from now on waits for all that this stream has been given.
 
-        Until then the caller keeps the tensors that are read here: their memory belongs to the current stream.
+        Until then the caller keeps the tensors that work here reads: their memory belongs to the current stream.
         """
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 

@@ -1,4 +1,4 @@
-"""A prompt's attention to what counts in it: found in the absorbed form, computed in the expanded one."""
+"""A prompt's attention to what counts in it: found in the absorbed form, then attended to in the expanded one."""
 
 from dataclasses import dataclass
 
@@ -24,14 +24,14 @@ class SparseRow:
 
     first: int
     stop: int
-    # Position of the first.
+    # Position of the first token.
     start: int
     # [keys] int64: slots of the row and of all that is before it.
     slots: torch.Tensor
     # As in `ExpandedRows`.
     expanded: int
     recall: float
-    # The layer in which it is measured what is kept, and the meter that is told.
+    # The layer in which it is measured how much is kept, and the meter that is told.
     measured_layer: int
     meter: SparseMeter
     # [samples] int64: indices of the row's queries that are measured.
@@ -59,7 +59,7 @@ def attend(
     for some in cut_heads(heads, len(row.slots), row.expanded):
         keys, results = expand(some), (values[:, some], log_sum[some])
         sparse_prefill(query[:, some], *keys, selection.of(some), *results, first_query=row.start, scale=scale)
-        # Before the next ones are expanded.
+        # Freed before the next keys are expanded.
         del keys
     return values, log_sum
 
@@ -80,7 +80,7 @@ def attend_and_quantize(
         sparse_prefill_and_quantize(
             query[:, some], *keys, selection.of(some), columns, first_query=row.start, scale=scale
         )
-        # Before the next ones are expanded.
+        # Freed before the next keys are expanded.
         del keys
 
 

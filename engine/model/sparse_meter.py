@@ -18,7 +18,7 @@ class SparseMeter:
         self._copies: deque[HostCopies] = deque()
 
     def note(self, recall: torch.Tensor, density: torch.Tensor) -> None:
-        """Both of one number."""
+        """Both are tensors of one number."""
         self._copies.append(HostCopies((recall, density)))
 
     def drain(self) -> list[SparseMeasure]:

@@ -30,7 +30,7 @@ def make_state(
     quantized_prompts: bool = False,
 ) -> DeviceState:
     """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
-    with up to `drafts` drafts. dtype: of hidden states; sparse: prompts that ask for it are computed so;
+    with up to `drafts` drafts. dtype: of hidden states; sparse: whether prompts that ask for sparse attention get it;
     quantized_prompts: see DeviceState.
     """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
@@ -55,7 +55,7 @@ def make_state(
 
 
 def _kv_pool(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in pages that the machine gives when they are first written, so that no start waits for them."""
+    """Zeros; on a CPU in pages that the system gives when they are first written, so that no start waits for them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -15,7 +15,7 @@ from kernels.act_quant import Quantized
 from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
-# Up to so many rows a sum of all of them on every rank takes less than its share on each with a gather behind it.
+# Up to this many rows, a sum of all rows on every rank takes less time than a share of it on each and a gather.
 FEW_ROWS = 32
 
 
@@ -23,9 +23,9 @@ class TensorGroup:
     """Every rank of the group makes the same calls in the same order.
 
     Attributes:
-        share: this rank's.
-        divides: there is more than one rank.
-        leads: this is the first rank.
+        share: which part of the model this rank has.
+        divides: whether there is more than one rank.
+        leads: whether this is the first rank.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -33,20 +33,20 @@ class TensorGroup:
         self._exchange = exchange
         self.share = Share(place.tp_index, place.layout.tp)
         self.divides = self.share.count > 1
-        # Then no rank outside the group has experts, and no row needs to be sent to any.
+        # If so, no rank outside the group has experts, and no row needs to be sent to one.
         self._is_whole_worker = place.layout.dp == 1
         self.leads = place.leads
 
     def has_everywhere(self, tokens: int) -> bool:
-        """Whether every rank has all rows of the residual of a step with so many tokens."""
+        """Whether every rank has all rows of the residual of a step with this many tokens."""
         return self.divides and self._is_whole_worker and tokens <= FEW_ROWS
 
     def own_rows(self, tokens: int) -> int:
-        """How many rows each rank has of so many; the last ones may be padding."""
+        """How many of the rows of `tokens` tokens each rank has; the last ones may be padding."""
         return -(-tokens // self.share.count)
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """This rank's of the rows that all ranks have: [tokens, width] becomes [own rows, width]."""
+        """This rank's share of rows that all ranks have: [tokens, width] becomes [own rows, width]."""
         if not self.divides:
             return rows
         padded = self._padded(rows)
@@ -60,7 +60,7 @@ class TensorGroup:
         return self._exchange.begin_reduce_scatter(self._padded(parts), Group.TP).finish() if self.divides else parts
 
     def sum_everywhere(self, parts: torch.Tensor) -> torch.Tensor:
-        """All rows of that sum: [tokens, width] stays as it is."""
+        """As `sum`, but all rows on every rank: [tokens, width] stays as it is."""
         return self._exchange.all_reduce(parts, Group.TP) if self.divides else parts
 
     def gather(self, own: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -72,7 +72,7 @@ class TensorGroup:
     ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual and normalize them, with a sum before it or `gather` behind.
 
-        For few rows on a GPU, else None.
+        Only for few rows on a GPU; returns None otherwise.
         """
         if not self.divides:
             return None

@@ -5,12 +5,12 @@ from collections.abc import Generator, Sequence
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
-# It yields where it has begun an exchange and needs the result of that to go on.
+# A computation that yields when it has begun an exchange and needs the result of that to go on.
 Turns = Generator[None, None, ResultT]
 
 
 def take_turns(computations: Sequence[Turns[ResultT]]) -> list[ResultT]:
-    """What each comes to. They go on one after another, always in the same order."""
+    """The results of the computations, which go on one after another, always in the same order."""
     results: dict[int, ResultT] = {}
     waiting = deque(enumerate(computations))
     while waiting:
@@ -25,6 +25,6 @@ def take_turns(computations: Sequence[Turns[ResultT]]) -> list[ResultT]:
 
 
 def alone(computation: Turns[ResultT]) -> ResultT:
-    """What it comes to if there is nothing else to compute."""
+    """The computation's result, with nothing else to compute meanwhile."""
     (result,) = take_turns([computation])
     return result

@@ -28,7 +28,8 @@ def guess(
     Each module reads the guess of the module before it and the state that that module made of its token. The last
     module then runs on its own output, until all guesses are made.
 
-    hidden: [rows, hidden], what the first module made of the last tokens; positions: [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
+    hidden: [rows, hidden], what the first module made of the last tokens; positions: [rows] int32, theirs;
+    block_table: [rows, blocks], with room for all guesses but one; real: see DecodeRows.
     unwritten: [rows] int32, 1 for rows whose guesses' KV is not written; None if there are none.
     """
     last = model.config.draft_layers - 1

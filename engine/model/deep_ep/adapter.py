@@ -16,11 +16,12 @@ Kind = type[ElasticBuffer] | type[LegacyBuffer]
 
 
 def usable(layout: Layout, traffic: Traffic, device: torch.device) -> list[Kind]:
-    """The buffers that ranks like this could use, were they there, the better first. The same on all of them."""
+    """The buffers that such ranks could use, if the package has them, the better first. The same on all ranks."""
     whole = layout.ep == layout.world
     if device.type != "cuda" or layout.hosts == 1 or not whole:
         return []
-    # Its authors measured the second at up to 1.3 times the speed, and call the first legacy.
+    # The package's authors measured the first of these at up to 1.3 times the speed of the other, which they call
+    # legacy.
     kinds: tuple[Kind, ...] = (ElasticBuffer, LegacyBuffer)
     return [kind for kind in kinds if kind.fits(layout, traffic)]
 
@@ -31,7 +32,7 @@ def find_deep_ep(exchange: Exchange, traffic: Traffic, device: torch.device) -> 
     module = find_package("deep_ep", ["Buffer", "topk_idx_t"]) if kinds else None
     for kind in kinds:
         there = torch.tensor([hasattr(module, kind.NAME)])
-        # Asked by all ranks, those without the package too.
+        # All ranks ask, those without the package too.
         if bool(exchange.all_gather(there, Group.WORLD).all()):
             assert module is not None
             first = exchange.place.rank * (traffic.experts // exchange.place.layout.world)
@@ -58,7 +59,7 @@ class DeepEp:
     def dispatch(
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor
     ) -> tuple[Sent, torch.Tensor, torch.Tensor, object]:
-        """The rows, of all ranks, of which one of this rank's experts was chosen, with weights and choices of each, and
+        """The rows of all ranks for which one of this rank's experts was chosen, with weights and choices of each, and
         the way back for `combine`. Behind them there may be rows that nobody sent, without experts.
 
         rows: [tokens, hidden] that it `takes`; weights: [tokens, k] float32; choices: [tokens, k] int64, of all
@@ -71,7 +72,7 @@ class DeepEp:
         return unpacked(received.rows, rows), received.weights, numbers, received.way_back
 
     def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
-        """The sums of what ranks make of this one's rows. parts: [received rows, hidden] bfloat16."""
+        """The sums of what all ranks make of this rank's rows. parts: [received rows, hidden] bfloat16."""
         return self._buffer.combine(parts.contiguous(), way_back)
 
 

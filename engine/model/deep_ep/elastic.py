@@ -3,8 +3,8 @@
 It compiles its kernels with nvcc when they are first called, some seconds for each number of rows that it makes room
 for, and keeps them in ~/.deep_ep.
 
-Few rows of each rank may be captured: there is room for all rows of all ranks then, as many as an all-gather brings,
-and the host does not wait to learn how many came.
+A step with few rows of each rank may be captured. It has room for all rows of all ranks, as many as an all-gather
+brings, and the host does not wait to learn how many came.
 """
 
 from typing import Any, ClassVar
@@ -21,17 +21,17 @@ MOST_HOSTS = 32
 MOST_RANKS_A_HOST = 64
 MOST_RANKS_AND_EXPERTS = 128
 HIDDEN_MULTIPLE = 256
-# What it takes itself where nothing is computed beside it. Its own estimate would ask nvidia-smi and ibstat, and is not
-# for models whose choices are limited to groups of experts.
+# The number that the package takes itself where nothing is computed beside it. Its own estimate would ask nvidia-smi
+# and ibstat, and is not made for models whose choices are limited to groups of experts.
 MULTIPROCESSORS = 64
 # Up to this many rows of a rank the host does not wait. Decode steps have fewer, prompts more.
 MOST_WITHOUT_WAITING = 256
-# It makes room for so many rows of a rank, or for a larger power of two.
+# It makes room for this many rows of a rank, or for a larger power of two.
 LEAST_ROOM = 16
 
 
 class ElasticBuffer:
-    """engine.model.deep_ep.interface.Buffer."""
+    """An `engine.model.deep_ep.interface.Buffer`."""
 
     NAME: ClassVar[str] = "ElasticBuffer"
 
@@ -48,7 +48,7 @@ class ElasticBuffer:
     def __init__(self, module: Any, exchange: Exchange, traffic: Traffic) -> None:
         """module: deep_ep."""
         self._traffic = traffic
-        # Its memory ends with the process: to destroy it is to wait for ranks that may have ended already.
+        # Its memory ends with the process: destroying it would wait for ranks that may have ended already.
         self._buffer = module.ElasticBuffer(
             _ProcessGroup(module, exchange),
             num_max_tokens_per_rank=traffic.tokens,
@@ -84,13 +84,15 @@ class ElasticBuffer:
         return sums
 
     def _room(self, tokens: int) -> int:
-        """For how many rows of each rank. All ranks have the same."""
+        """For how many rows of each rank there is room. It is the same on all ranks."""
         assert tokens <= self._traffic.tokens
         return min(max(next_power_of_2(tokens), LEAST_ROOM), self._traffic.tokens)
 
 
 class _ProcessGroup:
-    """What ElasticBuffer asks of torch.distributed's, and of its backend. Ranks have none of all hosts."""
+    """Stands in for torch.distributed's process group and its backend: what ElasticBuffer asks of them. Our ranks have
+    no process group over all hosts.
+    """
 
     def __init__(self, module: Any, exchange: Exchange) -> None:
         self._exchange = exchange

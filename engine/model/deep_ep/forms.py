@@ -10,12 +10,12 @@ from kernels.w4a8_gemm import ScaledRows
 
 
 def packed(rows: Sent) -> Rows:
-    """As the package takes them."""
+    """The rows as the package takes them."""
     return rows if isinstance(rows, torch.Tensor) else (rows.values, _scales_of_groups(rows))
 
 
 def unpacked(received: Rows, rows: Sent) -> Sent:
-    """What was received of rows that were sent in the form of these."""
+    """The received rows, in the form of the `rows` that were sent."""
     if isinstance(received, torch.Tensor):
         return received
     values, scales = received
@@ -25,11 +25,11 @@ def unpacked(received: Rows, rows: Sent) -> Sent:
 
 
 def _scales_of_groups(rows: Quantized | ScaledRows) -> torch.Tensor:
-    """What has fewer scales repeats them, 3% more bytes a row."""
+    """A scale for each group. Rows that have fewer scales repeat them, which takes 3% more bytes."""
     if isinstance(rows, Quantized):
         return rows.scales.contiguous()
     tokens, width = rows.values.shape
-    # All ranks have a static scale.
+    # All ranks have the static scale, so ones are sent in its place.
     scales = rows.scales.new_ones(tokens) if rows.static else rows.scales
     return scales.unsqueeze(1).repeat(1, width // GROUP)
 

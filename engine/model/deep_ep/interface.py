@@ -19,12 +19,12 @@ class Traffic:
     experts: int
     # How many of them a row goes to.
     choices: int
-    # At most so many rows of each rank at once.
+    # The most rows of each rank at once.
     tokens: int
 
 
 class Received(NamedTuple):
-    """The rows, of all ranks, of which one of this rank's experts was chosen; perhaps others behind them."""
+    """The rows of all ranks for which one of this rank's experts was chosen; perhaps others behind them."""
 
     rows: Rows
     # [rows, k] float32.
@@ -47,5 +47,5 @@ class Buffer(Protocol):
         ...
 
     def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
-        """The sums of what ranks make of this one's rows. parts: [received rows, hidden] bfloat16, contiguous."""
+        """The sums of what ranks make of this rank's rows. parts: [received rows, hidden] bfloat16, contiguous."""
         ...

@@ -13,13 +13,13 @@ from engine.exchange.interface import Exchange
 from engine.model.deep_ep.interface import Received, Rows, Traffic
 from engine.parallel.layout import Group, Layout
 
-# What its kernels between hosts are written for: so many GPUs on each, and these numbers of ranks.
+# What its kernels between hosts are written for: this many GPUs on each host, and these numbers of ranks.
 RANKS_A_HOST = 8
 WORLDS = (16, 24, 32, 48, 64, 96, 128, 144, 160)
 
 
 class LegacyBuffer:
-    """engine.model.deep_ep.interface.Buffer."""
+    """An `engine.model.deep_ep.interface.Buffer`."""
 
     NAME: ClassVar[str] = "Buffer"
 
@@ -63,7 +63,7 @@ class LegacyBuffer:
 
 
 class _Communicator:
-    """What Buffer asks of mpi4py's: where ranks learn each other's handles when it is made."""
+    """Stands in for mpi4py's communicator, over which ranks learn each other's handles when Buffer is made."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -75,7 +75,7 @@ class _Communicator:
         return self._exchange.place.layout.world
 
     def allgather(self, value: int | bytearray | None) -> list[int | bytearray | None]:
-        """Not pickled, as torch.distributed would: who can write to another rank must not run code there."""
+        """Does not pickle, as torch.distributed would: whoever can write to another rank must not run code there."""
         own = torch.frombuffer(bytearray(msgspec.msgpack.encode(value)), dtype=torch.uint8)
         lengths = self._exchange.all_gather(torch.tensor([len(own)]), Group.WORLD).tolist()
         padded = functional.pad(own, (0, max(lengths) - len(own)))

@@ -50,7 +50,7 @@ class BlockFp8Linear:
         yield from linear_parameters([values, scales], names, self._parts)
 
     def finish(self) -> None:
-        """Multiplied as it is published."""
+        """Nothing to do: the weight is multiplied as it is published."""
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, Quantized)
@@ -71,7 +71,7 @@ class BlockFp8Experts:
         yield from expert_parameters([values, scales], prefix, self._shape)
 
     def finish(self, group: ExpertGroup) -> None:
-        """Multiplied as it is published."""
+        """Nothing to do: weights are multiplied as they are published."""
 
     def weights(self) -> Sequence[torch.Tensor]:
         tensors = self._gate_up.values, self._gate_up.scales, self._down.values, self._down.scales

@@ -28,8 +28,8 @@ class Formats:
 
 
 def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool, fp8_queries: bool = False) -> Formats:
-    """Quantized weights stay as they are published, or are brought to the model's dtype if `dequantize`; fp8_queries:
-    else queries' projections that are published plain are quantized when they are loaded.
+    """Quantized weights stay as they are published, or are converted to the model's dtype if `dequantize`. fp8_queries:
+    unless `dequantize`, projections of queries that are published plain are quantized when they are loaded.
     """
     if dequantize or not (stored.quantized or fp8_queries):
         # The gate's choice must not depend on the model's dtype.

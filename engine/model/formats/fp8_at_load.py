@@ -23,7 +23,7 @@ class Fp8AtLoadFormat:
         return Fp8AtLoadLinear(parts, inputs, new)
 
     def takes_experts(self, shape: ExpertShape) -> bool:
-        """Only linear layers are quantized so."""
+        """Only linear layers are quantized at load."""
         return False
 
     def experts(self, shape: ExpertShape, new: NewTensor) -> Experts:

@@ -26,20 +26,20 @@ class ExpertShape:
     routed: int
     shared: int
     hidden: int
-    # Or of the part of the width that this rank has of routed experts; then none is shared.
+    # The width of an expert, or the part of it that this rank has of routed experts; then no expert is shared.
     width: int
-    # The number by which tokens choose the first routed one; the others follow.
+    # The number by which tokens choose the first routed expert; the others follow.
     first: int = 0
-    # How many more experts tokens choose among, which other ranks hold; then none is shared.
+    # How many more experts, which other ranks hold, tokens choose among; then no expert is shared.
     elsewhere: int = 0
-    # Which part of the published width it is.
+    # Which part of the published width `width` is.
     width_share: Share = field(default_factory=Share)
-    # The numbers of the routed ones in the checkpoint, if not those by which tokens choose them.
+    # The numbers of the routed experts in the checkpoint, if not those by which tokens choose them.
     published: tuple[int, ...] | None = None
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The numbers of the routed ones in the checkpoint."""
+        """The numbers of the routed experts in the checkpoint."""
         return range(self.first, self.first + self.routed) if self.published is None else self.published
 
     @property
@@ -52,7 +52,7 @@ class Linear(Protocol):
 
     @property
     def input_form(self) -> InputForm:
-        """Who makes the layer's input makes it in this form, perhaps in the same kernel."""
+        """The form in which the layer's input is to be made, perhaps by the kernel that computes that input."""
 
     def parameters(self, *names: str) -> NamedParameters:
         """names: prefixes of the published matrices, in order."""
@@ -78,11 +78,11 @@ class Experts(Protocol):
         """Called once, when all places are filled and before the first `forward`, by all ranks of the group."""
 
     def weights(self) -> Sequence[torch.Tensor]:
-        """After `finish`: tensors [routed, ...] of whose parts one expert's make up the expert."""
+        """To be called after `finish`: tensors [routed, ...], whose entries at one index are one expert."""
 
     def to_send(self, hidden: Activations) -> Sent:
-        """The tokens in `input_form` as `forward` takes them on other ranks, of whose experts it knows nothing: in few
-        bytes.
+        """The tokens in few bytes, as `forward` takes them on other ranks. It knows nothing of those ranks' experts.
+        hidden: in `input_form`.
         """
 
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

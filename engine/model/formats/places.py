@@ -17,7 +17,7 @@ class LinearTensor:
     suffix: str
     # [outputs / unit, ...]
     tensor: torch.Tensor
-    # Outputs that share a row of it.
+    # How many outputs share a row of it.
     unit: int = 1
 
 

@@ -43,7 +43,7 @@ class PlainLinear:
         yield from linear_parameters([LinearTensor("weight", self._weight)], names, self._parts)
 
     def finish(self) -> None:
-        """Multiplied as it is published."""
+        """Nothing to do: the weight is multiplied as it is published."""
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
@@ -62,7 +62,7 @@ class PlainExperts:
         yield from expert_parameters([ExpertTensor("weight", self._gate_up, self._down)], prefix, self._shape)
 
     def finish(self, group: ExpertGroup) -> None:
-        """Multiplied as it is published."""
+        """Nothing to do: weights are multiplied as they are published."""
 
     def weights(self) -> Sequence[torch.Tensor]:
         return self._gate_up[: self._shape.routed], self._down[: self._shape.routed]

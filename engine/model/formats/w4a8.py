@@ -85,7 +85,7 @@ class W4A8Experts:
 
     def finish(self, group: ExpertGroup) -> None:
         self._gate_up.finish(group, profile=True)
-        # In one kernel it has the tiles of gate and up.
+        # If one kernel computes both products, this one has the tiles of gate and up.
         self._down.finish(group, profile=self._input_scales is None)
         if self._input_scales is not None:
             gate, down, up = self._input_scales.unbind(1)
@@ -96,7 +96,7 @@ class W4A8Experts:
             self._together = int4_feed_forward(*matrices, down, self._down_pre_scale)
 
     def weights(self) -> Sequence[torch.Tensor]:
-        # The input of gate and up has one scale for all experts.
+        # The input of gate and up has one scale for all experts, which need not move with them.
         own = [self._gate_up.tiles, self._down.tiles]
         if self._together is not None:
             return [*own, self._together.input_scales, self._together.factors]
@@ -145,7 +145,7 @@ class _Matrices:
         for tiles, values, scales in zip(self.tiles, self.values, self.scales, strict=True):
             tiles.copy_(pack_tiles(self._ordered(values), self._ordered(scales)))
         packed = int4_experts(self.tiles)
-        # Experts of other ranks may move here.
+        # Taken over all ranks, since experts of other ranks may move here.
         has_minimum = bool(group.largest(float(packed.has_minimum)))
         packed = replace(packed, has_minimum=has_minimum)
         self._packed = profiled(packed) if profile else packed

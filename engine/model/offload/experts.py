@@ -17,7 +17,7 @@ class OffloadedLayers:
     """The layers of one model whose experts lie in host memory.
 
     Attributes:
-        ring: brings them.
+        ring: brings their experts to the device.
     """
 
     def __init__(self, layers: Sequence[int], slots: int, device: torch.device) -> None:
@@ -32,8 +32,9 @@ class OffloadedLayers:
 
 
 class OffloadedExperts:
-    """engine.model.formats.interface.Experts of any format, whose tensors are a slot's: they are filled there, put in
-    the order in which kernels take them, and brought to host memory by `finish`. Only then another layer's are filled.
+    """`engine.model.formats.interface.Experts` of any format, whose tensors lie in a slot. They are filled there, put
+    in the order in which kernels take them, and copied to host memory by `finish`. Only then are another layer's
+    filled.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OffloadedExperts:
         raise AssertionError("experts in host memory do not move between ranks")
 
     def to_send(self, hidden: Activations) -> Sent:
-        # Scales of the input are among the weights.
+        # The scales of the input are among the weights, which have to be in the slot.
         self._ring.take(self._layer)
         return self._experts.to_send(hidden)
 

@@ -8,7 +8,8 @@ from mesh.errors import EngineFailed
 
 
 class HostPages:
-    """Page-locked if a GPU is to copy from it. Torch's own such memory comes in powers of two: half as much again.
+    """Host memory, page-locked if a GPU is to copy from it. Torch's own page-locked memory comes in powers of two,
+    which would take half as much again.
 
     Attributes:
         tensor: [bytes] uint8.
@@ -17,11 +18,11 @@ class HostPages:
     def __init__(self, size_bytes: int, *, page_locked: bool) -> None:
         self._locked = False
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Locked page by page, small ones take minutes for a model.
+        # Small pages would be locked one by one, which takes minutes for a model.
         pages.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(pages, dtype=torch.uint8)
         if page_locked:
-            # The driver would have them zeroed by one thread; all of torch's do it in parallel.
+            # All of torch's threads touch the pages in parallel; the driver would have one thread zero them.
             self.tensor[:: mmap.PAGESIZE].zero_()
             status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size_bytes, 0)
             if int(status):

@@ -13,14 +13,14 @@ _log = logging.getLogger("deepmesh.engine")
 
 
 class SlotMemory:
-    """engine.offload.ring.Copies. On a CPU slots are host memory too, and copies are done at once."""
+    """An `engine.offload.ring.Copies`. On a CPU slots are host memory too, and copies are done at once."""
 
     def __init__(self, device: torch.device, slots: int) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pages: dict[int, HostPages] = {}
-        # Layers without pages in the order in which they are kept, and the next one's, which a thread makes meanwhile:
-        # page-locking takes as long as reading.
+        # Layers that have no pages yet, in the order in which they are kept; and the pages of the next one, which a
+        # thread makes meanwhile: page-locking takes as long as reading.
         self._expected: deque[int] = deque()
         self._coming: Future[HostPages] | None = None
         self._waited_seconds = 0.0
@@ -29,11 +29,11 @@ class SlotMemory:
         self._copied: list[torch.cuda.Event | None] = [None] * slots
 
     def expect(self, layer: int) -> None:
-        """The layer is kept behind those that are expected already."""
+        """Announce that the layer will be kept, after those that are announced already."""
         self._expected.append(layer)
 
     def slot(self, number: int, size_bytes: int) -> torch.Tensor:
-        """[bytes] uint8, the same for all layers that share the slot: their experts are as large."""
+        """[bytes] uint8, the same for all layers that share the slot: their experts are of one size."""
         memory = self._slots[number]
         if memory is None:
             memory = self._slots[number] = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
@@ -62,7 +62,7 @@ class SlotMemory:
             torch.cuda.current_stream(self._device).wait_event(copied)
 
     def keep(self, layer: int, slot: int) -> None:
-        """Bring what the slot has to host memory of the layer's own, once, after loading; the host waits.
+        """Copy what is in the slot to host memory of the layer's own, once, after loading. The host waits for it.
 
         Raises EngineFailed if the memory cannot be page-locked.
         """
@@ -83,7 +83,7 @@ class SlotMemory:
 
 
 def _pages_for(slot: torch.Tensor) -> HostPages:
-    """In a thread."""
+    """Runs in a thread."""
     if slot.is_cuda:
         torch.cuda.set_device(slot.device)
     return HostPages(len(slot), page_locked=slot.is_cuda)

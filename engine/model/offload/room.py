@@ -4,7 +4,7 @@ import math
 
 import torch
 
-# A tensor's first byte lies at a multiple of it. Tensor maps need 16, and wide loads no more.
+# Every tensor begins at a multiple of this. Tensor maps need 16, and wide loads no more.
 ALIGNMENT = 1024
 # More than any layer's experts take.
 _MOST_BYTES = 1 << 50
@@ -31,5 +31,5 @@ class Room:
 
 
 def endless_room(dtype: torch.dtype) -> Room:
-    """Without memory, to measure how much is used."""
+    """A room without memory, to measure how much would be used."""
     return Room(torch.empty(_MOST_BYTES, dtype=torch.uint8, device="meta"), dtype)
