@@ -33,7 +33,8 @@ class MixedSteps:
 
     def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:
         """step_ms: how long a step with both may take; None if it has no bound. prompt_share: the largest share of the
-        time that prompts may take from requests that decode, below 1; None if it has no bound."""
+        time that prompts may take from requests that decode, below 1; None if it has no bound.
+        """
         self._step_ms = step_ms
         # How many milliseconds requests decode for each one that prompts have taken.
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share

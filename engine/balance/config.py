@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mesh.config import Config
 
-# Between looks if `interval_steps` is "auto": tens of seconds, in which an expert is chosen thousands of times.
+# Steps between looks if `interval_steps` is "auto": tens of seconds, in which an expert is chosen thousands of times.
 AUTO_INTERVAL = 1000
 
 

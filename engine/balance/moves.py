@@ -9,18 +9,19 @@ from engine.balance.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Slots that get new contents at once: by slot, the slot of another part that holds them before. One slot, or two
-    that swap.
+    """Slots that get new contents at once. `sources` has pairs: such a slot, and the slot of another part that holds
+    the contents before. There is one pair, or there are two that swap.
     """
 
     sources: tuple[tuple[int, int], ...]
-    # What holds when it is made.
+    # The placement once the move is made.
     placement: Placement
 
 
 def moves(placement: Placement, target: Placement) -> Iterator[Move]:
-    """Moves after each of which every expert has a slot: over a copy that can be spared, else two slots swap. At last
-    each part has the experts that it has in the target, in whichever of its slots.
+    """Moves that lead from one placement to the other; after each of them every expert still has a slot. A move
+    overwrites a copy that can be spared, or else swaps two slots. In the end each part has the experts that it has in
+    the target, in whichever of its slots.
     """
     held, parts, slots = list(placement.experts), placement.parts, placement.slots
     wanted = [set(target.part(part)) for part in range(parts)]

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heapreplace
 import numpy as np
 import numpy.typing as npt
 
-# Experts change places for no less than this share of the mean load.
+# Experts are exchanged only if that lowers the larger load by more than this share of the mean load.
 LEAST_GAIN = 0.005
 
 
@@ -66,9 +66,9 @@ def imbalance(placement: Placement, loads: Sequence[float] | npt.NDArray[np.floa
 
 
 def balancing(placement: Placement, loads: Sequence[float] | npt.NDArray[np.float64]) -> Iterator[Placement | None]:
-    """At last, a placement with the same slots whose parts have loads as even as may be, near the given one.
+    """Yields at last a placement with the same slots, near the given one, whose parts have loads as even as possible.
 
-    Before it, None after each piece of the work, which takes some 20 us of a host: steps of a model wait for it.
+    Before that it yields None after each piece of the work, some 20 us of a host's time: steps of a model wait for it.
 
     Copies are counted as EPLB does (DeepSeek, 2025): spare slots go, one after another, to the expert with the largest
     load a copy. Then, in place of EPLB's packing from nothing, which would move nearly all: copies that are too many
@@ -107,8 +107,8 @@ def _copies(loads: Sequence[float], slots: int, parts: int) -> npt.NDArray[np.in
 def _recount(
     holds: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]
 ) -> Iterator[None]:
-    """Give each expert as many copies as it should have; every part keeps its number of slots. In place, in pieces: one
-    expert loses copies or gets one.
+    """Give each expert as many copies as it should have; every part keeps its number of slots. Changes `holds`, and
+    yields after each piece of work: one expert loses copies or gets one.
     """
     sizes = holds.sum(1)
     free = np.zeros_like(sizes)
@@ -144,7 +144,7 @@ def _recount(
 
 
 def _even_out(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> Iterator[None]:
-    """Exchange experts of the heaviest part for lighter ones of others. In place, in pieces: two parts are compared."""
+    """Exchange experts of the heaviest part for lighter ones. Changes `holds`; yields after comparing two parts."""
     sums = _sums(holds, shares)
     least = LEAST_GAIN * sums.sum() / len(sums)
     while True:
@@ -171,17 +171,17 @@ def _best_exchange(
     difference: float,
     least: float,
 ) -> tuple[int, int] | None:
-    """The expert to give and the one to take so that the larger sum becomes least; None if it falls by no more than
+    """The expert to give and the one to take so that the larger sum falls most; None if it falls by no more than
     `least`. heavy and light: [experts], what two parts hold; difference: of the two sums.
     """
-    # No exchange takes off more than half of it.
+    # No exchange lowers the larger sum by more than half of the difference.
     if difference <= 2 * least:
         return None
     (givable,), (takeable,) = (heavy & ~light).nonzero(), (light & ~heavy).nonzero()
     if not len(givable) or not len(takeable):
         return None
     takeable = takeable[shares[takeable].argsort(kind="stable")]
-    # Half of the difference should go over: only the two shares around what is left then come into question.
+    # Half of the difference should go over, so only the two shares around what remains to be taken come into question.
     above = shares[takeable].searchsorted(shares[givable] - difference / 2)
     nearest = np.array([above - 1, above]).clip(0, len(takeable) - 1)
     moved = shares[givable] - shares[takeable[nearest]]
@@ -199,7 +199,7 @@ def _sums(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> npt.
 
 
 def _in_slots(placement: Placement, holds: npt.NDArray[np.bool_]) -> Placement:
-    """Experts that a part keeps stay in their slots."""
+    """The placement that `holds` says. Experts that a part keeps stay in their slots."""
     held: list[int] = []
     for part, wanted in enumerate(holds):
         own = placement.part(part)

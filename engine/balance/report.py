@@ -8,5 +8,5 @@ class BalanceReport(msgspec.Struct, frozen=True, array_like=True):
 
     mean_imbalance: float
     largest_imbalance: float
-    # Slots that have got another expert since the start, also since the last look.
+    # How many slots have got another expert since the start, those since the last look included.
     moved: int

@@ -21,16 +21,16 @@ class Masks(NamedTuple):
     # Behind the answer so far and then behind each draft: None where that may be any token. They end with the first
     # draft that is not allowed in its place, or that ends the answer: nobody wants what is drawn behind it.
     allowed: Sequence[Bits | None]
-    # Why there are no more, if that is the reason: an answer that gets more tokens than there are masks cannot go on.
+    # Why there are no more masks, if because of an error: an answer that gets more tokens than masks cannot go on.
     error: MeshError | None = None
 
 
 class _Place(NamedTuple):
     """How far an answer is, besides where it is in its grammar."""
 
-    # The next token decides whether some are free.
+    # Whether the next token decides if free tokens follow.
     may_open: bool
-    # Tokens need not follow the grammar yet.
+    # Whether tokens need not follow the grammar yet.
     free: bool
     tokens: int = 0
     # The latest tokens, as many as a banned sequence can begin with.
@@ -108,11 +108,11 @@ class ConstrainedAnswer:
         left = (self._any if allowed is None else allowed).copy()
         for token_id in forbidden:
             left[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
-        # Where nothing else is left the grammar decides.
+        # If bans leave no token, the grammar alone decides.
         return left if left.any() else allowed
 
     def _allowed(self) -> Bits | None:
-        """By the grammar."""
+        """What the grammar allows next; None if any token."""
         if self._path is None:
             return None
         if self._place.free:

@@ -1,7 +1,7 @@
 """Compiles the grammars of a rank's requests and makes their masks, on two threads of its own.
 
-A grammar is compiled before its request is queued, so that no step waits for it. Its library leaves the interpreter to
-other threads while it works.
+A grammar is compiled before its request is queued, so that no step waits for it. The grammar library releases the
+interpreter's lock while it works.
 """
 
 import logging
@@ -22,7 +22,7 @@ from mesh.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.observe import span
 
 TOKENIZER_FILE = "tokenizer.json"
-# Compiled grammars that are kept: clients send the same ones again.
+# How many compiled grammars are kept: clients send the same ones again.
 KEPT_GRAMMARS = 64
 
 _log = logging.getLogger("deepmesh.engine")
@@ -38,21 +38,22 @@ class Constraints:
         eos_token_ids: frozenset[int],
         wake: Callable[[], None],
     ) -> None:
-        # None if the checkpoint has none that grammars know.
+        # None if the checkpoint has no tokenizer that the grammar library knows.
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._eos_token_ids = eos_token_ids
         self._wake = wake
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        # The compiling thread's own, the least recently used first.
+        # Compiled grammars, which only the compiling thread uses; the least recently used one first.
         self._grammars: OrderedDict[str, SharedGrammar] = OrderedDict()
         self._begun: list[tuple[Request, Future[ConstrainedAnswer]]] = []
 
     def anew(self) -> "Constraints":
-        """What the next engine of this process begins with: reading a tokenizer of 129,280 tokens takes a second.
+        """Constraints for the next engine of this process. They keep the tokenizer: reading one of 129,280 tokens takes
+        a second.
 
-        Requests of this one have ended.
+        This object's requests have ended.
         """
         for pool in (self._compiler, self._masker):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -111,7 +112,7 @@ class Constraints:
 def load_constraints(
     config: EngineConfig, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
 ) -> Constraints:
-    """Without a tokenizer they refuse grammars."""
+    """Constraints of the configured model. Without a tokenizer they refuse grammars."""
     tokenizer = None
     path = None if config.model_dir is None else config.model_dir / TOKENIZER_FILE
     if config.backend == "model" and path is not None and path.is_file():

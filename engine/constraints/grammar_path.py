@@ -1,4 +1,4 @@
-"""Where an answer is in its grammar, with the way back that it came."""
+"""Where an answer is in its grammar, and which tokens led there, so that it can go back."""
 
 from functools import partial
 
@@ -6,8 +6,8 @@ from engine.constraints.shared_grammar import SharedGrammar
 
 
 class GrammarPath:
-    """Used by one thread at a time. Its methods raise InvalidConstraint if that would take too long, or a token is not
-    what the grammar allows, and GrammarSpent; then only going back helps.
+    """Used by one thread at a time. Its methods raise InvalidConstraint if a call would take too long, or if the
+    grammar does not allow a token, and GrammarSpent. After that only `go_back` helps.
     """
 
     def __init__(self, grammar: SharedGrammar) -> None:
@@ -17,7 +17,7 @@ class GrammarPath:
 
     @property
     def tokens(self) -> int:
-        """How many have been consumed."""
+        """How many tokens have been consumed."""
         return len(self._consumed)
 
     def consume(self, token_id: int) -> None:
@@ -29,11 +29,11 @@ class GrammarPath:
         return self._grammar.run(self, self._matcher, self._matcher.compute_bitmask)
 
     def go_back(self, tokens: int) -> None:
-        """To where so many had been consumed."""
+        """Go back to where this many tokens had been consumed."""
         gone = len(self._consumed) - tokens
         del self._consumed[tokens:]
         if self._matcher.is_error():
-            # That is a state which a matcher never leaves.
+            # A matcher never leaves that state.
             self._matcher = self._grammar.matcher()
             self._grammar.run(self, self._matcher, partial(self._matcher.consume_tokens, self._consumed))
         elif gone:

@@ -1,4 +1,4 @@
-"""The masks of one request, made while the step before their draws, or the layers before these, are computed."""
+"""The masks of one request, made while the device computes the step before their draws, or the layers before these."""
 
 import logging
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ _log = logging.getLogger("deepmesh.engine")
 
 
 def in_words(error: BaseException) -> MeshError:
-    """What the client is told. The grammars' library may fail in ways that it does not tell of, a panic among them: it
-    is logged then, and no other request has to do with it.
+    """The error as the client is told. The grammar library may fail in ways that it does not document, such as a panic.
+    Such a failure is logged, and does not affect other requests.
     """
     if isinstance(error, MeshError):
         return error
@@ -21,14 +21,14 @@ def in_words(error: BaseException) -> MeshError:
 
 
 class AnswerMasks:
-    """engine.batch.TokenMasks. `follow` is called for all tokens that the request gets, before its next draw."""
+    """An `engine.batch.TokenMasks`. `follow` is called for all tokens that the request gets, before its next draw."""
 
     def __init__(self, answer: ConstrainedAnswer, thread: Executor) -> None:
         """thread: where all masks are made, in order."""
         self._answer = answer
         self._thread = thread
         self._next = thread.submit(answer.masks)
-        # What the row that was drawn last had.
+        # The masks of the row that was drawn last.
         self._drawn = Masks(())
 
     def follow(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
@@ -44,7 +44,7 @@ class AnswerMasks:
         return self._drawn.allowed
 
     def failure(self, tokens: int) -> MeshError | None:
-        """Why the answer cannot go on with so many tokens of the row drawn last: they are worthless then."""
+        """Why the answer cannot go on with this many tokens of the row drawn last, then worthless; else None."""
         return self._drawn.error if tokens > len(self._drawn.allowed) else None
 
     def _step(self, token_ids: Sequence[int], drafts: Sequence[int]) -> Masks:

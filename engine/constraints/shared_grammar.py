@@ -13,14 +13,15 @@ ResultT = TypeVar("ResultT")
 
 
 class SharedGrammar:
-    """Copies of one matcher share the lexer of its expressions, which learns from each of them. If one makes it too
-    complex, no copy goes on. That one ends; the others need a grammar that is compiled anew.
+    """Copies of one matcher share the lexer of its expressions, which learns from each of them. If one copy makes it
+    too complex, no copy can go on. The answer of that one ends; the others need a grammar that is compiled anew.
 
-    Used by several threads: calls of its answers follow one another, so that it is known whose call it was.
+    Several threads use it. A lock lets one call run at a time, so that it is known whose call made the lexer too
+    complex.
     """
 
     def __init__(self, begin: LLMatcher) -> None:
-        """begin: at the grammar's begin, where it stays."""
+        """begin: a matcher at the grammar's beginning, where it stays."""
         self._begin = begin
         self._lock = Lock()
         self._spent_by: object = None
@@ -32,7 +33,7 @@ class SharedGrammar:
         return copy.is_error()
 
     def matcher(self) -> LLMatcher:
-        """At the grammar's begin."""
+        """A new matcher at the grammar's beginning."""
         return self._begin.deep_copy()
 
     def run(self, answer: object, matcher: LLMatcher, call: Callable[[], ResultT]) -> ResultT:

@@ -9,10 +9,10 @@ from engine.parallel.layout import Group, Place
 
 
 class Alone:
-    """engine.exchange.interface.Exchange."""
+    """An `engine.exchange.interface.Exchange`."""
 
     def __init__(self, place: Place | None = None) -> None:
-        """place: among others, for a model that is not run: what does a rank there hold?"""
+        """place: one among other ranks, for a model that is not run but says what a rank there would hold."""
         self.place = place or Place()
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
@@ -32,7 +32,7 @@ class Alone:
         return values
 
     def add_rms_norm(self, *given: object, **more: object) -> None:
-        """Computed by the kernels of one rank, between calls of the exchange."""
+        """Returns None: kernels of one rank compute this, between calls of the exchange."""
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         return values

@@ -1,4 +1,4 @@
-"""What torch.distributed's groups find each other by, kept by somebody who is asked for it."""
+"""The store through which torch.distributed's groups find each other. Somebody else keeps it and is asked for keys."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -17,16 +17,17 @@ BegunT = TypeVar("BegunT", Begun[None], Begun[torch.Tensor])
 
 
 class HostExchange:
-    """engine.exchange.interface.Exchange. Tensors larger than a slot of a meeting take several meetings.
+    """An `engine.exchange.interface.Exchange`. Tensors larger than a slot of a meeting take several meetings.
 
-    What is begun is brought to its meeting at once, if it fits a slot, and what the others brought is read when it is
-    finished, or when the next exchange of the group begins: then others may still be on their way meanwhile.
+    An exchange that is begun brings its tensors to a meeting at once, if they fit a slot. It reads what the others
+    brought when it is finished, or when the next exchange of the group begins. Until then others may still be on their
+    way.
     """
 
     def __init__(self, peers: Peers) -> None:
         self.place = peers.place
         self._peers = peers
-        # By group, what was begun last, finished or not.
+        # By group, the exchange that was begun last, finished or not.
         self._begun: dict[Group, Begun[None] | Begun[torch.Tensor]] = {}
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
@@ -82,7 +83,7 @@ class HostExchange:
         return summed.view(values.shape)
 
     def add_rms_norm(self, *given: object, **more: object) -> None:
-        """Computed by the kernels of one rank, between calls of the exchange."""
+        """Returns None: kernels of one rank compute this, between calls of the exchange."""
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         meeting = self._meeting(group)
@@ -100,7 +101,7 @@ class HostExchange:
             return
         source = sources[meeting.members.index(self.place.rank)]
         for tensor in tensors:
-            # Not every operation takes numbers of one byte.
+            # Viewed as bytes, because not every operation takes one-byte floats.
             values = tensor.view(-1).view(torch.uint8)
             for piece in _pieces(values.numel(), values.itemsize):
                 values[piece] = _meet(meeting, values[piece])[source]
@@ -111,10 +112,10 @@ class HostExchange:
         meeting.wait()
 
     def check(self) -> None:
-        """Every call has told by itself."""
+        """Nothing to do: every call has raised RankLost itself."""
 
     def _meeting(self, group: Group) -> Meeting:
-        """Nothing that was begun is under way there."""
+        """The group's meeting, where nothing that was begun is under way any more."""
         begun = self._begun.pop(group, None)
         if begun is not None:
             begun.finish()
@@ -169,7 +170,7 @@ def _tensor(memory: memoryview, like: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(size_bytes: int) -> int:
-    """Tensors in one slot begin where numbers of every size may."""
+    """Round up, so that each tensor in a slot begins where numbers of any size may."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

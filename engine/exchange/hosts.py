@@ -1,4 +1,4 @@
-"""Exchange between ranks on several hosts: within each as its own exchange does it, between them over rails.
+"""Exchange between ranks on several hosts: within a host over that host's own exchange, between hosts over rails.
 
 A rail joins the ranks with the same number on their hosts, so that what a rank sends leaves its host once for each
 other host, and not once for each rank there; and sums are made within a host before they travel.
@@ -19,13 +19,14 @@ from kernels.peer_exchange.reference import sum_in_order
 
 
 class HostsExchange:
-    """engine.exchange.interface.Exchange. The sums of a reduce-scatter are rounded once on each host, and once more.
+    """An `engine.exchange.interface.Exchange`. The sums of a reduce-scatter are rounded once on each host, and once
+    more.
 
-    What is begun travels between hosts until it is finished, begun beside or not.
+    An exchange that is begun travels between hosts until it is finished, whether it was begun `beside` or not.
     """
 
     def __init__(self, place: Place, within: Exchange, rail: Rail, device: torch.device) -> None:
-        """within: of this rank's host alone; rail: of the ranks with its number."""
+        """within: the exchange of this rank's host alone; rail: to the ranks with its number on other hosts."""
         self.place = place
         self._within = within
         self._rail = rail
@@ -76,7 +77,7 @@ class HostsExchange:
         if group is Group.TP:
             return self._within.broadcast(values, group, source)
         host, number = divmod(source, self._ranks_a_host)
-        # Others have nothing to do with that rank's rail.
+        # Only ranks with the source's number on their hosts are on its rail.
         if self.place.on_host.rank == number:
             values = self._rail.broadcast(values, host)
         return self._within.broadcast(values, group, number)
@@ -89,7 +90,7 @@ class HostsExchange:
             first = self.place.host * size
             self._within.copy_between(tensors, group, [source - first for source in sources[first : first + size]])
         else:
-            # Not every operation takes numbers of one byte.
+            # Viewed as bytes, because not every operation takes one-byte floats.
             given = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
             # All ranks get what any receives, before any tensor changes.
             sent = sorted({source for rank, source in enumerate(sources) if source != rank})

@@ -11,7 +11,7 @@ from kernels.act_quant import Quantized
 from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
-# How long a GPU waits for another rank's while ranks load and compile, each at its own pace.
+# How long a GPU waits for another rank's GPU while ranks load and compile, each at its own pace.
 STARTING_SECONDS = 120.0
 
 
@@ -23,7 +23,7 @@ class Exchange(Protocol):
     host does not wait for results, which are worthless then.
 
     Attributes:
-        place: this rank's.
+        place: this rank's place.
     """
 
     place: Place
@@ -31,7 +31,7 @@ class Exchange(Protocol):
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         """The parts of all ranks, in the order of their ranks: [rows, ...] becomes [ranks * rows, ...].
 
-        Bit for bit, but what is not a number may become another that is none.
+        Bits stay as they are, except that one NaN may become another.
         """
         ...
 
@@ -41,15 +41,15 @@ class Exchange(Protocol):
         """`all_gather` of several tensors at once, each into its output.
 
         A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1).
-        beside: what this rank computes before `finish` is not to wait for the exchange: on a GPU that takes a stream of
-        its own. Until it is finished, all exchanges of its group are begun so.
+        beside: what this rank computes before `finish` must not wait for the exchange, which therefore runs on a stream
+        of its own on a GPU. Until it is finished, all exchanges of its group must be begun with `beside`.
         """
         ...
 
     def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
         """This rank's part of the sum of all ranks' values: [ranks * rows, ...] becomes [rows, ...].
 
-        beside: as above.
+        beside: as in `begin_all_gather`.
         """
         ...
 
@@ -62,21 +62,20 @@ class Exchange(Protocol):
     ) -> tuple[torch.Tensor | None, Quantized | None] | None:
         """Add `delta` to this rank's rows of the residual in place, and normalize them, with the norm's exchanges.
 
-        None, and nothing done, if this exchange does not do these at once.
-        delta: [ranks * rows, width] if each rank gets its own rows of the sum, else [rows, width] as residual, and then
-        perhaps experts' outputs.
+        Returns None, and does nothing, if this exchange cannot do all of this at once. delta: [ranks * rows, width] if
+        each rank gets its own rows of the sum; else [rows, width] like `residual`, and then perhaps experts' outputs.
         """
         ...
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
-        """The values of one rank; source: its index in the group. Of the others only shape and dtype count."""
+        """The values of one rank; source: its index in the group. Other ranks' values give only shape and dtype."""
         ...
 
     def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
-        """Fill each rank's tensors with those of the rank that `sources` has for it, an index in the group as its own.
+        """Fill each rank's tensors with those of its source. sources: by index in the group, the index of the source.
 
-        In place, the one exception to what is said above. Only ranks that are not their own source receive, all at
-        once, so that two may swap. tensors: at most six, each contiguous.
+        Changes the given tensors, as no other call does. Only ranks that are not their own source receive, all at once,
+        so that two may swap. tensors: at most six, each contiguous.
         """
         ...
 

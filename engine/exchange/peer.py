@@ -20,15 +20,15 @@ from kernels.peer_exchange.reference import sum_in_order
 from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES, Members
 from mesh.errors import RankLost
 
-# What a GPU sends in the time of a second hop, 1.3 us: a sum that every rank makes of everything may cost so many bytes
-# more than one of which each rank makes a part and sends it on. For two ranks it costs none.
+# What a GPU sends in the time of a second hop, 1.3 us. If every rank sums everything itself, each may send this many
+# bytes more than if each rank makes one part of the sum and sends it on. For two ranks it is not more.
 SECOND_HOP_BYTES = 512 << 10
 # Lower numbers go first.
 HIGH_PRIORITY = -1
 
 
 class PeerExchange:
-    """engine.exchange.interface.Exchange. Tensors on the CPU go over host memory, to `peers`.
+    """An `engine.exchange.interface.Exchange`. Tensors on the CPU go over host memory, to `peers`.
 
     On the device a call is a kernel on the current stream, or beside it on one that all such calls share, which may be
     captured; the host does not wait. All ranks' devices run the calls of a group in the same order, one after another:
@@ -42,11 +42,11 @@ class PeerExchange:
         self._device = device
         self._host = HostExchange(peers)
         self._memory = PeerMemory(self._host, device)
-        # It sends as soon as there is something to send, whatever else the device computes.
+        # Has priority, so that it sends as soon as there is something to send, whatever else the device computes.
         self._beside = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
         self._memory.limit(STARTING_SECONDS)
         self._members = {group: self._memory.members(group) for group in Group if len(self.place.members(group)) > 1}
-        # Not at the first call, which may be captured.
+        # Loaded now, and not at the first call, which may be captured.
         for members in self._members.values():
             gather.load(device, members.ranks)
             reduce.load(device, members.ranks)
@@ -84,7 +84,7 @@ class PeerExchange:
         rows, *rest = values.shape
         parts = _in_place(values).view(members.ranks, -1)
         if not reduce.takes(parts[0]):
-            # Numbers that no layer adds: gathered, then added in the order of the ranks.
+            # The kernel does not take these numbers, which no layer adds. They are gathered, then added in rank order.
             own = self.all_gather(parts[None], group)[:, members.own].unbind()
             summed = sum_in_order(own).view(rows // members.ranks, *rest)
             return Begun(lambda: summed)
@@ -138,8 +138,8 @@ class PeerExchange:
             gather.barrier(self._members[group], self._device)
 
     def _begin(self, launch: Callable[[], None], made: ResultT, reads: object, beside: bool) -> Begun[ResultT]:
-        """Launch a kernel that fills what is `made`. All tensors belong to the current stream, which gets back the
-        memory of what the kernel `reads` when it is finished, no earlier.
+        """Launch a kernel that fills what is `made`. All tensors belong to the current stream. The memory of what the
+        kernel `reads` is given back to that stream when the exchange is finished, no earlier.
         """
         if not beside:
             launch()
@@ -156,7 +156,7 @@ class PeerExchange:
         return Begun(collect, reads)
 
     def _in_two(self, members: Members, given: torch.Tensor, group: Group) -> torch.Tensor:
-        """The sum, each part of it made by one rank; the values may be padded to whole parts."""
+        """The sum, each part of which one rank makes; the values may be padded to whole parts."""
         whole = members.ranks * UNIT_BYTES // given.itemsize
         padded = functional.pad(given, (0, -given.numel() % whole))
         if padded.numel() * padded.itemsize > members.ranks * MOST_WORD_UNITS * UNIT_BYTES:
@@ -166,12 +166,12 @@ class PeerExchange:
         return output
 
     def _members_for(self, values: torch.Tensor, group: Group) -> Members | None:
-        """None if the values go over host memory."""
+        """The group as kernels see it; None if the values go over host memory."""
         self.check()
         return self._members.get(group) if values.is_cuda else None
 
 
 def _in_place(values: torch.Tensor) -> torch.Tensor:
-    """The values as kernels read them, copied if need be. All ranks then launch the same, wherever theirs lie."""
+    """The values as kernels read them, copied if need be, so that all ranks launch the same wherever theirs lie."""
     whole = values.contiguous()
     return whole if whole.data_ptr() % UNIT_BYTES == 0 else whole.clone()

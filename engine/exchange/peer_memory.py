@@ -12,7 +12,7 @@ from kernels.peer_exchange.region import Members, State, region_bytes, word_byte
 from mesh.errors import EngineFailed
 
 _STATE_BYTES = 4096
-# A CUipcMemHandle has so many.
+# Size of a CUipcMemHandle.
 _HANDLE_BYTES = 64
 _GROUPS = (Group.WORLD, Group.TP)
 _UNREACHABLE = (
@@ -33,7 +33,8 @@ class PeerMemory:
         """
         self._place = host.place
         self._device = device
-        # A kernel writes it, and the host reads it without waiting: 1 + a rank.
+        # 1 + the number of a rank that was waited for in vain, else 0. A kernel writes it; the host reads it without
+        # waiting.
         self._lost = torch.zeros(1, dtype=torch.int32).pin_memory()
         # Torch makes the context that the driver's calls need.
         torch.cuda.current_stream(device).synchronize()
@@ -74,7 +75,7 @@ class PeerMemory:
         handle = driver.CUipcMemHandle()
         status, address = driver.cuMemAlloc(size)
         if not status:
-            # Before another rank can write it.
+            # Filled before another rank can write to it.
             _check(driver.cuMemsetD8(address, 0, size))
             for group in _GROUPS:
                 words = word_bytes(len(self._place.members(group)))

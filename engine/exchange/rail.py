@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-# Where torch.distributed, which names them too, has them from.
+# torch.distributed takes these names from here too.
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from engine.exchange.begun import Begun
@@ -55,7 +55,7 @@ class Rail:
         return self._begin("alltoall_base", torch.empty_like(given), _bytes(given), [], [])
 
     def broadcast(self, values: torch.Tensor, source: int) -> torch.Tensor:
-        """Those of one of them."""
+        """The values of the rank with number `source`."""
         sent = values.clone(memory_format=torch.contiguous_format)
         return self._begin("broadcast", sent, source).finish()
 
@@ -66,7 +66,7 @@ class Rail:
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = self._limit
         group = distributed.ProcessGroupNCCL(_part("nccl", store), self.own, self.ranks, options)
-        # Not at the first call, which may be captured.
+        # Connected now, and not at the first call, which may be captured.
         group.eager_connect_single_device(device)
         return group
 
@@ -94,7 +94,7 @@ def _part(name: str, store: Store) -> PrefixStore:
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """The same memory. Not every dtype can be sent as such, and nobody adds on the way."""
+    """The same memory as bytes: not every dtype can be sent as such, and nothing is added on the way."""
     return values.view(-1).view(torch.uint8)
 
 

@@ -74,7 +74,7 @@ class Transfers:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is open here or in the counters last reported, and by these every staging slot is free."""
+        """Whether nothing is open here or in the counters last reported, and these show every staging slot as free."""
         last = self._reported
         open_transfers = self.open + last.open_landings + last.open_pushes + last.open_fetches
         return not open_transfers and last.free_slots == last.total_slots
@@ -91,7 +91,7 @@ class Transfers:
             raise InvalidRequest("held_blocks leaves nothing to push", field="held_blocks")
 
     def expect(self, request: Request) -> None:
-        """The request is queued. Raises InvalidRequest if its ticket is in use."""
+        """Note that the request is queued. Raises InvalidRequest if its ticket is in use."""
         if request.push is not None:
             self._pushes.expect(request)
 
@@ -160,7 +160,7 @@ class Transfers:
         return bool(events)
 
     def drain_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
-        """Requests that can go on, or with an error cannot. Some may have ended since."""
+        """Requests that can go on, or that cannot, with the error. Some may have ended since."""
         arrived, self._arrived = self._arrived, []
         return arrived
 

@@ -1,6 +1,6 @@
 """The order in which layers' experts come from host memory into a few slots of a GPU's. Pure: copies are a protocol.
 
-Each layer has a slot of its own choice for good, so that kernels and captured graphs always find its weights at one
+Each layer always uses the same slot, so that kernels and captured graphs always find its weights at one
 address. Copies run behind one another beside the steps. A copy into a slot begins when the layers that read the slot
 are computed, and a layer is computed when its copy is done; events on the device see to both, and the host never waits.
 
@@ -33,7 +33,7 @@ class Ring:
         self._numbers = {layer: number for number, layer in enumerate(layers)}
         # By slot: the layer whose experts it has, or gets by a copy that was started; None if that is not known.
         self._held: list[int | None] = [None] * slots
-        # Slots for whose copy nothing waits yet.
+        # Slots into which a copy was started that nothing waits for yet.
         self._arriving: set[int] = set()
 
     def slot_of(self, layer: int) -> int:
@@ -41,14 +41,14 @@ class Ring:
 
     def begin(self) -> None:
         """Called before the first layer."""
-        # A captured step could not know what other slots hold when it is replayed.
+        # Forget what other slots hold: a captured step could not know it when it is replayed.
         self._held[1:] = [None] * (len(self._held) - 1)
         for layer in self.layers[: len(self._held)]:
             self._bring(layer)
 
     def take(self, layer: int) -> None:
         """What the steps' stream is given next finds the layer's experts in its slot."""
-        # Not there if layers are computed in another order than they lie: then they come once more.
+        # If layers are computed in another order, the experts may be gone; then they are copied once more.
         self._bring(layer)
         slot = self.slot_of(layer)
         if slot in self._arriving:
@@ -56,7 +56,7 @@ class Ring:
             self._copies.wait(slot)
 
     def passed(self, layer: int) -> None:
-        """The steps' stream has been given all that reads the layer's experts: its slot is free behind that."""
+        """The steps' stream has been given all that reads the layer's experts: its slot is free behind that work."""
         if layer not in self._numbers:
             return
         following = self._numbers[layer] + len(self._held)

@@ -25,7 +25,7 @@ from transfer.ticket import StoreSession, Ticket
 class Start(msgspec.Struct, tag="start"):
     # An engine.config.EngineConfig as JSON.
     config: bytes
-    # A mesh.config.ObserveConfig as JSON; that of the first Start holds.
+    # A mesh.config.ObserveConfig as JSON; only that of the first Start counts.
     observe: bytes
     # None if nobody vouches for what stores keep.
     authorship: Authorship | None = None
@@ -129,7 +129,7 @@ class Ready(msgspec.Struct, tag="ready"):
     transfer_address: bytes | None = None
     # The model's own ends of sequences.
     eos_token_ids: frozenset[int] = frozenset()
-    # What computes: a card's name, "CPU" or "oracle".
+    # The device's name: a card's, "CPU" or "oracle".
     device_name: str = ""
     # Seconds of each phase of the rank's start, in order.
     start_seconds: dict[str, float] = {}
@@ -150,7 +150,7 @@ class Refusal(msgspec.Struct, array_like=True):
 
 
 class Output(msgspec.Struct, array_like=True):
-    """What one step brought for one request, or a prefill worker: its first token.
+    """What one step brought for one request; or what a prefill worker brought: its first token.
 
     Exactly one output of a request has `finish` or `refusal`, and it is the last.
     """
@@ -168,9 +168,10 @@ class Output(msgspec.Struct, array_like=True):
     refusal: Refusal | None = None
     # With cached_tokens: how many of them came from a store.
     store_cached_tokens: int | None = None
-    # Some of token_ids were accepted in place of others that were drawn: the seed alone does not give them.
+    # Whether some of token_ids were accepted in place of other, drawn tokens: then the seed alone does not determine
+    # them.
     relaxed: bool = False
-    # With the request's first token: of its prompt's own tokens, if they were asked for.
+    # With the request's first token: log probabilities of its prompt's own tokens, if they were asked for.
     prompt_logprobs: PromptLogprobs | None = None
     # With the request's first token: see Progress.
     drafts_end: int | None = None
@@ -206,13 +207,13 @@ class StepResult(msgspec.Struct, tag="step"):
     stored_parents: list[bytes] = []
     removed_blocks: list[bytes] = []
     transfers: TransferCounters | None = None
-    # Since the last result; None if no draft was verified.
+    # Drafts verified since the last result; None if there were none.
     drafts: DraftCounts | None = None
-    # At the last look; None if experts stay where they are.
+    # As of the ranks' last look; None if experts stay where they are.
     balance: BalanceReport | None = None
     # Those of `stored_blocks` whose draft layers are not whole: see Progress.drafts_end.
     draftless_blocks: list[bytes] = []
-    # Whose request computed it, for each of `stored_blocks` that begins a chain of a tenant's.
+    # For stored blocks that begin a chain of a tenant's: the tenant whose request computed it.
     stored_tenants: dict[bytes, str] = {}
     sparse: list[SparseMeasure] = []
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.model.model import Model
     from engine.runner.warm_up import StepKind
 
-# How long a GPU waits for another rank's. All ranks have agreed on a step when one launches it.
+# How long a GPU waits for another rank's GPU. All ranks have agreed on a step before one launches it.
 SERVING_SECONDS = 3.0
 
 
@@ -31,7 +31,7 @@ class Backends:
         self._peers = peers
         self._rendezvous = rendezvous
         self._exchange: Exchange | None = None
-        # Sets how long a GPU waits for another rank's.
+        # Sets how long a GPU waits for another rank's GPU.
         self._limit: Callable[[float], None] = lambda seconds: None
         self._model: Model | None = None
         self._warm: set[StepKind] = set()
@@ -52,7 +52,7 @@ class Backends:
         from engine.runner.backend import ModelBackend
 
         times.mark("imports")
-        # Asks the driver's library of GPUs, not the driver: it has not settled yet which ones this process sees.
+        # This asks NVML, not the CUDA driver, which must not settle yet which GPUs this process sees.
         hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
         resolved = resolve(config, hardware)
         if self._peers is not None and self._exchange is None:
@@ -60,7 +60,7 @@ class Backends:
         self._limit(STARTING_SECONDS)
         backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm)
         if resolved.warm_up:
-            # Otherwise a rank may still compile.
+            # Without the warm-up a rank may still compile while it serves.
             self._limit(SERVING_SECONDS)
         self._model = backend.weights
         return backend

@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on. Before torch or the driver has looked at any."""
+"""Chooses the GPU that a rank computes on, before torch or the driver has looked at any."""
 
 import os
 

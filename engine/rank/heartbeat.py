@@ -19,7 +19,7 @@ LONGEST_GPU_STEP_SECONDS = 30.0
 class Heartbeat:
     """A thread that publishes how far the step loop and the transfer thread have come.
 
-    The thread beats while a step computes, too: a stopped process is told apart from one in a long step.
+    The thread beats while a step computes, too, so that a stopped process differs from one in a long step.
     """
 
     def __init__(self, pulse: Pulse, agent: "TransferAgent | None", longest_step_seconds: float) -> None:

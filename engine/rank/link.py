@@ -27,7 +27,7 @@ class RankLink:
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[ToRank] = FrameDecoder(ToRank)
         self._outgoing = bytearray()
-        # The service has closed its end, or died.
+        # Whether the service has closed its end, or died.
         self.closed = False
 
     def send(self, message: msgspec.Struct) -> None:

@@ -46,7 +46,7 @@ class Rank:
     def __init__(
         self, number: int, link: RankLink, pulse: Pulse, wakeup: EventFd, group: GroupDescriptors | None
     ) -> None:
-        """group: what it shares with the worker's other ranks on its host, if there are any, there or elsewhere."""
+        """group: what it shares with the worker's ranks on its host; None if the worker has no other rank."""
         self._number = number
         self._link = link
         self._pulse = pulse
@@ -108,7 +108,7 @@ class Rank:
         released = loop.run()
         if agent is not None:
             agent.close()
-        # Without it the service would soon take this rank for hanging.
+        # Closed last: without heartbeats the service would soon take this rank for hanging.
         heartbeat.close()
         if not released:
             return 0
@@ -123,7 +123,7 @@ class Rank:
         else:
             assert self._config is not None
             check_keeps_weights(self._config, config)
-            # The pool, and all that knew it, make room for the next.
+            # Free the pool, and all that refers to it, to make room for the next one.
             gc.unfreeze()
             gc.collect()
             times.mark("freeing")

@@ -1,4 +1,4 @@
-"""How ranks on several hosts find each other while they load: by what their worker's service keeps for them."""
+"""How ranks on several hosts find each other while they load: over keys that their worker's service keeps for them."""
 
 from engine.protocol.messages import Found, LookUp, Publish, ToRank
 from engine.rank.link import RankLink

@@ -2,7 +2,8 @@
 
 Its rows draw behind their last known token and behind each draft. A draft is accepted if it is the token drawn in its
 place, so that tokens are the same as without drafts; `engine.runner.relaxation` may accept others. How many drafts were
-accepted stays on the device: rows of the next step begin where that number says, before the host has read it."""
+accepted stays on the device: rows of the next step begin where that number says, before the host has read it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 Each row of the graph attends to what is before its own tokens. A layer writes the KV of all rows before it attends, so
 tokens of one prompt may be in different rows. If the graph computes two micro-batches, earlier tokens have to be in the
-earlier one."""
+earlier one.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,1 +1,1 @@
-"""From files, or from nothing, to weights."""
+"""Weights, read from files or drawn at random."""

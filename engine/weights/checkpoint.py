@@ -25,7 +25,7 @@ from mesh.errors import CheckpointError
 from mesh.progress import ProgressLog
 
 NAMES_SHOWN = 5
-# Forms that places keep as they are published.
+# Number formats that places keep as they are published.
 KEPT: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float8_e4m3fn: "FP8", torch.int8: "INT4", torch.uint8: "NVFP4"}
 )
@@ -39,7 +39,7 @@ def load_weights(
     elsewhere: Set[str] = frozenset(),
     quiet: bool = False,
 ) -> None:
-    """Fill every place of a part from the tensor of its name and finish the part, then the next one. Values are
+    """Fill every place of a part from the tensor of its name and finish the part, then go on with the next. Values are
     converted to the place's dtype; quantized weights are dequantized, unless the place has their form.
 
     Places lie on the reader's device and may be views (a part of a fused matrix, or several, as `Parameter` has them).
@@ -70,9 +70,9 @@ def load_weights(
 
 
 def read_matrices(reader: Reader, names: Sequence[str]) -> Iterator[torch.Tensor]:
-    """Tensors as float32, dequantized, in this order. They are there, and their scales fit them."""
+    """Tensors as float32, dequantized, in this order. The caller knows that they exist and that their scales fit."""
     shards = reader.shards
-    # Places have memory when it is their turn.
+    # Places have no memory yet: each gets it when it is its turn.
     strips = [strips_of(shards, whole(name, _empty(shards, name, torch.device("meta")))) for name in names]
     read = reader.read(_pieces(strips))
     for name, members in zip(names, strips, strict=True):
@@ -90,7 +90,7 @@ def read_stored(shards: Shards, name: str) -> torch.Tensor:
 
 
 def _planned(shards: Shards, part: Part) -> list[tuple[Parameter, list[Strip]]]:
-    """In the order in which the files have them."""
+    """The part's parameters and their strips, in the order in which the files have them."""
 
     def place_in_files(parameter: Parameter) -> tuple[str, int]:
         entry = shards.entries[parameter.name]

@@ -14,7 +14,7 @@ from engine.model.reader import read_json
 from engine.weights.shards import Entry, open_shards
 from mesh.errors import CheckpointError
 
-# Less is read again in a second or two, which is not worth a file in a folder that may be somebody else's.
+# A smaller checkpoint is read again in a second or two, which is not worth a file in a folder of somebody else's.
 CACHED_BYTES = 1 << 30
 CACHE = ".deepmesh-fingerprint.json"
 DIGEST_BYTES = 16

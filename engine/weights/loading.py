@@ -51,7 +51,7 @@ def load_model(
 ) -> Model:
     """Read a checkpoint into a new model of `dtype`, with as many of its modules that draft as `drafts` may need.
 
-    fp8_queries: multiply queries' projections in FP8 that are published plain, if weights are kept quantized.
+    fp8_queries: if weights are kept quantized, multiply those queries' projections in FP8 that are published plain.
     exchange: with the worker's other ranks, of whose model this is a share; offloading: which experts lie in host
     memory, by default none. Raises CheckpointError, and ConfigError if the ranks cannot divide it or memory cannot hold
     it.
@@ -95,8 +95,8 @@ def random_model(
 
 
 def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Which scales INT4 experts have beside their weights', and what is in NVFP4: no configuration says so, the tensors
-    do. Raises CheckpointError if layers that should be alike differ.
+    """Complete the configuration by what only the tensors say: which scales INT4 experts have beside those of their
+    weights, and what is in NVFP4. Raises CheckpointError if layers that should be alike differ.
     """
     quantization = config.quantization
     if quantization.experts is Stored.NVFP4:
@@ -172,14 +172,14 @@ def _check_draft_module(config: ModelConfig, shards: Shards) -> None:
 
 
 def _prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """How the names of tensors begin that are not read: of layers that are not computed, and copies of shared ones."""
+    """Prefixes of the names of tensors that are not read: layers not computed, and copies of shared tensors."""
     drafting = range(config.num_hidden_layers, config.kv_layers)
     copies = [f"model.layers.{layer}.{name}" for layer in drafting for name in SHARED_WITH_MODEL]
     return (*copies, *(f"model.layers.{layer}." for layer in config.unused_layers))
 
 
 def _on_other_ranks(model: Model) -> set[str]:
-    """The names of routed experts' tensors that this rank does not hold: they are as those that it holds."""
+    """The names of routed experts' tensors that this rank does not hold, derived from those that it holds."""
     held = {parameter.name for parameter in model.parameters()}
     found = {match for name in held if (match := _EXPERT.fullmatch(name)) is not None}
     experts = range(model.config.n_routed_experts)

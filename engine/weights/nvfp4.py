@@ -1,4 +1,4 @@
-"""Which layers of a checkpoint are in NVFP4: lists of exceptions name them by patterns, their tensors by dtype."""
+"""Which layers of a checkpoint are in NVFP4, by the dtypes of their tensors; its lists of exceptions are patterns."""
 
 import re
 from collections import defaultdict
@@ -25,7 +25,7 @@ def nvfp4_layers(shards: Shards, layers: range) -> Quantization:
 
     Raises CheckpointError if some layers of a kind are in NVFP4 and others are not.
     """
-    # An example of each: in NVFP4, and not.
+    # By kind: an example of a matrix in NVFP4 (True), and of one that is not (False).
     linear: dict[LinearKind, dict[bool, str]] = defaultdict(dict)
     experts: dict[bool, str] = {}
     for name, entry in shards.entries.items():

@@ -17,14 +17,14 @@ from mesh.errors import ConfigError
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Graphs, the sampler, and what libraries take for themselves.
+# Bytes of graphs, the sampler, and what libraries take for themselves.
 FIXED_WORK_BYTES = 1 << 30
-# Tensors of the hidden states' size that a layer holds at a time.
+# How many tensors of the hidden states' size a layer holds at a time.
 HIDDEN_STATES = 8
 
 
 class Offloading:
-    """What a configuration asks for, before there is a model."""
+    """The offloading that a configuration asks for, before there is a model."""
 
     def __init__(self, resolved: ResolvedEngineConfig) -> None:
         self._resolved = resolved
@@ -69,7 +69,7 @@ class Offloading:
             layer_experts=sizes.layer_experts,
             work=work + transfer_bytes(self._config.transfer),
             kv=self._least_kv_bytes(model),
-            # What the rank has that has least, so that all come to the same.
+            # The least of all ranks, so that all come to the same number of layers.
             free=allocate.expert_group.least(free_bytes(allocate.device, self._config.memory_share)),
         )
         layers = fewest_layers(need, self._asked.slots, most)
@@ -88,7 +88,7 @@ class Offloading:
         return int(tokens * model.kv_token_bytes(item_bytes) / self._resolved.kv_memory_fraction)
 
     def _check_host(self, group: ExpertGroup, rank_bytes: int) -> None:
-        """Before any rank has taken its part."""
+        """Called before any rank has taken its part of the memory."""
         ranks, there = self._config.parallel.ranks_a_host, group.least(virtual_memory().available)
         if ranks * rank_bytes > there:
             raise ConfigError(
@@ -99,7 +99,7 @@ class Offloading:
 
 def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: int) -> int:
     """About what a step's tensors take, before there is a model to run one: for DeepSeek-R1 and 16,384 tokens 8 GB,
-    11 on ranks that divide the experts. ranks: those that do, with as many tokens each.
+    11 on ranks that divide the experts. ranks: how many divide them, with as many tokens each.
 
     Queries, keys, values and outputs of all heads, hidden states, and the copies of a chunk's tokens for their experts.
     """

@@ -13,7 +13,7 @@ BELOW_TWO = 0xBF
 BYTE_RMS = 0.62
 # Root mean square of a random e2m1 code's value.
 CODE_RMS = 2.93
-# Root mean square of an integer.
+# Root mean square of a random INT4 weight.
 INTEGER_RMS = 4.18
 # The largest magnitude that an expert's input is taken to have.
 LARGEST_INPUT = 8.0
@@ -39,7 +39,7 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
         elif place.dtype == torch.uint8:
             place.copy_(_bytes(place, generator))
         elif name.endswith(GLOBAL_SCALE_SUFFIX):
-            # Scales of its groups are random bytes too.
+            # The scales of its groups are random bytes too.
             place.fill_(code_inputs[name.removesuffix(GLOBAL_SCALE_SUFFIX)] ** -0.5 / (CODE_RMS * BYTE_RMS))
         elif place.dtype == torch.int8:
             place.copy_(_integers(_bytes(place, generator)))
@@ -58,7 +58,7 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
 
 
 def _bytes(place: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random ones in the place's shape, in one piece: places often lie in many, where each step takes far longer."""
+    """Random bytes in the place's shape, in contiguous memory. Places often lie in many pieces: far slower."""
     raw = torch.empty(place.shape, dtype=torch.uint8, device=place.device)
     return raw.random_(0, 256, generator=generator)
 

@@ -12,9 +12,9 @@ import torch
 from engine.model.offload.host_pages import HostPages
 from engine.weights.shards import Shards
 
-# Small tensors that lie next to each other are read together, up to so many bytes.
+# Small tensors that lie next to each other are read together, up to this many bytes.
 WINDOW_BYTES = 16 << 20
-# Fewer bytes between two of them are read and thrown away.
+# Gaps of up to this many bytes between two of them are read and thrown away.
 GAP_BYTES = 4096
 # One thread copies from the page cache slower than a GPU takes it, and a disk is fastest with several requests.
 MOST_THREADS = 8
@@ -41,15 +41,15 @@ class Reader:
     Host memory: one window more than there are threads, page-locked if the device is a GPU; kept for the next read.
 
     Attributes:
-        shards: from which it reads.
-        device: to which.
+        shards: the files that it reads.
+        device: where it brings the bytes.
     """
 
     def __init__(self, shards: Shards, device: torch.device) -> None:
         self.shards = shards
         self.device = device
         self._threads = min(MOST_THREADS, os.cpu_count() or 1)
-        # Those into which nothing is read.
+        # Buffers into which nothing is being read.
         self._free: deque[_Buffer] = deque()
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[torch.Tensor]:
@@ -79,7 +79,7 @@ class Reader:
         return _Window(members, buffer, pool.submit(self._read, members, buffer.memory, buffer))
 
     def _read(self, members: list[Piece], memory: torch.Tensor, buffer: "_Buffer | None") -> None:
-        """In a thread."""
+        """Runs in a thread."""
         if buffer is not None:
             buffer.wait()
         size = members[-1].end - members[0].offset
@@ -120,7 +120,7 @@ class _Buffer:
         return copy
 
     def wait(self) -> None:
-        """Until the last copy is done."""
+        """Wait until the last copy is done."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -138,7 +138,7 @@ class _Window:
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces with a target are alone."""
+    """Groups of pieces that are read together. A piece with a target is alone."""
     members: list[Piece] = []
     for piece in pieces:
         if members and not _continues(members, piece):

@@ -11,7 +11,7 @@ from engine.model.parameters import NamedParameters
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes."""
+    """Sizes in bytes."""
 
     # All that the rank holds.
     weights: int

@@ -11,32 +11,32 @@ from kernels.nvfp4_quant import GROUP as NVFP4_GROUP
 from mesh.errors import CheckpointError
 
 SCALE_SUFFIX = "_scale_inv"
-# Of NVFP4: of each group, and of the whole matrix.
+# NVFP4's scales: of each group, and of the whole matrix.
 GROUP_SCALE_SUFFIX, GLOBAL_SCALE_SUFFIX = "_scale", "_scale_2"
 PRE_SCALE = "pre_quant_scale"
 INPUT_SCALE = "input_scale"
 # Buffers that older tools saved and that the configuration determines.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 _EXPERT_INPUT = re.compile(r"\.experts\.\d+\.w[123]\.input_scale$")
-# Of NVFP4's activations, which stay in bfloat16 here.
+# Scales of NVFP4's activations, which stay in bfloat16 here.
 _LINEAR_INPUT = re.compile(r"_proj\.input_scale$")
-# ModelOpt's, of keys and values in e4m3, as of `model.layers.0` and, for MTP, of `model.decoder`. All latents have one
-# scale here, `engine.kv_scale`: normalized as they are they fit e4m3 without.
+# ModelOpt's scales of keys and values in e4m3, such as those of `model.layers.0` and, for MTP, of `model.decoder`. Here
+# all latents have one scale, `engine.kv_scale`: normalized as they are, they fit e4m3 without other scales.
 _KV_SCALE = re.compile(r"\.self_attn\.(k_proj|v_proj|attn_mqa)\.[kv]_scale$")
 
 
 def is_fp8(entry: Entry) -> bool:
-    """Whether it is a matrix; scales of NVFP4 are e4m3 too."""
+    """Whether it is a matrix in FP8; scales of NVFP4 are e4m3 too."""
     return entry.dtype == "F8_E4M3" and not entry.name.endswith(GROUP_SCALE_SUFFIX)
 
 
 def is_int4(entry: Entry) -> bool:
-    """Two weights a byte."""
+    """Whether it is a matrix in INT4, two weights a byte."""
     return entry.dtype == "I8"
 
 
 def is_nvfp4(entry: Entry) -> bool:
-    """Two weights a byte."""
+    """Whether it is a matrix in NVFP4, two weights a byte."""
     return entry.dtype == "U8"
 
 

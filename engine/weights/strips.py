@@ -35,7 +35,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows of a tensor: of what is placed, or all of what it is dequantized by."""
+    """Rows of the tensor that is placed, or of a tensor of scales by which it is dequantized."""
 
     entry: Entry
     first: int
@@ -45,7 +45,7 @@ class Strip:
         """raw: the piece's bytes. Returns [rows, ...], perhaps in the same memory."""
         dtype = DTYPES[self.entry.dtype]
         if raw.storage_offset() % dtype.itemsize:
-            # Headers are of any length.
+            # A header of odd length leaves the tensor unaligned.
             raw = raw.clone()
         return raw.view(dtype).view(-1, *self.entry.shape[1:])
 
@@ -60,7 +60,7 @@ def strips_of(shards: Shards, parameter: Parameter) -> list[Strip]:
     scales = [strip for each in _scales(shards, entry) for strip in _cut(each, slice(0, each.shape[0]))]
     if not is_fp8(entry):
         return [*scales, *_cut(entry, rows)]
-    # Blocks of rows have a scale.
+    # A scale is for a block of rows, so strips begin and end with blocks.
     return [*scales, *_cut(entry, slice(rows.start // BLOCK * BLOCK, rows.stop), multiple=BLOCK)]
 
 
@@ -109,12 +109,12 @@ class Filling:
             found = dequantize_groups(values, scale[rows].float())
         else:
             found = dequantize_nvfp4(values, scale[rows])
-        # AWQ's scale of the input's channels, so that the matrix stands for both, or NVFP4's of the whole.
+        # AWQ's scale of the input's channels, so that the matrix stands for both; or NVFP4's scale of the whole matrix.
         return found.mul_(others[0]) if others else found
 
 
 def _scales(shards: Shards, entry: Entry) -> Sequence[Entry]:
-    """By which a quantized tensor is dequantized: those of blocks or groups, then others."""
+    """The scales by which a quantized tensor is dequantized: those of blocks or groups, then others."""
     if is_fp8(entry):
         return [scale_of(shards, entry)]
     if is_int4(entry):
