@@ -51,10 +51,10 @@ def launch(
     """
     options = dependent_launch(device)
     if not isinstance(kernel, JITFunction):
-        # Without a GPU it is interpreted.
+        # Without a GPU Triton interprets the kernel.
         kernel[grid](*arguments, num_warps=num_warps, **options)
         return
-    # What Triton compiles for depends on nothing else about a tensor.
+    # All that Triton's choice of code depends on, as far as tensors go: dtype and alignment.
     given = [(each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, torch.Tensor) else each for each in arguments]
     compiled = compiled_kernel(kernel, device, num_warps, tuple(given))
     compiled[(*grid, 1, 1)[:3]](*arguments, options["DEPENDENT"])
@@ -70,7 +70,7 @@ def compiled_kernel(kernel: JITFunction, device: torch.device, num_warps: int, g
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """Stands for a tensor where Triton looks what to compile for."""
+    """Stands for a tensor where Triton finds out what to compile for."""
 
     dtype: torch.dtype
     aligned: bool

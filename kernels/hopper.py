@@ -1,4 +1,4 @@
-"""What there is of a GPU: whether it is a Hopper, whose instructions our CUDA sources and the vendors' packages use."""
+"""Facts about a GPU: whether it is a Hopper, whose instructions our CUDA sources and the vendors' packages use."""
 
 from functools import cache
 
@@ -15,5 +15,5 @@ def is_hopper(device: torch.device | None = None) -> bool:
 
 @cache
 def processors(device: torch.device) -> int:
-    """The multiprocessors of a CUDA device. Torch looks the device up anew, which takes the host 2 us."""
+    """How many multiprocessors a CUDA device has. Kept, since torch looks the device up anew, in 2 us of the host."""
     return torch.cuda.get_device_properties(device).multi_processor_count

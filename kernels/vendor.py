@@ -37,7 +37,7 @@ def is_right(name: str, trial: Callable[[], float], most: float) -> bool:
     except Exception as failure:  # noqa: BLE001 - as above
         _warn(name, failure)
         return False
-    # Not a number is no small one.
+    # NaN does not pass.
     right = error < most
     if not right:
         _log.warning("%s is not used: a trial of it had a relative error of %.3g", name, error)

@@ -19,7 +19,7 @@ def quantize(x: torch.Tensor) -> Quantized:
 
 
 def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
-    """`quantize` that writes to rows which are there: as many as x has."""
+    """As `quantize`, but writes to existing rows, as many as x has."""
     assert x.dim() == 2 and x.shape[1] % GROUP == 0 and x.stride(1) == 1 and out.values.shape == x.shape
     if x.is_cuda:
         from kernels.act_quant import triton

@@ -1,4 +1,4 @@
-"""Decode rows on the device: what they compute, from what the rows before them came to, and where that stands."""
+"""Decode rows on the device: the tokens that they compute, from what rows before them yielded, and where these lie."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ import torch
 
 from kernels.decode_rows import reference
 
-# Stands for no token: no draft equals it. And for no row behind which another one goes on, of those that fill up a
-# graph; other rows that follow none have any other negative number.
+# NO_TOKEN stands for no token: no draft equals it. FILLER stands for the row that is followed in rows that fill up a
+# graph. Other rows that follow none have any other negative number.
 NO_TOKEN, FILLER = reference.NO_TOKEN, reference.FILLER
 
 
 class FollowedRows(NamedTuple):
-    """By row."""
+    """What rows compute, by row."""
 
     # [rows, 1 + n] int64; NO_TOKEN where a row has no draft.
     token_ids: torch.Tensor
@@ -77,8 +77,8 @@ def place_tokens(
 ) -> PlacedTokens:
     """token_ids: [rows, n] int64, of which negative ones stand for no token and become 0 if n is more than 1; starts:
     [rows] int32, the position of each row's first token; block_table: [rows, blocks] int32, with room for all tokens;
-    real: [rows] bool; shared: [rows] int32, of how many of the first tokens the KV is there: what is written for them
-    goes to `padding_slot`; None if it is there of none. rotations: [positions, pairs] complex64, of all positions. All
+    real: [rows] bool; shared: [rows] int32, how many of the first tokens have KV already: what is written for these
+    goes to `padding_slot`; None if no token has. rotations: [positions, pairs] complex64, of all positions. All
     contiguous but token_ids, and the table's rows. No rows give no tokens.
     """
     rows = token_ids.shape[0]

@@ -1,4 +1,4 @@
-"""To which copies of the experts that they chose tokens go, and how often each expert was chosen."""
+"""Sends tokens to copies of the experts that they chose, and counts how often each expert was chosen."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The definition."""
+"""Routing to copies of experts in plain torch: the definition."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Routes and counts in one kernel: as torch's operations they would be six launches a layer."""
+"""Routes and counts in one kernel: torch's operations for this would be six launches a layer."""
 
 import torch
 import triton

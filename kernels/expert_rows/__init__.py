@@ -49,7 +49,7 @@ def place_quantized(
 ) -> tuple[ScaledRows, Layout]:
     """`place_rows` of tokens that are quantized already.
 
-    x: of `quantize_rows`, [tokens, width]. Static scales stay those of x.
+    x: from `quantize_rows`, [tokens, width]. Static scales stay those of x.
     """
     assert x.values.shape[0] == choices.shape[0]
     assert choices.dtype == torch.int64 and choices.is_contiguous()
@@ -58,8 +58,8 @@ def place_quantized(
 
 
 def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None) -> ScaledRows:
-    """silu(gate) * up in float32, quantized with one scale of each row. For a scale of each expert nothing need be
-    known of whole rows: there the product does it (`kernels.w4a8_gemm.w4a8_feed_forward`).
+    """silu(gate) * up in float32, quantized with one scale for each row. If the scale is one for each expert,
+    quantizing needs no whole rows, and the product does it (`kernels.w4a8_gemm.w4a8_feed_forward`).
 
     gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], as the layout has it, gate and up in turns
     (`kernels.w4a8_gemm.take_turns`); pre_scale: [experts, width] float32, by which each expert's channels are
@@ -73,7 +73,7 @@ def swiglu_rows(gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor |
 
 def _backend(x: torch.Tensor) -> ModuleType:
     if x.is_cuda:
-        # Only here: Triton comes with a CUDA build of torch.
+        # Imported only here: Triton comes with a CUDA build of torch.
         from kernels.expert_rows import triton
 
         return triton

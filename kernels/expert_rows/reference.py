@@ -34,7 +34,7 @@ def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: 
     scaled = x.float() if pre_scale is None else x.float() * pre_scale
     if input_scale is None:
         return _scaled_by_row(scaled)
-    # All experts have the same.
+    # All experts have the same scale.
     return ScaledRows(_rounded(scaled, input_scale[:1]), input_scale, static=True)
 
 

@@ -18,9 +18,9 @@ from kernels.w4a8_gemm.weight import TURN
 
 LARGEST = tl.constexpr(reference.LARGEST)
 SMALLEST = tl.constexpr(reference.SMALLEST)
-# Choices that a program looks at at a time: for more of them it would not have the registers.
+# How many choices a program reads at a time: more would not fit its registers.
 MOST_CHUNK = 512
-# Up to this many copies rows are cut into smaller parts, for as many programs as the card has room for.
+# Up to this many copies rows are cut into smaller parts, so that there are as many programs as the card has room for.
 FEW_COPIES = 1024
 
 
@@ -47,7 +47,7 @@ def _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED: tl.con
 
 @triton.jit
 def _store_row(position, values, scales, columns, quantized, scale, WIDTH: tl.constexpr, STATIC: tl.constexpr):
-    """Store some columns of a row, and its scale; nothing of a copy that is nowhere."""
+    """Store some columns of a row, and its scale; nothing for a copy without a row."""
     tl.store(values + position * WIDTH + columns, quantized, mask=columns < tl.where(position >= 0, WIDTH, 0))
     if not STATIC:
         tl.store(scales + position, scale, mask=position >= 0)
@@ -62,7 +62,7 @@ def _find_places(
     [COUNTED]."""
     before = tl.zeros([CHUNK, CHOSEN], tl.int32)
     count = tl.zeros([CHUNK, COUNTED], tl.int32)
-    # Most programs count no expert.
+    # Most programs count no expert, and need to read only the choices before their copy.
     stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, copy)
     for start in range(0, stop, CHUNK):
         index = start + tl.arange(0, CHUNK)
@@ -190,7 +190,7 @@ def _place_in_masked(
     input_scale: torch.Tensor | None,
     first: int,
 ) -> ScaledRows:
-    """Fills the layout too."""
+    """`place_rows` in a masked layout, which it fills too."""
     width, copies, expert_count = x.shape[1], choices.numel(), len(layout.counts)
     rows = _empty_rows(layout.shape, width, input_scale, x.device)
     if not copies:

@@ -34,9 +34,10 @@ class ClusterTiling:
         return -(-outputs // self.outputs)
 
 
-# Its CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other kernels.
+# A tiling whose CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other
+# kernels.
 ALONE = ClusterTiling(192, 1)
-# Beside other kernels: the narrowest of these with so few tiles that they find room.
+# Tilings beside other kernels: the narrowest of these with at most this many tiles, which find room.
 BESIDE, MOST_BESIDE = (ClusterTiling(64, 1), ClusterTiling(128, 1)), 24
 # In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
 # would take longer to add up a tile.
@@ -73,8 +74,8 @@ class Arguments(ctypes.Structure):
 def takes(rows: int, outputs: int, inputs: int) -> bool:
     """Whether the kernel supports this product and should compute it.
 
-    On an H200 it is faster than deep_gemm up to 96 rows for those of DeepSeek-R1's layers that it can tile. After
-    another kernel it has copied weights by the time that one ends.
+    On an H200 it is faster than deep_gemm up to 96 rows for those of DeepSeek-R1's layers that it can tile. Behind
+    another kernel it has already copied weights when that kernel ends.
     """
     return is_hopper() and rows <= max(ROWS) and choose_tiling(outputs, inputs) is not None
 
@@ -105,7 +106,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: ClusterTiling | None = N
 def choose_tiling(outputs: int, inputs: int, *, beside: bool = False) -> ClusterTiling | None:
     """The first of `TILINGS` whose CTAs an H200 runs all at once, else `ALONE`; None if there are too many inputs.
 
-    beside: few of them find room at once, see `Workspace`.
+    beside: whether only few CTAs find room at once, see `Workspace`.
     """
     units = inputs // BLOCK
     if beside and units <= MOST_UNITS:

@@ -24,7 +24,7 @@ WIDEST = 256
 MOST_CTAS = 132
 # With fewer CTAs than this, those of our Triton kernel, which can share a tile, are faster.
 FEWEST_CTAS = 96
-# Tiles of so many rows of clusters are taken together. Sorted rows change their weight every so often.
+# How many rows of clusters have their tiles taken together. Sorted rows change their weight every so often.
 ROWS_TOGETHER, SORTED_ROWS_TOGETHER = 8, 4
 
 
@@ -71,7 +71,7 @@ def sorted_fp8_gemm(x: Quantized, weight: BlockScaled, row_experts: torch.Tensor
 # Layers of a step ask for the same few shapes.
 @lru_cache(maxsize=4096)
 def choose_width(rows: int, outputs: int) -> int:
-    """The outputs of a tile with which all CTAs' tiles, one after another, take the least time."""
+    """The outputs of a tile with which it takes least time to compute all tiles, those of one CTA one after another."""
 
     def time(width: int) -> float:
         return -(-_ctas(rows, outputs, width) // MOST_CTAS) * BLOCK_TIMES[width]
@@ -102,6 +102,6 @@ def _multiply(
 
 @lru_cache(maxsize=4096)
 def _ctas(rows: int, outputs: int, width: int) -> int:
-    """CTAs that have a tile each, in whole clusters."""
+    """How many CTAs there are if each has one tile, in whole clusters."""
     down, across = (CTAS, 1) if width == WIDEST else (1, CTAS)
     return -(-rows // (down * ROWS)) * -(-outputs // (across * width)) * CTAS

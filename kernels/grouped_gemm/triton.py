@@ -25,7 +25,7 @@ def _masked(
     first_row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
     # Starts with the last experts: shared ones have most tiles, and if they started last they would run on alone.
     expert = tl.num_programs(2) - 1 - tl.program_id(2)
-    # Even with nothing to do: a kernel that waits for this one relies on all earlier ones having ended.
+    # Waits even with nothing to do: a kernel that waits for this one relies on all earlier ones having ended.
     wait_for_earlier(DEPENDENT)
     rows = tl.load(counts + expert)
     if first_row >= rows:

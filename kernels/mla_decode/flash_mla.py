@@ -22,7 +22,7 @@ from kernels.vendor import find_package, is_right
 PACKAGE = "flash_mla"
 BUILD_VARIABLE = "DEEPMESH_FLASH_MLA"
 LATENT, WIDTH = 512, 576
-# The trial's, and the largest relative error that rounding to bfloat16 explains.
+# The trial's lengths and heads, and the largest relative error that rounding to bfloat16 explains.
 TRIAL_LENGTHS, TRIAL_HEADS, TRIAL_ERROR = (1, 70), 16, 0.02
 
 # From queries [rows, query tokens, heads, width] and a pool [blocks, 64, 1, width] to [rows, query tokens, heads, 512].
@@ -58,7 +58,7 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
 
 
 def find_attention(device: torch.device) -> Attend | None:
-    """The build's that the variable names, else the package's; None if there is none, or if it is wrong there."""
+    """The attention of the build that the variable names, else of the package; None if there is none or it is wrong."""
     if BUILD_VARIABLE in os.environ:
         attend: Attend = _attend_by_build
     else:

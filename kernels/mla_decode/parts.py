@@ -76,7 +76,7 @@ class DividedWork:
 
     @property
     def pieces(self) -> Pieces | None:
-        """Those that the attention kernel leaves."""
+        """The pieces that the attention kernel leaves; None if it leaves none."""
         return self if self.work.part_count > 1 else None
 
     def attend(self, kernel: CudaKernel, threads: int, arguments: ctypes.Structure) -> None:

@@ -20,7 +20,7 @@ E4M3 = torch.float8_e4m3fn
 # The smallest magnitude that a scale stands for. The scale of values is in the weights, which must not vanish where
 # values do.
 SMALLEST, SMALLEST_VALUE = 1e-10, 2.0**-5
-# By which weights are multiplied before they are rounded; the largest number of e4m3 is 448.
+# Factor of the weights before they are rounded; the largest number of e4m3 is 448.
 WEIGHT_SCALE = 64.0
 
 

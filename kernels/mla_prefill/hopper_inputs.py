@@ -1,4 +1,4 @@
-"""What our Hopper kernels of attention over prompts are given: `Inputs` of `cuda/tiles.cuh`."""
+"""The inputs of our Hopper kernels of attention over prompts: `Inputs` of `cuda/tiles.cuh`."""
 
 import ctypes
 import math
@@ -11,7 +11,7 @@ from kernels.nvrtc import encode_rows
 
 OWN, ROPE, VALUE, THREADS = 128, 64, 128, 384
 BOX_BYTES = 128
-# What the keys and values of the heads that are attended to at the same time may take of the second-level cache.
+# How many bytes of the second-level cache keys and values may take, of heads that are attended to at the same time.
 CACHED_BYTES = 32 << 20
 
 
@@ -60,12 +60,12 @@ def has_rows(part: torch.Tensor) -> bool:
     return aligned and row >= (part.shape[1] - 1) * head + part.shape[2]
 
 
-# Outputs, and [heads, queries] what else there is of each row: scales of outputs that are quantized, or log-sums.
+# Outputs; and [heads, queries] the scales of outputs that are quantized, or log-sums, if there are any.
 Results = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def address_and_stride(of_rows: torch.Tensor | None) -> tuple[int | None, int]:
-    """As kernels take the second of `Results`."""
+    """The second of `Results` as kernels take it: its address, or None, and its stride."""
     return (None, 0) if of_rows is None else (of_rows.data_ptr(), of_rows.stride(0))
 
 

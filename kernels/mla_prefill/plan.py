@@ -28,7 +28,8 @@ class PrefillPlan:
     tiles: torch.Tensor | None
     # [blocks, 2] int32 on the device: `tiles.cut_blocks`. None where our Hopper kernels do not run or do not quantize.
     blocks: torch.Tensor | None
-    # [1] int32 on the device, zero: the Hopper kernels' own, which leave zero. Calls with the plan must not overlap.
+    # [1] int32 on the device, zero between calls: the Hopper kernels' own counter. Calls with the plan must not
+    # overlap.
     taken: torch.Tensor | None
 
     @property

@@ -124,5 +124,5 @@ def mla_prefill(
 
 
 def padded_widths(widths: Iterable[int]) -> Iterator[int]:
-    """What products take: powers of two, and 16 or more."""
+    """The widths that products take: powers of two, and 16 or more."""
     return (max(next_power_of_2(width), 16) for width in widths)

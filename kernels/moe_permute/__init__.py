@@ -44,7 +44,8 @@ ALIGNMENT = 128
 # wastes nothing.
 MASKED_EXPECTED_ROWS = 64
 # The most rows of a masked layout, shared experts aside: some 2.3 GB at DeepSeek's widths, no more than prompts take.
-# As many take 256 tokens of each of four ranks with a quarter of its experts and room for eight copies of others.
+# That is what 256 tokens of each of four ranks need on a rank with a quarter of the experts and room for eight copies
+# of others.
 MASKED_ROWS = 72 * 1024
 
 

@@ -170,7 +170,7 @@ def _copy_rows(
         factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
     for choice in tl.static_range(CHOICES):
         position = tl.load(positions + token * CHOICES + choice)
-        # Nothing is copied nowhere.
+        # A choice without a row is not copied.
         tl.store(out_values + position * VALUES + columns, found, mask=columns < tl.where(position >= 0, VALUES, 0))
         if SCALES:
             copied_scales = tl.program_id(1) * SCALES_TILE + groups < tl.where(position >= 0, SCALES, 0)

@@ -8,7 +8,7 @@ from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_permute.layout import NOWHERE, MaskedLayout
 from kernels.tile_sizes import cdiv, next_power_of_2
 
-# How many choices a program looks at at a time. There are few sizes, since each one is compiled.
+# How many choices a program reads at a time. There are few sizes, since each one is compiled.
 CHUNKS = (128, 512, 1024)
 
 
@@ -102,10 +102,10 @@ def empty_masked(
 
 
 def chunk_size(choices: int) -> int:
-    """Choices that a program looks at at a time if it reads all."""
+    """How many choices a program reads at a time if it reads all."""
     return next((chunk for chunk in CHUNKS if chunk >= choices), CHUNKS[-1])
 
 
 def scale_stride(scales: torch.Tensor | None) -> int:
-    """From group to group."""
+    """The distance between the scales of neighbouring groups."""
     return 0 if scales is None else scales.stride(-1)

@@ -48,8 +48,8 @@ def add_rms_norm_quantized(delta: Delta, residual: torch.Tensor, weight: torch.T
 def add_rms_norm_in_both_forms(
     delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, Quantized]:
-    """`add_rms_norm` that returns the normalized rows quantized too. The gate reads the former, FP8 products the
-    latter.
+    """`add_rms_norm` that returns the normalized rows plain and quantized. The gate reads the plain ones, FP8 products
+    the quantized ones.
 
     The width is a multiple of 128.
     """

@@ -12,7 +12,8 @@ from kernels.moe_permute.expert_sum import ExpertSum
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "clusters.cu"
-# As many tokens as a chunk of experts' outputs has; tensors of more than 256 take as long in the other kernel.
+# As many rows as a chunk of experts' outputs has. Plain tensors of more than 256 rows take as long in the Triton
+# kernel.
 MOST_ROWS = 8192
 # Supported numbers of weighted rows of a sum, of chosen experts and a shared one. 0 means one row, which is no sum.
 CHOICES = (0, 8, 9)

@@ -17,14 +17,14 @@ def nvfp4_grouped_gemm(x: torch.Tensor, weight: Nvfp4, ends: torch.Tensor) -> to
     """Multiply the rows of expert e by its matrix transposed. Expert e has rows ends[e - 1] to ends[e].
 
     x: [rows, inputs] bfloat16, contiguous; ends: [experts] int32, ascending, the last one the number of rows, read on
-    the device only. Returns [rows, outputs] bfloat16. On a GPU: ours for Hopper if the weight is `arranged` for it,
-    else ours in Triton; the definition elsewhere.
+    the device only. Returns [rows, outputs] bfloat16. On a GPU our kernel for Hopper computes it if the weight is
+    `arranged` for that, else our Triton kernel; elsewhere the reference does.
     """
     experts, _, half = weight.codes.shape
     assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[1] == 2 * half
     assert ends.shape == (experts,) and ends.dtype == torch.int32
     if weight.packed:
-        # Only here: CUDA's bindings come with a CUDA build of torch.
+        # Imported only here: CUDA's bindings come with a CUDA build of torch.
         from kernels.nvfp4_gemm import warpgroups
 
         return warpgroups.nvfp4_grouped_gemm(x, weight, ends)

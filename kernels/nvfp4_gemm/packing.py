@@ -20,7 +20,7 @@ INPUT_SPLIT = (2, 4, 2, 4, 2)
 MAGNITUDES, SIGNS = 0x01C001C0, 0x80008000
 NAN = 0x7F
 ONE = 0x38
-# The exponents of packed scales are those of the numbers and this.
+# Packed scales' exponents are those of the numbers plus this.
 EXPONENT_BIAS = 21
 
 
@@ -28,8 +28,8 @@ def pack(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch
     """codes: [outputs, inputs / 2] uint8; scales: [outputs, inputs / 16] float8_e4m3fn; outputs a multiple of 64,
     inputs of 128.
 
-    Returns uint8 [inputs / 128, outputs / 64, 4096] and [inputs / 128, outputs / 64, 512]. The values are the same. A
-    scale's sign moves to its codes, and that of a group with the scale 0 becomes 1 and its codes 0.
+    Returns uint8 [inputs / 128, outputs / 64, 4096] and [inputs / 128, outputs / 64, 512]. The matrix's values stay the
+    same: a scale's sign moves to its codes, and a scale of 0 becomes 1 while its codes become 0.
     """
     outputs, groups = scales.shape
     assert codes.shape == (outputs, groups * GROUP // 2)
@@ -42,7 +42,7 @@ def pack(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def unpack(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `pack` packed, in other codes and scales of the same values."""
+    """The matrix that `pack` packed. Codes and scales may differ from the original ones, their values do not."""
     return _unpack_codes(codes), _signed(_unpack_scales(scales)).view(torch.float8_e4m3fn)
 
 
@@ -53,12 +53,13 @@ def _pack_codes(nibbles: torch.Tensor) -> torch.Tensor:
     `_pairs` takes out again in a few operations.
     """
     split = nibbles.unflatten(1, (-1, *INPUT_SPLIT)).unflatten(0, (-1, *OUTPUT_SPLIT))
-    # From: tile, warp, of two outputs, thread / 4, group, half, product, half of it, thread % 4, of a pair.
+    # Dimensions before: tile, warp, which of two outputs, thread / 4, group, half, product, half of it, thread % 4,
+    # which of a pair.
     lanes = split.permute(4, 0, 5, 1, 3, 8, 6, 7, 2, 9).flatten(7, 8).long()
     pairs = (lanes & 7) << 6 | (lanes & 8) << 12
     first, second, third, fourth = (pairs[..., 0] | pairs[..., 1] << 16).unbind(-1)
     word = first | second >> 6 | (third << 4 | third >> 28) & 0xFFFFFFFF
-    # The fourth is the difference of two shifted words, whose other bits are known each time.
+    # The fourth pair is the difference of two shifted words, whose other bits are known each time.
     word |= ((fourth ^ word << 2) & 0x01000100) << 6
     for place in (0x00400040, 1 << 31, 1 << 23, 1 << 15, 1 << 7):
         word |= ((fourth ^ word >> 6) & place) >> 2
@@ -82,14 +83,14 @@ def _unpack_codes(codes: torch.Tensor) -> torch.Tensor:
 
 def _unsigned(scales: torch.Tensor) -> torch.Tensor:
     """e4m3 without a sign to five bits of exponent and three of mantissa, without subnormals or zero, which is 1 here.
-    Bits 10 to 4 of a bf16 number with three more bits of exponent set are 2^118 times the scale.
+    As bits 11 to 4 of a bf16 number whose three other bits of exponent are set, they are 2^118 times the scale.
     """
     return _table(scales.device)[scales.long()]
 
 
 def _signed(scales: torch.Tensor) -> torch.Tensor:
     inverse = torch.zeros(256, dtype=torch.uint8, device=scales.device)
-    # Not the zero's, which has the one of 1.
+    # Without the entry of zero, which is that of 1.
     inverse[_table(scales.device)[1:].long()] = torch.arange(1, 128, dtype=torch.uint8, device=scales.device)
     return inverse[scales.long()]
 
@@ -110,7 +111,8 @@ def _pack_scales(scales: torch.Tensor) -> torch.Tensor:
     in bits 11 to 4, and the second's there if the half's bytes are swapped.
     """
     split = scales.unflatten(1, (-1, 2, 2, 2)).unflatten(0, (-1, *OUTPUT_SPLIT))
-    # From: tile, warp, of two outputs, thread / 4, group, half, pair of products, of two products.
+    # Dimensions before: tile, warp, which of two outputs, thread / 4, group, half, pair of products, which of two
+    # products.
     lanes = split.permute(4, 0, 5, 1, 3, 6, 2, 7).long()
     first, second = lanes.unbind(-1)
     halves = first << 4 | second >> 4 | (second & 15) << 12

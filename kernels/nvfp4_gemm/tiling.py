@@ -1,4 +1,4 @@
-"""How the product on Hopper is cut."""
+"""How the product on Hopper is tiled."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ class Tiling:
 
     # Rows of a tile.
     rows: int
-    # Each of them multiplies `parts` times 64 outputs; one more copies.
+    # How many warpgroups multiply, each `parts` times 64 outputs; one more copies.
     warpgroups: int
     parts: int
-    # Warpgroups that share the inputs of the same outputs.
+    # How many warpgroups share the inputs of the same outputs.
     split: int
 
     @property
@@ -23,7 +23,7 @@ class Tiling:
         return self.warpgroups // self.split * self.parts * TILE_OUTPUTS
 
 
-# By the most rows that an expert may expect if its tile shall hold most experts' rows.
+# By the most rows that an expert may expect, so that a tile holds all rows of most experts.
 WIDE = {
     11: Tiling(16, 4, 1, 1),
     24: Tiling(32, 4, 1, 1),
@@ -32,18 +32,18 @@ WIDE = {
     82: Tiling(96, 2, 2, 1),
     128: Tiling(128, 2, 2, 1),
 }
-# Tilings with fewer outputs, where there would be too few tiles.
+# Tilings with fewer outputs, for products that would have too few tiles.
 NARROW = (Tiling(16, 4, 1, 4), Tiling(32, 4, 1, 4), Tiling(64, 4, 1, 2))
 # Tilings with more outputs: these read an expert's rows fewer times.
 DOUBLE = (Tiling(16, 4, 2, 1), Tiling(32, 4, 2, 1), Tiling(48, 4, 2, 1))
 TILINGS = (*WIDE.values(), *NARROW, *DOUBLE)
-# Measured on an H200: a tile takes as long as its outputs times its rows and so many more, for which its weights are
-# read and decoded; a narrow or double one by this factor longer.
+# Measured on an H200: a tile takes time in proportion to its outputs times the sum of its rows and this number, for
+# which its weights are read and decoded. Narrow and double tiles take longer by these factors.
 MORE_ROWS, FACTORS = 96, dict.fromkeys(NARROW, 1.2) | dict.fromkeys(DOUBLE, 0.92)
 
 
 def choose_tiling(rows: int, experts: int, outputs: int, inputs: int, processors: int) -> Tiling:
-    """The fastest one. rows: of all experts; processors: multiprocessors, each of which makes a tile at a time."""
+    """The fastest tiling. rows: of all experts; processors: multiprocessors, each of which makes a tile at a time."""
     expected = -(-rows // experts)
     if experts > 1:
         expected = max(expected, next((tiling.rows for most, tiling in WIDE.items() if expected <= most), expected))

@@ -11,7 +11,7 @@ from kernels.nvfp4_quant import GROUP
 from kernels.tile_sizes import next_power_of_2
 
 
-# e2m1 as a whole number of halves: 0, 1, 2, 3, 4, 6, 8, 12. [..] uint8 codes in the low four bits.
+# e2m1 in halves, as whole numbers: 0, 1, 2, 3, 4, 6, 8, 12. code: [..] uint8, in the low four bits.
 @triton.jit
 def _halves(code):
     exponent, odd = (code >> 1) & 3, code & 1
@@ -73,7 +73,7 @@ class Tiling:
 
 
 def choose_tiling(rows: int) -> Tiling:
-    """rows: of an expert, expected. A tile holds those of most experts if choices are even."""
+    """rows: how many an expert expects. A tile holds those of most experts if choices are even."""
     return Tiling(min(max(next_power_of_2(2 * rows), 16), 128), 64, 64, warps=4, stages=4)
 
 

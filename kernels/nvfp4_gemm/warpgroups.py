@@ -31,13 +31,13 @@ class Arguments(ctypes.Structure):
         ("output_tiles", ctypes.c_int),
         ("groups", ctypes.c_int),
         ("parts", ctypes.c_int),
-        # To a multiple of the map's alignment, 64.
+        # Fills up to a multiple of the map's alignment, 64.
         ("padding", ctypes.c_byte * 8),
     )
 
 
 def takes(weight: Nvfp4) -> bool:
-    """Whether it multiplies by them once they are packed."""
+    """Whether this product takes the weight once it is packed."""
     experts, _, half = weight.codes.shape
     return is_hopper(weight.codes.device) and experts <= MOST_EXPERTS and 2 * half % TILE_INPUTS == 0
 

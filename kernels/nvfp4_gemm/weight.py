@@ -7,9 +7,9 @@ import torch
 from kernels.nvfp4_gemm.packing import CODE_BYTES, SCALE_BYTES, TILE_INPUTS, TILE_OUTPUTS, pack
 from kernels.nvfp4_quant import GROUP
 
-# Along the outputs of a part and along the inputs.
+# The outputs of a part and the inputs are multiples of this.
 MULTIPLE = 64
-# Outputs that are packed at a time, which takes some 40 bytes a weight.
+# How many outputs are packed at a time, which takes some 40 bytes a weight.
 STRIP_OUTPUTS = 1024
 
 
@@ -47,14 +47,14 @@ def nvfp4(codes: torch.Tensor, scales: torch.Tensor, global_scales: torch.Tensor
 
 
 def arranged(weight: Nvfp4) -> Nvfp4:
-    """`weight` as the product on its device takes it fastest; once, after loading.
+    """`weight` in the order in which the product on its device is fastest; called once, after loading.
 
     On Hopper codes and scales are packed where they lie, expert by expert, which takes about an expert's bytes
     meanwhile. Elsewhere, and if inputs are not a multiple of 128, they stay as they are published.
     """
     if not weight.codes.is_cuda:
         return weight
-    # Only here: CUDA's bindings come with a CUDA build of torch.
+    # Imported only here: CUDA's bindings come with a CUDA build of torch.
     from kernels.nvfp4_gemm import warpgroups
 
     if weight.packed or not warpgroups.takes(weight):

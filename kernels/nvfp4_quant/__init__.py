@@ -12,8 +12,8 @@ GROUP = reference.GROUP
 def quantize_nvfp4(
     weight: torch.Tensor, largest: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round so that each group's largest magnitude becomes 6, e2m1's largest, and `largest` 6 times a scale of 448,
-    e4m3's largest; to the nearest code, to the even one of two.
+    """Round so that each group's largest magnitude becomes 6, e2m1's largest, and `largest` becomes 6 times a scale of
+    448, e4m3's largest. Each value gets the nearest code, or the even one of two.
 
     weight: [outputs, inputs], any float dtype, inputs a multiple of 16; largest: [] float32, at least the weight's
     largest magnitude, which is the default: matrices that shall have one global scale are given the largest of all.

@@ -3,7 +3,7 @@
 import torch
 
 GROUP = 16
-# By the three low bits of a code; the fourth is the sign.
+# Magnitudes by the three low bits of a code; the fourth bit is the sign.
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LARGEST_CODE = MAGNITUDES[-1]
 LARGEST_SCALE = torch.finfo(torch.float8_e4m3fn).max
@@ -27,7 +27,7 @@ def quantize_nvfp4(
 
 
 def _nearest(shares: torch.Tensor) -> torch.Tensor:
-    """The code of the nearest magnitude, of the even code for a value halfway between two; the largest for more."""
+    """The code of the nearest magnitude: the even one for a value halfway between two, the largest for larger ones."""
     magnitudes = torch.tensor(MAGNITUDES, device=shares.device)
     halfway = (magnitudes[1:] + magnitudes[:-1]) / 2
     # A value on a bound gets the lower code. Above odd codes the bound lies just below halfway, so that it gets the

@@ -17,9 +17,9 @@ class SummedRows(Enum):
 class ExchangedNorm:
     """An RMSNorm with the exchange before it, the one behind it, or both.
 
-    sums: None if the rows that are added are no parts of a sum over the ranks. all_rows: how many rows all ranks have
-    together, the last ones without their padding, if each has its own and gets the normalized ones of all. plain: these
-    are wanted in the residual's dtype. quantizes: they are wanted in FP8.
+    sums: which rows of a sum over the ranks are added; None if what is added is no part of such a sum. all_rows: set if
+    each rank has its own rows and gets the normalized rows of all: how many all of them are, without padding. plain:
+    whether normalized rows are wanted in the residual's dtype. quantizes: whether they are wanted in FP8.
     """
 
     # [width]

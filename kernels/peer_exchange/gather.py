@@ -1,4 +1,4 @@
-"""All ranks' parts of several tensors, or some ranks': `cuda/gather.cu`."""
+"""Gathers the parts that all ranks have of several tensors, or that some ranks have: `cuda/gather.cu`."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ from kernels.peer_exchange.region import (
 
 SOURCE = Path(__file__).parent / "cuda" / "gather.cu"
 MOST_PARTS = 6
-# Whose words of all ones are no numbers: they need no flag on their way.
+# Dtypes in which a word of all ones is no number: their values need no flag on their way.
 NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
-# Up to so many units with flags, counted once for each other rank, are faster than slots: measured, see notes.md.
+# Up to this many units with flags, counted once for each other rank, are faster than slots: measured, see notes.md.
 LINES_BEST_UNITS = 32768
 
 
@@ -60,8 +60,8 @@ class GatherArguments(ctypes.Structure):
 def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
     """Fill each output, [ranks * rows, ...], with the parts of all ranks, [rows, ...] of the same dtype.
 
-    A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1). What is
-    not a number may become another that is none; all else arrives bit for bit.
+    A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1). A NaN may
+    become another NaN; all else arrives bit for bit.
     """
     assert len(outputs) == len(parts) <= MOST_PARTS
     arguments = _arguments(members, [range(members.ranks)] * members.ranks)
@@ -83,8 +83,8 @@ def broadcast(members: Members, output: torch.Tensor, values: torch.Tensor, sour
 
 
 def copy_between(members: Members, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> None:
-    """Fill the tensors of each member with those of the one that `sources` has for it, which may be itself. In place;
-    contiguous.
+    """Fill the tensors of each member with those of its source, which may be itself. In place; contiguous. sources: by
+    member, the member that it gets the tensors of.
 
     A rank sends to those that receive from it, and no others: two that swap B bytes take as long as B bytes one way. A
     thread sends what a unit held before it writes what came for it.
@@ -119,7 +119,7 @@ def _copy(
     outputs: Sequence[torch.Tensor],
     parts: Sequence[torch.Tensor],
 ) -> None:
-    """Each member receives from one at most."""
+    """Send the parts. Each member receives from one at most."""
     arguments = _arguments(members, senders)
     for output, part in zip(outputs, parts, strict=True):
         _add(arguments, output, part)

@@ -18,14 +18,14 @@ from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
 SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, NORM_THREADS = 4, 8, 256
-# By which rows of a sum are made before, and whether rows are gathered behind.
+# Kernels, by which rows of a sum are made before the norm, and whether rows are gathered behind it.
 NAMES: Mapping[tuple[SummedRows | None, bool], str] = {
     (SummedRows.OWN, False): "sum_norm",
     (SummedRows.ALL, False): "all_sum_norm",
     (None, True): "norm_gather",
     (SummedRows.OWN, True): "sum_norm_gather",
 }
-# What experts make of rows is added up as well: this kernel for so many of each row.
+# The kernel that adds up experts' outputs as well, and how many of each row it takes.
 EXPERTS_NAME, CHOICES = "all_experts_norm", 8
 
 

@@ -10,7 +10,7 @@ def all_gather(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def sum_in_order(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Added in float32, unless they are integers, in the order of the ranks, and rounded once."""
+    """The sum, added in float32, unless the values are integers, in the order of the ranks, and rounded once."""
     first, *others = values
     total = first.float() if first.is_floating_point() else first
     for each in others:

@@ -51,7 +51,7 @@ def word_bytes(ranks: int) -> slice:
 
 
 def template_ranks(ranks: int) -> int:
-    """For how many ranks the kernel was made that such a group takes."""
+    """The number of ranks of the kernel that such a group takes."""
     return next(most for most in (2, 4, MOST_RANKS) if ranks <= most)
 
 

@@ -174,7 +174,7 @@ def _likeliest_of_parts(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * PART + tl.arange(0, PART)
     found = tl.load(logits + row * row_stride + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
-    # What is not a number must not be compared with.
+    # NaN must not be compared with.
     found = tl.where(found == found, found, float("-inf"))
     highest = tl.max(found)
     tl.store(values + row * parts + part, highest)

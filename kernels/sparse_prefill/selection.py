@@ -7,9 +7,9 @@ import torch
 
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS, LineMasses, head_scores, line_masses
 
-# MInference's.
+# As in MInference.
 LAST_QUERIES = 64
-# In which the mass of a query is counted.
+# How many units the mass of one query is counted as.
 MASS_UNITS = 1 << 24
 
 
@@ -66,13 +66,13 @@ def choose(masses: LineMasses, first: int, wanted: int) -> Selection:
     little. Equal masses give equal choices.
     """
     columns, slashes, blocks = masses.columns.clone(), masses.slashes.clone(), masses.columns.shape[1]
-    # They are above any sum of weights, so that they are kept whatever the bound is.
+    # Lines that are always kept weigh more than any sum of weights, whatever the bound is.
     columns[:, 0] = slashes[:, :2] = float("inf")
     block, neighbour = (torch.arange(*span, device=columns.device) for span in ((0, blocks), (-1, 2)))
     distance = first // BLOCK_KEYS - block.unsqueeze(1) + neighbour
     crossing = slashes[:, distance.clamp(0, blocks - 1)].masked_fill(distance < 0, 0)
     weight, order = torch.maximum(columns.unsqueeze(2), crossing).flatten(1).sort(descending=True)
-    # Whole numbers: on a GPU running sums of others come out now this way, now that.
+    # Counted in whole numbers: on a GPU running sums of floats differ from run to run.
     mass = (masses.parts.flatten(1) * MASS_UNITS + 0.5).floor_().long().gather(1, order).cumsum(1)
     index = (mass < wanted).sum(1, keepdim=True)
     bound = torch.nn.functional.pad(weight, (0, 1)).gather(1, index)

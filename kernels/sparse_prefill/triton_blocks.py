@@ -10,7 +10,7 @@ from kernels.sparse_prefill.blocks import TILE_QUERIES
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 from kernels.sparse_prefill.selection import Selection
 
-# Blocks that a program looks at in one piece.
+# How many blocks a program looks at at a time.
 TOGETHER = 1024
 
 

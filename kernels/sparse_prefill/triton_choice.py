@@ -34,7 +34,7 @@ def _choose(
     block, neighbour = tl.arange(0, PADDED)[:, None], tl.arange(0, 4)[None, :]
     inside = (block < blocks) & (neighbour < 3)
     column, _ = _weights(columns, slashes, block, blocks)
-    # A line that there is not has no mass, so it does not matter what it weighs.
+    # A line that does not exist has no mass, so it does not matter what it weighs.
     _, slash = _weights(columns, slashes, middle - block + neighbour - 1, blocks)
     mass = tl.load(parts + (head * blocks + block) * 3 + neighbour, mask=inside, other=0.0)
     mass = tl.floor(mass * UNITS + 0.5).to(tl.int32)

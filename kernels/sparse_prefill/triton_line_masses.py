@@ -137,7 +137,7 @@ def _heaviest(distances, slashes, blocks, middle, split, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """What both passes are given."""
+    """The inputs of both passes."""
 
     queries: TileQueries
     key: torch.Tensor
@@ -184,6 +184,6 @@ def _tilings(dtype: torch.dtype) -> Tilings:
 
 
 def _held_widths(width: int) -> tuple[int, int]:
-    """The width as what products take, powers of two: all but the end, and the end."""
+    """The width in two parts as products take them, powers of two: all but the end, and the end."""
     first = 1 << (width.bit_length() - 1)
     return first, max(next_power_of_2(width - first), 32)

@@ -36,7 +36,7 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout) -> tor
 
     x: [rows, inputs] or [experts, capacity, inputs], as the layout has it. Returns bfloat16 of x's leading dimensions
     and `outputs`; rows that no token has are undefined. No rows give none. The counts are read on the device only. On a
-    Hopper GPU: ours; the definition elsewhere.
+    Hopper GPU our kernel computes it, elsewhere the reference.
     """
     _check(x, weight, layout)
     outputs: torch.Tensor = _backend(weight).w4a8_grouped_gemm(x, weight, layout)
@@ -47,7 +47,7 @@ def w4a8_feed_forward(x: ScaledRows, experts: Int4FeedForward, layout: Layout) -
     """`down(silu(gate(x)) * up(x))` of each row's expert, where down's input is rounded to e4m3 by its static scale.
 
     x: as in `w4a8_grouped_gemm`, with static scales. Returns bfloat16 of x's shape; rows that no token has are
-    undefined. On a Hopper GPU one kernel: the quantized values do not become bfloat16 before.
+    undefined. On a Hopper GPU this is one kernel, in which values are quantized without becoming bfloat16 before.
     """
     _check(x, experts.gate_up, layout)
     assert x.static
@@ -63,7 +63,7 @@ def _check(x: ScaledRows, weight: Int4Experts, layout: Layout) -> None:
 
 def _backend(weight: Int4Experts) -> ModuleType:
     if weight.tiles.is_cuda:
-        # Only here: CUDA's bindings come with a CUDA build of torch.
+        # Imported only here: CUDA's bindings come with a CUDA build of torch.
         from kernels.w4a8_gemm import warpgroups
 
         if warpgroups.takes(weight):

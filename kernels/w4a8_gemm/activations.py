@@ -13,7 +13,7 @@ class ScaledRows:
     values: torch.Tensor
     # float32, contiguous: [experts] (static, from calibration) or the values' leading dimensions (per token).
     scales: torch.Tensor
-    # Which of the two `scales` are.
+    # Whether `scales` are one for each expert (static) or one for each row.
     static: bool
 
     def __post_init__(self) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from kernels.w4a8_gemm.weight import Int4Experts
 
-# Tiles of rows that one call can have: of all masked layouts that `kernels.moe_permute` chooses, and of contiguous ones
-# of half a million rows.
+# How many tiles of rows one call can have: enough for all masked layouts that `kernels.moe_permute` chooses, and for
+# contiguous ones of half a million rows.
 MOST_ROW_TILES = 4608
 
 
@@ -23,7 +23,7 @@ class Int4FeedForward:
     input_scales: torch.Tensor
     # [experts, width] float32: AWQ's scale of the channel, or 1, divided by the expert's input scale.
     factors: torch.Tensor
-    # [MOST_ROW_TILES] int32, zeros: the kernels' own, which leave zeros. Calls must not overlap.
+    # [MOST_ROW_TILES] int32, zero between calls: the kernels' own counters. Calls must not overlap.
     progress: torch.Tensor
 
     @property

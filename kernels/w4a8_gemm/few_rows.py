@@ -15,7 +15,7 @@ from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
-# The CUDA source has the same constants. MOST_ROWS: of an expert.
+# The CUDA source has the same constants. MOST_ROWS: of one expert.
 MOST_EXPERTS, MOST_ROWS, COUNTER_STRIDE = 512, 8, 8
 # A team of PARTS warps divides the inputs of a unit of the first product; a warp has whole units of the last one.
 WARPS, PARTS, TEAMS = 16, 8, 2
@@ -55,8 +55,8 @@ class Arguments(ctypes.Structure):
 def takes(experts: Int4FeedForward, layout: Layout) -> bool:
     """Whether the kernel supports this layer and should compute it. No token may have chosen an expert twice.
 
-    Weights of -8, which no quantizer writes, would take three times as long to decode. Whole experts of which other
-    ranks have others are faster in tiles.
+    Weights of -8, which no quantizer writes, would take three times as long to decode. If other ranks have other
+    experts whole, tiles are faster.
     """
     if not isinstance(layout, MaskedLayout) or layout.elsewhere or not is_hopper(experts.factors.device):
         return False
@@ -73,8 +73,8 @@ def w4a8_feed_forward(
     ctas: int | None = None,
     strips: int | None = None,
 ) -> torch.Tensor:
-    """For what it supports. Results depend neither on ctas, by default all multiprocessors but those that are spared,
-    nor on strips, of a unit.
+    """For what it `takes`. ctas: by default one for each multiprocessor that is not spared; strips: of a unit. Results
+    depend on neither.
     """
     count, hidden, width = experts.down.shape
     device = x.values.device
@@ -105,7 +105,7 @@ def choose_strips(touched: int, hidden: int, width: int, ctas: int) -> int:
         last = touched * ceil_divide(hidden // STRIP, strips)
         groups = ceil_divide(first, TEAMS * ctas) * ceil_divide(hidden // GROUP, PARTS)
         groups += ceil_divide(last, WARPS * ctas) * (width // GROUP)
-        # To load and convert a group of rows takes half as many instructions as a strip's weights.
+        # Loading and converting a group of rows takes half as many instructions as a strip's weights.
         return groups * (strips + 0.5)
 
     return min(range(MOST_STRIPS, 0, -1), key=cost)

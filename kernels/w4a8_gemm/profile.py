@@ -72,7 +72,7 @@ _ALL = range(len(TILINGS))
 
 
 def _fastest(rows: int, measure: Measure) -> int:
-    """Index of the tiling. Tiles of less than half of the rows never are."""
+    """Index of the fastest tiling. Tiles of less than half of the rows never are it, and are not tried."""
     sensible = [at for at in _ALL if rows <= 2 * TILINGS[at].rows]
     return min(sensible, key=lambda at: measure(rows, TILINGS[at]))
 
@@ -118,7 +118,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _key(device: torch.device, sources: Path) -> str:
-    """Made of package version, sources and card."""
+    """Made of the package's version, the sources and the card."""
     card = torch.cuda.get_device_properties(device)
     told: Sequence[bytes] = [
         f"{_version()} {card.name} {card.multi_processor_count}".encode(),
@@ -144,7 +144,7 @@ def _read(file: Path) -> dict[str, list[int]]:
 
 
 def _write(file: Path, tables: dict[str, list[int]]) -> None:
-    """Other ranks may read meanwhile: they see the file before or after. A folder that takes no files keeps nothing."""
+    """Other ranks may read meanwhile: they see the old file or the new one. If writing fails, nothing is kept."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as written:

@@ -1,4 +1,4 @@
-"""How the product on Hopper is cut, by the rows that an expert expects and by how many experts have any."""
+"""How the product on Hopper is tiled, by the rows that an expert expects and by how many experts have any."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -10,7 +10,8 @@ class Tiling:
 
     # Rows of a tile; they are copied by boxes.
     rows: int
-    # Each of them multiplies `parts` times 64 outputs over every `turns`-th group of inputs; one more copies.
+    # How many warpgroups multiply, each `parts` times 64 outputs over every `turns`-th group of inputs; one more
+    # copies.
     warpgroups: int
     parts: int
     turns: int = 1
@@ -24,7 +25,7 @@ class Tiling:
         return min(self.rows, 64)
 
 
-# The last one is for any number of rows: a tile of it that has 32, 64 or 96 rows or fewer is made as of so many.
+# The last one is for any number of rows: a tile of it with at most 32, 64 or 96 rows is computed as one of that size.
 TILINGS = (
     Tiling(16, 4, 1),
     Tiling(24, 4, 1),
@@ -49,29 +50,30 @@ class TilingTable:
         return TILINGS[-1]
 
 
-# Measured on an H200, even loads and ones by Zipf's law together: the last tile reads an expert's weights
-# fewer times if it has many rows, and is made as of few rows if it has few.
+# Measured on an H200, with even loads and loads by Zipf's law together. The last tiling reads an expert's weights fewer
+# times if the expert has many rows, and is computed as a smaller one if it has few.
 H200 = TilingTable((7, 12, 20))
 
-# For few rows of few experts: otherwise most CTAs have no tile. A warpgroup needs some 0.3 us for a group whatever the
-# others do, so that it takes four to decode 50 GB/s.
+# For few rows of few experts, for which most CTAs would have no tile otherwise. A warpgroup needs some 0.3 us for a
+# group whatever the others do, so that it takes four of them to decode 50 GB/s.
 NARROW = Tiling(16, 4, 1, 2)
-# The most tiles of both products that narrow ones may be. Measured: 440 and 512 are faster than half as many wide ones,
-# by 3.4 and 2.7 us of 39 and 29, 528 and 1024 are slower by 2.1 and 1.5.
+# Narrow tiles are taken up to this many of both products. Measured: 440 and 512 are faster than half as many wide ones,
+# by 3.4 and 2.7 us of 39 and 29; 528 and 1024 are slower by 2.1 and 1.5.
 MOST_NARROW_TILES = 512
 
 
 def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided: bool) -> Tiling:
-    """The tiling if tokens are copied so often to experts that lie here, on average.
+    """`tiling`, or the narrow one if that is faster. copies: how many copies of tokens go to experts that lie here, on
+    average.
 
-    gate_up: outputs and inputs of an expert's first product. divided: other ranks have experts too. Then one that is
-    chosen more often than this holds all of them up.
+    gate_up: outputs and inputs of an expert's first product. divided: whether other ranks have experts too. Then a rank
+    whose experts are chosen more often than on average holds all of them up.
     """
     outputs, inputs = gate_up
     touched = copies + 2 * sqrt(copies) if divided else copies
     # Groups of 128 inputs of the first product, and of the last one.
     whole_turns = inputs // 128 % NARROW.turns == 0 and outputs // 256 % NARROW.turns == 0
-    # So few rows fit into one tile even if they all have the same expert.
+    # This few rows fit into one tile even if they all have the same expert.
     narrow = touched <= NARROW.rows and touched * (outputs + inputs) <= MOST_NARROW_TILES * NARROW.outputs
     return NARROW if narrow and whole_turns else tiling
 
@@ -86,11 +88,11 @@ FEW_BYTES = 750_000_000
 
 
 def spared(copies: float, expert_bytes: int) -> int:
-    """How many multiprocessors are left. copies: as in `narrowed`. Results do not depend on it."""
+    """How many multiprocessors are left to shared experts. copies: as in `narrowed`. Results do not depend on it."""
     return SPARE_OF_FEW if copies * expert_bytes <= FEW_BYTES else SPARE
 
 
 # The most expected bytes of chosen experts for which the kernel of few tokens is taken: those of two tokens on one of
-# four ranks that divide the width of R1's experts. Measured: 8 and 16 of 256 experts 512 wide take 20.9 and 34.9 us for
-# 29.0 and 39.0, 30 of them 61.2 for 58.2.
+# four ranks that divide the width of R1's experts. Measured: 8 and 16 of 256 experts 512 wide take 20.9 and 34.9 us
+# instead of 29.0 and 39.0, but 30 of them 61.2 instead of 58.2.
 MOST_FEW_BYTES = 100_000_000

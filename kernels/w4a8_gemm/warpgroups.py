@@ -28,7 +28,7 @@ class Operands(ctypes.Structure):
         ("x_scales", ctypes.c_void_p),
         ("output_tiles", ctypes.c_int),
         ("groups", ctypes.c_int),
-        # To a multiple of the map's alignment, 64.
+        # Fills up to a multiple of the map's alignment, 64.
         ("padding", ctypes.c_byte * 40),
     )
 
@@ -53,7 +53,7 @@ class Arguments(ctypes.Structure):
 
 
 def takes(weight: Int4Experts) -> bool:
-    """Whether it multiplies by them."""
+    """Whether these products take the weight."""
     return weight.tiles.is_cuda and is_hopper(weight.tiles.device) and weight.shape[0] <= MOST_EXPERTS
 
 

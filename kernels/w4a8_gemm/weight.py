@@ -30,9 +30,9 @@ class Int4Experts:
     tiles: torch.Tensor
     # Whether any weight is -8, which takes longer to decode. Scales of absmax / 7 leave none.
     has_minimum: bool
-    # [1] int32, zero: the Hopper kernel's own, which leaves zero. Calls must not overlap.
+    # [1] int32, zero between calls: the Hopper kernel's own counter. Calls must not overlap.
     drawn: torch.Tensor
-    # For the product on Hopper.
+    # For the product on Hopper, by the rows that an expert expects.
     tilings: TilingTable = H200
 
     @property
@@ -115,7 +115,7 @@ def _holds_minimum(tiles: torch.Tensor) -> bool:
 def _to_lanes(matrix: torch.Tensor) -> torch.Tensor:
     """[..., outputs, inputs] to [..., tiles, groups, load, warp, thread / 4, thread % 4, product, half, of two, 4]."""
     split: torch.Tensor = matrix.unflatten(-1, (-1, *INPUT_SPLIT)).unflatten(-7, (-1, *OUTPUT_SPLIT))
-    # From: tile, warp, of two, thread / 4, group, load, product, half, thread % 4, input.
+    # Dimensions before: tile, warp, which of two, thread / 4, group, load, product, half, thread % 4, input.
     at = split.dim() - 10
     return split.permute(*range(at), *(at + axis for axis in (0, 4, 5, 1, 3, 8, 6, 7, 2, 9)))
 
