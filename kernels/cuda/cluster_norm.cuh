@@ -5,8 +5,9 @@
 #include "cluster_sum.cuh"
 #include "values.cuh"
 
-// Stores delta + residual, rounded to bf16, and returns that normalized and times the weight. had: what the residual is; width:
-// of the row, in values. Rounds the result twice, as the reference does: after normalizing and after multiplying.
+// Stores delta + residual, rounded to bf16, and returns that normalized and times the weight. had: the residual so far;
+// width: of the row, in values. Rounds the result twice, as the reference does: after normalizing and after
+// multiplying.
 __device__ __forceinline__ uint4 add_and_normalize(ClusterSum& cluster, Values delta, uint4 had, uint4* residual, uint4 weight,
                                                    int width, float epsilon) {
   delta.add(Values::of(had), 1.0f);

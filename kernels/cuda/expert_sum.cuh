@@ -1,4 +1,4 @@
-// What the experts of a token make of it, added up: a thread's eight values.
+// The sum of what a token's experts make of it: a thread's eight values.
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct ExpertSum {
   const uint4* shared;
 };
 
-// Rounded once. width: in elements.
+// The sum, rounded once. width: of a row, in elements.
 template <int CHOICES>
 __device__ __forceinline__ uint4 add_up(const ExpertSum& given, long long token, int width, int at) {
   uint4 found[CHOICES];

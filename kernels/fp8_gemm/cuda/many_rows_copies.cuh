@@ -61,7 +61,7 @@ struct Copier {
     for (int at = 0; at < COUNT; at += BOX) copy_box(target + at * BLOCK, map, block * BLOCK, row + at, full);
   }
 
-  // Copies by a thread of its own, in the background. If not `copied`, the bytes are zero, and nothing is read.
+  // Copies in the background, by this thread. If `copied` is false, the target gets zeros, and nothing is read.
   template <int BYTES>
   __device__ __forceinline__ static void copy_or_clear(void* target, const void* source, bool copied) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"

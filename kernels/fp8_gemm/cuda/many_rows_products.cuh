@@ -5,7 +5,7 @@
 #include "many_rows_tiles.cuh"
 #include "multiply.cuh"
 
-// A warp's four 8 x 8 fragments to four rows of 16 bytes of each eight lanes.
+// Stores a warp's four 8 x 8 fragments as rows of 16 bytes. Each eight lanes have the places of one fragment's rows.
 __device__ __forceinline__ void store_matrices(u32 address, const u32 (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
@@ -28,10 +28,10 @@ struct Consumer {
   const Arguments& given;
   // 0 or 1, the same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
   int half;
-  // Where the next block is multiplied, and where the next one is added.
+  // The ring's places of the next block to multiply, and of the next one to add.
   Turn<Memory::STAGES> issued, added;
 
-  // The stage may be written again, by this CTA's copies and by the neighbour's.
+  // Tells that the stage may be written again, by this CTA's copies and by the neighbour's.
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     if (threadIdx.x % 32 < CTAS) arrive_at(&shared.empty[stage], threadIdx.x % 32);
@@ -52,7 +52,7 @@ struct Consumer {
   __device__ __forceinline__ void add(float (&sums)[WIDTH / 2], float (&products)[PART / 2], int part) {
     const float* of_rows = shared.x_scales[added.stage] + first_row();
     float of_weight = shared.weight_scales[added.stage][part], scales[2] = {of_rows[0] * of_weight, of_rows[8] * of_weight};
-    // Before this warp lets go of the stage: an arrival does not wait for loads.
+    // Loaded before this warp lets go of the stage, since an arrival does not wait for loads.
     pin(scales);
     wgmma_wait<PENDING>();
     pin(products);
@@ -65,7 +65,7 @@ struct Consumer {
       sums[part * PART / 2 + i] = fmaf(products[i], scales[i / 2 % 2], sums[part * PART / 2 + i]);
   }
 
-  // The next block, of a tile of one part.
+  // Issues the products of the next block, of a tile of one part.
   __device__ __forceinline__ void issue_next(float (&products)[PART / 2]) {
     wait(&shared.full[issued.stage], issued.phase);
     issue(products, issued.stage, 0);
@@ -101,7 +101,7 @@ struct Consumer {
   __device__ __forceinline__ void store(const float (&sums)[WIDTH / 2], const Tile& tile) const {
     u8* out = shared.out[half];
     int thread = threadIdx.x % WARPGROUP, lane = threadIdx.x % 32, row = thread / 32 * 16 + lane % 16;
-    // The sums before these have left.
+    // Wait until the sums before these have left.
     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     meet();
 #pragma unroll
@@ -120,7 +120,7 @@ struct Consumer {
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
   }
-  // The threads of this warpgroup.
+  // All threads of this warpgroup meet.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync %0, 128;" ::"r"(1 + half) : "memory"); }
 
   __device__ __forceinline__ void run() {

@@ -23,7 +23,7 @@ struct Arguments {
   // Each row's expert if rows are sorted; less than 0 for padding.
   const int* row_experts;
   int rows, outputs, blocks, scale_stride;
-  // Tiles of so many rows of tiles are taken together.
+  // How many rows of tiles are taken together.
   int rows_together;
 };
 

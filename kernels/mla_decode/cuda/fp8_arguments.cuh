@@ -48,7 +48,7 @@ struct Ring {
     count++;
     advance();
   }
-  // Past a stage that holds queries.
+  // Moves on past a stage that holds queries.
   __device__ __forceinline__ void advance() {
     bool wraps = ++stage == STAGES;
     stage = wraps ? 0 : stage;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_products(float (&out)[32], float (&sums)[32]
   pin(sums);
 #pragma unroll
   for (int i = 0; i < 32; i++) out[i] += sums[i];
-  // Before the next products may write the sums.
+  // Read before the next products may write the sums.
   pin(out);
 }
 

@@ -7,7 +7,8 @@
 
 #include "parts.cuh"
 
-// The overhead of a piece, in units, about; and by how many units parts may be larger if that avoids splitting any request.
+// About the overhead of a piece, in units; and by how many units parts may be larger if that avoids splitting any
+// request.
 constexpr int PIECE_COST = 2, SPLIT_COST = 3;
 // The fewest units of a part, and of a piece that is not its request's last: with few tokens, whose pieces cost little to join,
 // and with more.

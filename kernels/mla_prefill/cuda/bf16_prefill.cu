@@ -17,7 +17,7 @@ struct Tile {
 
 struct Arguments {
   Inputs inputs;
-  // Those with most keys first.
+  // The tiles, those with most keys first.
   const Tile* tiles;
 };
 

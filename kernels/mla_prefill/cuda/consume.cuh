@@ -6,7 +6,7 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
-// QUANTIZES: what it stores.
+// QUANTIZES: whether it stores quantized outputs.
 template <bool QUANTIZES>
 struct Consumer {
   Shared& shared;
@@ -18,7 +18,7 @@ struct Consumer {
   // Queries as the first operand: a thread has two rows and four channels of each 16.
   u32 query[WIDTH / 16][4];
 
-  // One lane for the warp.
+  // One lane arrives for the warp.
   __device__ __forceinline__ static void release(u64* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(empty);
@@ -120,7 +120,7 @@ struct Consumer {
     pin(scores);
     release(&shared.key_empty[count % STAGES]);
     bool raised = weigh(scores, softmax, sight, first);
-    // While products are in flight, so that the next step's can be issued at once.
+    // Awaited while products are in flight, so that the next step's can be issued at once.
     if (more) await_keys(count + 1);
     wgmma_wait<0>();
     pin(out);
@@ -143,8 +143,8 @@ struct Consumer {
       take_queries();
       begin(weights, softmax, sight, unit);
       int left = unit.steps - 1;
-      // At most once. As a loop, because the compiler takes a branch for one that threads may take differently: then descriptors
-      // are no longer in uniform registers, and dense attention takes 10% longer.
+      // Runs at most once. It is a loop because the compiler would take a branch for one that threads may take
+      // differently: then descriptors are no longer in uniform registers, and dense attention takes 10% longer.
 #pragma unroll 1
       for (; left && left == unit.steps - 1 && max(unit.blocks[2], unit.blocks[3]) + BLOCK > sight.all; left--)
         step(out, weights, softmax, sight, left > 1, unit.blocks + 2);

@@ -5,7 +5,7 @@
 #include "fp8_earlier.cuh"
 #include "fp8_softmax.cuh"
 
-// QUANTIZES: what it stores.
+// QUANTIZES: whether it stores quantized outputs.
 template <bool QUANTIZES>
 struct Consumer {
   Shared& shared;
@@ -18,12 +18,12 @@ struct Consumer {
   u32 key_at, value_at;
   // Queries as the first operand: a thread has two rows and eight channels of each 32.
   u32 query[WIDTH / 32][4];
-  // Makes a row's scores powers of two, but for the keys' scale.
+  // Brings a row's scores to exponents of two, if multiplied by the keys' scale too.
   float query_scale[2];
   // The inverse of the scale of the last step's values.
   float inverse;
 
-  // One lane for the warp.
+  // One lane arrives for the warp.
   __device__ __forceinline__ static void release(u64* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(empty);
@@ -98,7 +98,7 @@ struct Consumer {
       Softmax::hide(scores, last);
     }
     bool raised = softmax.raise(scores, scale, block.value_log2);
-    // Behind the vote, which needs the block's scales: an arrival does not wait for loads.
+    // Released behind the vote, which needs the block's scales: an arrival does not wait for loads.
     release(&shared.key_empty[count % STAGES]);
     softmax.exponentiate(scores, scale, block.value_log2);
     inverse = block.value_inverse;
@@ -131,7 +131,7 @@ struct Consumer {
     wgmma_wait<1>();
     pin(scores);
     bool raised = weigh<MASKED>(scores, softmax, sight, begin);
-    // While products are in flight, so that the next step's can be issued at once.
+    // Awaited while products are in flight, so that the next step's can be issued at once.
     if (more) await_keys(count + 1);
     wgmma_wait<0>();
     pin(out);
@@ -159,8 +159,8 @@ struct Consumer {
     for (int i = 0; i < 64; i++) out[i] = 0.0f;
     begin(weights, softmax, sight, unit);
     int left = unit.steps - 1;
-    // At most once. As a loop, because the compiler takes a branch for one that threads may take differently: then descriptors
-    // are no longer in uniform registers.
+    // Runs at most once. It is a loop because the compiler would take a branch for one that threads may take
+    // differently: then descriptors are no longer in uniform registers.
 #pragma unroll 1
     for (; left && left == unit.steps - 1 && left * KEYS > sight.all; left--)
       step<true, false>(out, earlier, weights, softmax, sight, left > 1, (left - 1) * KEYS);

@@ -1,4 +1,4 @@
-// What a thread had summed before: its sums are moved here from time to time, since the tensor cores' own have too few bits.
+// A thread's earlier sums: its sums are moved here from time to time, since the tensor cores' own have too few bits.
 
 #pragma once
 

@@ -23,7 +23,7 @@ constexpr int ROW_WORDS = KEYS / 4 + 1;
 constexpr float SMALLEST_VALUE = 1.0f / 32;
 
 struct Block {
-  // Among the keys of all prompts.
+  // The first key among the keys of all prompts, and how many there are.
   int first_key, keys;
 };
 

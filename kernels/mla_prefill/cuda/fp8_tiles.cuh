@@ -13,7 +13,7 @@ constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, QUERY_BYTES = QUERY_
 constexpr int KEY_BYTES = KEYS * WIDTH, VALUE_BYTES = KEYS * VALUE;
 constexpr int KEY_REST = KEYS * 128, VALUE_REST = VALUE * 128;
 constexpr int STAGES = 2;
-// The tensor cores add up the products of so many steps. They keep too few bits of a long sum.
+// The tensor cores add up the products of this many steps, since they keep too few bits of a long sum.
 constexpr int SUMMED_STEPS = 4;
 
 // A tile: up to 128 queries of a prompt, of one head.
@@ -46,7 +46,7 @@ struct Arguments {
   // [heads, blocks] blocks as they lie in shared memory: `fp8_quantize.cu` writes them.
   const u8 *keys, *values;
   const Scales* scales;
-  // Those with most keys first.
+  // The tiles, those with most keys first.
   const Tile* tiles;
   // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
   int* taken;
@@ -66,11 +66,11 @@ struct Shared {
   u8 query[CONSUMERS][QUERY_BYTES];
   u8 key[STAGES][KEY_BYTES];
   u8 value[STAGES][VALUE_BYTES];
-  // What each thread had summed before: `fp8_earlier.cuh`.
+  // Each thread's earlier sums: `fp8_earlier.cuh`.
   float4 earlier[CONSUMERS][VALUE / 8][WARPGROUP];
   // One in e4m3: 8 rows of 32.
   alignas(256) u8 ones[8 * 32];
-  // Those of the blocks in `key`.
+  // The scales of the blocks in `key`.
   Scales scales[STAGES];
   // What the queries in `query` belong to. The producer writes it before it copies them.
   Unit unit[CONSUMERS];

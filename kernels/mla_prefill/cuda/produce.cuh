@@ -34,7 +34,7 @@ struct Copier {
   __device__ __forceinline__ static bool are_all_there(const int (&rows)[BOXES]) {
     return BOXES == 1 || rows[BOXES - 1] < NO_BLOCK;
   }
-  // Waits until the stage is free, and has its barrier count the bytes of so many chunks.
+  // Waits until the stage is free, and has its barrier count the bytes of CHUNKS chunks.
   template <int CHUNKS, int BOXES>
   __device__ __forceinline__ static void expect(const int (&rows)[BOXES], u64* full, u64* empty, int number) {
     wait(empty, (number / STAGES & 1) ^ 1);

@@ -82,13 +82,13 @@ template <class Inputs>
 __device__ __forceinline__ int2 head_and_tile(const Inputs& given, int index) {
   int together = given.heads_together * given.tile_count, first_head = index / together * given.heads_together;
   int heads = min(given.heads_together, given.heads - first_head), at = index % together;
-  // Also where the last group has fewer heads.
+  // True also where the last group has fewer heads.
   if (first_head >= given.heads || at >= heads * given.tile_count) return {0, -1};
   return {first_head + at % heads, at / heads};
 }
 
-// Called once by each CTA, with the index for which there is no unit. A number is taken for every unit that is computed: who
-// took the last of them leaves zero for the next launch.
+// Called once by each CTA, with the index for which there is no unit. A number is taken for every unit that is
+// computed: the CTA that took the last of them leaves zero for the next launch.
 template <typename Inputs>
 __device__ __forceinline__ void end_taking(const Inputs& given, int index) {
   if (index == gridDim.x + given.heads * given.tile_count - 1) *given.taken = 0;

@@ -29,7 +29,7 @@ struct Unit {
   __device__ __forceinline__ int seen_by(int row) const { return min(seen - queries + 1 + row, keys); }
 };
 
-// What all kernels are given.
+// The inputs of all kernels.
 struct Inputs {
   // Boxes of 64 queries, and of both parts of some keys and of values, 64 channels of each.
   TensorMap query_boxes, own_boxes, shared_boxes, value_boxes;

@@ -1,4 +1,4 @@
-// Attended latents of one head, out of the latent's space: values, quantized.
+// Takes attended latents of one head out of the latent's space: to values, quantized.
 
 #pragma once
 
@@ -52,7 +52,7 @@ struct Expand {
     }
   }
 
-  // COPIED: the attended latents come by `copy_attended`; else they are there.
+  // COPIED: whether the attended latents come by `copy_attended`; if not, they are there.
   template <bool COPIED>
   __device__ __forceinline__ void multiply_chunks(Product<TOKENS>& product) const {
 #pragma unroll

@@ -13,14 +13,14 @@
 constexpr int TILE_TOKENS = 16, IN_FLIGHT = 7, STEPS = LATENT / (32 * VALUES), LINE_THREADS = 8;
 
 struct PiecesArguments {
-  // Without attended latents.
+  // Those of the expansion, without attended latents.
   ExpandArguments expand;
   Work work;
 };
 
 struct PiecesShared {
   ExpandShared<TILE_TOKENS> expand;
-  // What each warp has of a token.
+  // Each warp's part of a token's average.
   float sums[WARPS][LATENT], largest[WARPS], totals[WARPS];
 };
 
@@ -61,7 +61,7 @@ struct Average {
   float largest = LOWEST, total = 0.0f;
   Values sums[STEPS] = {};
 
-  // Every `stride`-th piece from `first` on.
+  // Adds every `stride`-th piece from `first` on.
   __device__ __forceinline__ void add_all(const Pieces& pieces, int first, int stride) {
 #pragma unroll 1
     for (int piece = first; piece < pieces.count; piece += stride * IN_FLIGHT) add_some(pieces, piece, stride);
@@ -110,7 +110,8 @@ struct Join {
   const PiecesArguments& given;
   int head;
 
-  // All threads, whose warps share the tokens: the attended latents, as the copy engine would have brought them.
+  // Writes the attended latents as the copy engine would have brought them. All threads call it; warps share the
+  // tokens.
   __device__ __forceinline__ void join() const {
     int sharing = WARPS / given.expand.tokens, warp = threadIdx.x / 32;
     Pieces pieces = Pieces::of(given.work, warp / sharing, head);
@@ -135,7 +136,7 @@ struct Join {
     if (lane == 0) shared.totals[warp] = average.total;
   }
 
-  // A warp's share of the channels, in pairs. 16-byte pieces of a line change places by the token's number.
+  // Writes a warp's share of the channels, in pairs. 16-byte pieces of a line change places by the token's number.
   __device__ __forceinline__ void write(int token, int part, int sharing) const {
     int lane = threadIdx.x % 32, warps = threadIdx.x / 32 - part, pairs = LATENT / 2 / sharing;
     float largest = LOWEST, total = 0.0f;

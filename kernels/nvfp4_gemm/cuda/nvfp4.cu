@@ -83,7 +83,7 @@ struct Product {
     scales_at = shared_address(shared.scales[0][split][first_part]) + thread / 4 * 8;
     x_at = (u32)descriptor<1>(shared_address(shared.x[0][split]));
     exponent = EXPONENT | given.groups >> 31;
-    // Else they are computed again for each stage.
+    // Without this they would be computed again for each stage.
     asm volatile("" : "+r"(codes_at), "+r"(scales_at));
   }
 
@@ -101,7 +101,7 @@ struct Product {
     __syncthreads();
   }
 
-  // A warp's share of a stage: codes, scales, or half of the inputs of rows.
+  // Copies a warp's share of a stage: codes, scales, or half of the inputs of rows.
   __device__ __forceinline__ void copy_groups(const Tile& tile, int warp, int tiles, int group, int stage) const {
     u64* full = &shared.full[stage];
     int bytes = warp == 0 ? tiles * CODE_BYTES : warp == 1 ? tiles * SCALE_BYTES : Of::BOX_BYTES;
@@ -243,7 +243,7 @@ struct Product {
     store_transposed(address, packed[0], packed[1], packed[2], packed[3]);
   }
 
-  // A warp's 16 outputs of STORED rows, 32 bytes each. Each step is made for all of them before the next.
+  // Stores a warp's 16 outputs of STORED rows, 32 bytes each. Each step is made for all of them before the next.
   __device__ __forceinline__ void store_rows(const float* total, float scale, unsigned short* out, long long width, int rows) const {
     int lane = threadIdx.x % 32;
     uint4* staged = shared.rows[first_part / PARTS * 4 + threadIdx.x % WARPGROUP / 32];
@@ -286,7 +286,7 @@ struct Product {
       Tile tile = shared.tiles[slot];
       if (!tile.rows) break;
       float total[PARTS][SUMS] = {}, scales[PARTS];
-      // Before they are needed: behind the sums, the tensor cores would wait for memory.
+      // Loaded before they are needed: if it were done behind the sums, the tensor cores would wait for memory.
       load_global_scales(tile, scales);
       sum_tile(stage, phase, total);
       if constexpr (Of::SPLIT > 1) add_splits(total[0]);

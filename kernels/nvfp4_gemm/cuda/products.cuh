@@ -42,7 +42,7 @@ __device__ __forceinline__ void decode_scales(u32 (&scales)[2], u32 word, u32 ex
   scales[1] = (__byte_perm(word, word, 0x2301) & BITS) | exponent;
 }
 
-// Operands are ready here: else the compiler decodes between products, and each then waits for the one before.
+// Makes operands ready here: otherwise the compiler decodes between products, and each then waits for the one before.
 __device__ __forceinline__ void pin(u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[i])::"memory");

@@ -29,7 +29,7 @@ struct Tile {
   int expert, first_row, rows, first_output_tile;
 };
 
-// Goes through the tiles of this CTA, every one of `gridDim`. Tiles that run at about the same time share weights (up to
+// Goes through the tiles of this CTA, every gridDim-th one. Tiles that run at about the same time share weights (up to
 // eight tiles of rows) and rows.
 template <int ROWS, int OUTPUT_TILES>
 struct Walk {

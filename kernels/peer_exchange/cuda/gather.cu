@@ -1,4 +1,4 @@
-// All ranks' parts of several tensors, on every rank, or those of one rank on every rank or on some.
+// Gathers all ranks' parts of several tensors on every rank, or those of one rank on every rank or on some.
 //
 // A unit is 16 bytes of a part or what is left of a line; units are numbered through all parts. A rank writes each unit to all
 // other ranks' regions, from where they copy it to their outputs: NVLink carries ranks - 1 times the bytes of a rank's parts
@@ -24,7 +24,8 @@ struct GatherArguments {
   Members members;
   Part parts[MOST_PARTS];
   int part_count, units;
-  // The first of them are bytes of any kind, which go as lines unless all go by slots; the others are numbers.
+  // How many of the first units are bytes of any kind, which go as lines unless all go by slots; the others are
+  // numbers.
   int byte_units;
   // Units of a channel's turn.
   int turn_units;

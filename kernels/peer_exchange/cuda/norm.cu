@@ -17,7 +17,7 @@ struct NormArguments {
   Members members;
   // bf16, eight values an element: [rows, width], or [ranks * rows, width] parts of a sum of which each rank gets its own.
   const uint4* delta;
-  // What is added up to this rank's part of [rows, width] before.
+  // Experts' outputs that are first added up, to this rank's part of [rows, width].
   ExpertSum experts;
   // [rows, width]
   uint4* residual;

@@ -7,16 +7,18 @@
 //
 // - Lines, for few bytes of any kind: 8 bytes of data travel with twice 4 bytes of their turn, which the receiver waits for.
 //   No fence and no flag, but twice the bytes.
-// - Words, for numbers: the receiver waits until no word is EMPTY any more, and then empties it again. A number is never sent
-//   as EMPTY, which is one of the many that are not a number.
+// - Words, for numbers: the receiver waits until no word is EMPTY any more, and then empties it again. A number is
+//   never sent as EMPTY, which stands for one of the many NaNs.
 // - Slots, for many bytes: plain data, then a fence, then the turn as a flag.
 //
-// Nobody says that he has read what was sent. Lines of turn t lie where those of turn t - 2 lay: a rank that sends turn t has
-// received turn t - 1 from all, so they all have read turn t - 2. A kernel takes two turns of words at most, so with four
-// places words have been emptied by an earlier kernel. Slots are received LAG turns later than sent: a rank that sends turn t
-// has received turn t - 1 - LAG from all, so they all had received turn t - 2 - 2 * LAG before.
+// No rank tells that it has read what was sent. Lines of turn t lie where those of turn t - 2 lay: a rank that sends
+// turn t has received turn t - 1 from all, so they all have read turn t - 2. A kernel takes two turns of words at
+// most, so with four places words have been emptied by an earlier kernel. Slots are received LAG turns later than
+// sent: a rank that sends turn t has received turn t - 1 - LAG from all, so they all had received turn t - 2 - 2 *
+// LAG before.
 //
-// Every wait is bounded: then the kernel notes whom it waited for, and this and all later kernels go on without waiting.
+// Every wait is bounded. When its time is over, the kernel notes which rank it waited for, and this and all later
+// kernels go on without waiting.
 
 #pragma once
 
@@ -26,7 +28,7 @@ using u64 = unsigned long long;
 
 constexpr int MOST_RANKS = 8;
 constexpr int UNIT_BYTES = 16;
-// Blocks of a kernel at most.
+// The most blocks of a kernel.
 constexpr int CHANNELS = 128, SLOT_CHANNELS = 64;
 // Units of a channel's turn, and places for turns, by the way to send.
 constexpr int LINE_UNITS = 256, WORD_UNITS = 1024, SLOT_UNITS = 2048;
@@ -49,7 +51,7 @@ struct State {
 // The ranks of a group, as one of them sees it.
 struct Members {
   u8* regions[MOST_RANKS];
-  // This rank's, of all its groups.
+  // This rank's state, one for all its groups.
   State* state;
   // In host memory: receives 1 + the rank that was waited for in vain.
   u32* lost;
@@ -109,7 +111,7 @@ class Patience {
 
 __device__ __forceinline__ u32* turns(const Members& members) { return (u32*)members.regions[members.own] + blockIdx.x; }
 
-// Of `sender`, in the region of `receiver`.
+// The flag of `sender`, in the region of `receiver`.
 __device__ __forceinline__ u32* flag(const Members& members, int receiver, int sender) {
   return (u32*)(members.regions[receiver] + FLAG_OFFSET + (sender * CHANNELS + blockIdx.x) * FLAG_STRIDE);
 }
@@ -148,7 +150,7 @@ __device__ __forceinline__ void send_lines(const Members& members, int receiver,
   send_line(to + LINE_UNITS, unit.z, unit.w, turn);
 }
 
-// Unit `at` of the turn from each other rank, of which there are at most OTHERS.
+// Receives unit `at` of the turn from each other rank, of which there are at most OTHERS.
 template <int OTHERS>
 __device__ __forceinline__ void receive_lines(const Members& members, u32 turn, int at, uint4 (&found)[OTHERS]) {
   Patience patience;
@@ -192,7 +194,7 @@ __device__ __forceinline__ void send_words(const Members& members, int receiver,
   write_words(words(members, receiver, members.own, turn) + at, unit);
 }
 
-// Unit `at` of the turn from each other rank, of which there are at most OTHERS.
+// Receives unit `at` of the turn from each other rank, of which there are at most OTHERS.
 template <int OTHERS>
 __device__ __forceinline__ void receive_words(const Members& members, u32 turn, int at, uint4 (&found)[OTHERS]) {
   Patience patience;
@@ -227,7 +229,7 @@ __device__ __forceinline__ void finish_slots(u32 turn) {
 __device__ __forceinline__ void hand_over(const Members& members, u32 turn) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + turn % SLOT_TURNS), "n"(SLOT_BLOCK) : "memory");
   int i = threadIdx.x % 32;
-  // A release also of what the block's other threads wrote.
+  // Releases also what the block's other threads wrote.
   if (i < members.ranks - 1) write_release(flag(members, other(members, i), members.own), turn);
 }
 

@@ -15,7 +15,7 @@ struct ReduceArguments {
   uint4* output;
   // From the units that one rank sums to those of the next; 0 if each rank sums all.
   long long part_pitch;
-  // That a rank sums.
+  // How many units a rank sums.
   int units;
   // Units of a channel's turn.
   int turn_units;

@@ -47,7 +47,7 @@ struct F32 {
   }
 };
 
-// mine: this rank's; found: the other ranks', in their order.
+// mine: this rank's values; found: the other ranks', in their order.
 template <class Sum, int OTHERS>
 __device__ __forceinline__ uint4 sum_in_order(const Members& members, uint4 mine, const uint4 (&found)[OTHERS]) {
   Sum sum;

@@ -20,7 +20,7 @@ struct Producer : Copier {
 
   __device__ __forceinline__ static int first_key(const short* block) { return *block * BLOCK; }
 
-  // Returns the unit's list. Of an odd number of blocks the first is alone in its step.
+  // Returns the unit's list. If the number of blocks is odd, the first one is alone in its step.
   __device__ __forceinline__ const short* take(Unit& unit, int index) const {
     int2 place = head_and_tile(given, index);
     unit.queries = unit.steps = 0;

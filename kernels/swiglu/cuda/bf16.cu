@@ -11,7 +11,7 @@ constexpr int THREADS = 256;
 struct Arguments {
   // Eight values an element: a row's gates, then the values that they gate.
   const uint4* gate_up;
-  // Null for all rows in order; negative where there is none.
+  // The rows to compute, negative for none; null for all rows in order.
   const long long* positions;
   uint2* values;
   float* scales;

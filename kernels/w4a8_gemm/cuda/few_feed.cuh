@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_word(u32 to, const u8* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until no more than so many of the latest groups of copies are on their way.
+// Waits until no more than PENDING of the latest groups of copies are on their way.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
@@ -95,7 +95,7 @@ struct Feed {
     left = groups, to_next = step * TILE_BYTES;
 #pragma unroll
     for (int i = 0; i < STRIPS; i++) {
-      // Behind an expert's last strip that one again.
+      // Behind an expert's last strip, that strip is read again.
       int strip = min(unit.strip + i, weight.strips() - 1), tile = expert * weight.output_tiles + strip / TILE_STRIPS;
       int within = strip % TILE_STRIPS;
       at[i] = weight.tiles + (tile * (long long)weight.groups + begin) * TILE_BYTES + within * PIECES_BYTES + lane * 16;

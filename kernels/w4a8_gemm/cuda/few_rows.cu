@@ -163,7 +163,7 @@ struct Layer {
       float factor = stores ? given.factors[expert * width + strip * (STRIP / 2) + lane / 4] : 0.0f;
       float total[STRIPS][4] = {};
       multiply(row_of(given.x, expert, rows, groups, part), feed.groups_of(part, groups), PARTS, total);
-      // Sums of the round before have been read.
+      // Wait until the sums of the round before have been read.
       if (round) team_meets(team);
 #pragma unroll
       for (int i = 0; i < STRIPS; i++)
@@ -184,7 +184,7 @@ struct Layer {
     if (row + 1 < rows) to[width] = first >> 16, to[width + 8] = second >> 16;
   }
 
-  // Until all gated rows are stored that this CTA reads. One of its warps asks at a time, whichever is here.
+  // Waits until all gated rows are stored that this CTA reads. One of its warps at a time asks, whichever is here.
   __device__ __forceinline__ void wait_for_rows(const Range& units) const {
     int place = feed.work.last.quotient(units.begin);
     int experts = units.begin < units.end ? feed.work.last.quotient(units.end - 1) - place + 1 : 0;
@@ -204,8 +204,8 @@ struct Layer {
     __syncwarp();
   }
 
-  // The last CTA that has seen its counters leaves zeros. counted: this one's number among those, if this warp tells of
-  // it.
+  // The last CTA that has seen its counters leaves zeros. counted: this CTA's number among those, in the warp that has
+  // counted it.
   __device__ __forceinline__ void clear(int counted) const {
     if (__shfl_sync(~0u, counted, 0) != gridDim.x - 1) return;
     for (int place = lane; place < feed.work.touched; place += 32) given.progress[place * COUNTER_STRIDE] = 0;
@@ -217,7 +217,7 @@ struct Layer {
     int strips = given.last.strips(), groups = given.last.groups, counted = -1;
     Range units = feed.work.last_units();
     wait_for_rows(units);
-    // The warp that is dealt units last.
+    // Done by the warp that is dealt units last.
     if (warp == PARTS - 1 && lane == 0) counted = atomicAdd(&given.progress[MOST_EXPERTS * COUNTER_STRIDE], 1);
     for (int round = 0, number; (number = feed.work.last_unit(units, warp, round)) < units.end; round++) {
       Unit unit = feed.work.unit(number, feed.work.last);

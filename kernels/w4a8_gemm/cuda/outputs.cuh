@@ -81,7 +81,7 @@ struct Outputs {
     store_transposed(address, packed[0], packed[1], packed[2], packed[3]);
   }
 
-  // Likewise. A 16-bit element of the matrix holds one output of two rows that are eight apart.
+  // As `stage`, for gated outputs. A 16-bit element of the matrix holds one output of two rows that are eight apart.
   __device__ __forceinline__ void stage_gated(int i, const float* total, float factor) const {
     float even[2], odd[2];
 #pragma unroll

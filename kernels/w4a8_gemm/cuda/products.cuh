@@ -23,7 +23,7 @@ __device__ __forceinline__ void decode(u32 (&a)[4], u32 first, u32 second) {
   a[3] = decode<MINIMUM>(__funnelshift_r(second, second, 4));
 }
 
-// Operands are ready here: else the compiler decodes between products, and each then waits for the one before.
+// Makes operands ready here: otherwise the compiler decodes between products, and each then waits for the one before.
 __device__ __forceinline__ void pin(u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[i])::"memory");

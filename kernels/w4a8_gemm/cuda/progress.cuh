@@ -11,7 +11,7 @@
 // Generic stores and the copy engine's loads go by different ways: both sides order them.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// A warp has stored its part: for threads that load it, and for the copy engine.
+// Counts that this warp has stored its part, which threads may then load, and so may the copy engine.
 __device__ __forceinline__ void count_stored(int* counter) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
@@ -34,7 +34,8 @@ __device__ __forceinline__ void wait_for_stores(const int* counter, int stores) 
   fence_async_global();
 }
 
-// One thread of each of `reads` tiles, after its wait. It first issues its copies, which would wait for the answer.
+// Called by one thread of each of `reads` tiles, after its wait and after it has issued its copies, which would wait
+// for the answer.
 __device__ __forceinline__ void tell_seen(int* counter, int stores, int reads) {
   if (atomicAdd(counter, 1) == stores + reads - 1) *counter = 0;
 }

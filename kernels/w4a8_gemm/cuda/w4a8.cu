@@ -71,8 +71,8 @@ struct Product {
     __syncwarp();
   }
 
-  // A warp's share of a stage: every fourth tile of weights; the last warp copies the boxes of rows too. stride: bytes from a
-  // tile of outputs to the next.
+  // Copies a warp's share of a stage: every fourth tile of weights; the last warp copies the boxes of rows too. stride:
+  // bytes from a tile of outputs to the next.
   __device__ __forceinline__ void copy_group(const TensorMap& x, int first_row, int warp, int boxes, int tiles,
                                              const u8* weight, long long stride, int group, int stage) const {
     u64* full = &shared.full[stage];
