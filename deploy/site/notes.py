@@ -9,7 +9,7 @@ from mkdocs.structure.pages import Page
 
 NOTES = "notes.md"
 # A page's link to notes, and notes' link to a page.
-TO_NOTES = re.compile(r"\]\(\.\./([\w/]+)/notes\.md\)")
+TO_NOTES = re.compile(r"\]\(\.\./([\w/]+)/notes\.md(?=[#)])")
 TO_PAGE = re.compile(r"\]\((?:\.\./)+docs/")
 
 
@@ -26,4 +26,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links between pages and notes lead to where both are in the site."""
     up = "../" * page.file.src_uri.count("/")
-    return TO_PAGE.sub(f"]({up}", TO_NOTES.sub(rf"]({up}notes/\1.md)", markdown))
+    return TO_PAGE.sub(f"]({up}", TO_NOTES.sub(rf"]({up}notes/\1.md", markdown))
