@@ -14,7 +14,7 @@ OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
 
 
 def test_a_model_cut_in_depth_takes_what_was_measured_of_one() -> None:
-    # bench.node.balance: nine layers, uniform choices (docs/performance.md).
+    # bench.node.balance: nine layers, uniform choices (bench/node/notes.md).
     costs = costs_of(4, 9)
     assert costs.decode_ms(64) == pytest.approx(4.91, rel=0.01)
     assert prompts_per_second(costs) * 3500 == pytest.approx(59_549, rel=0.01)
