@@ -88,15 +88,17 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         rewrapped: grpc.RpcMethodHandler[Any, Any] = make(wrapped, deserializer, handler.response_serializer)
         return rewrapped
 
-    async def finish_calls(self, seconds: float) -> None:
-        """Wait for finite calls up to `seconds`, then end the endless ones."""
+    async def finish_calls(self, seconds: float) -> bool:
+        """Wait for finite calls up to `seconds`, then end the endless ones. False if a finite call goes on."""
+        late: set[asyncio.Task[Any]] = set()
         if self._finite_calls:
-            await asyncio.wait(self._finite_calls, timeout=seconds)
+            _, late = await asyncio.wait(self._finite_calls, timeout=seconds)
         self._ended |= self._endless_calls
         for task in self._endless_calls - self._writing:
             task.cancel()
         if self._endless_calls:
             await asyncio.wait(self._endless_calls, timeout=ENDING_SECONDS)
+        return not late
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

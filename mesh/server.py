@@ -33,6 +33,8 @@ MAX_PENDING_SECONDS = 86_400
 
 # How long a stopping server takes to send what calls have written, once they have ended.
 FLUSH_SECONDS = 1.0
+# Longer than any call: a stop that waits for calls and never cancels them itself.
+UNLIMITED_SECONDS = 365.0 * 86_400
 
 _log = logging.getLogger("deepmesh.server")
 
@@ -128,10 +130,14 @@ class MeshServer:
         await self.drain()
         grace = self._config.drain_seconds if error is None else 0.0
         # From here on new calls are refused, while those in flight may end.
-        stopped = asyncio.create_task(self._server.stop(grace))
-        await self._edge.finish_calls(grace)
-        # What is left are calls whose clients do not read: they do not get the grace of the others.
-        await self._server.stop(FLUSH_SECONDS)
+        stopped = asyncio.create_task(self._server.stop(UNLIMITED_SECONDS))
+        if await self._edge.finish_calls(grace):
+            # What is left are calls whose clients do not read: they do not get the grace of the others.
+            await asyncio.wait([stopped], timeout=FLUSH_SECONDS)
+        if not stopped.done():
+            # Cancels at once. One whose time is over cancels later: if the other has destroyed gRPC's server by then,
+            # the process crashes.
+            await self._server.stop(None)
         await stopped
         if self._probed is not None:
             await self._probed.stop(0)

@@ -2,9 +2,12 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +26,9 @@ from mesh.server import MeshServer
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 from tests.support.waiting import eventually
 
+ROOT = Path(__file__).parents[2]
+STOPPING_SERVERS = ROOT / "tests" / "support" / "stopping_servers.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -231,6 +237,14 @@ async def test_a_client_that_does_not_read_holds_no_stopping_server(monkeypatch:
     monkeypatch.setattr(interceptors, "ENDING_SECONDS", 0.1)
     async with call_in_the_middle_of_a_write(bytes(1_000_000)) as (server, _):
         await asyncio.wait_for(server.__aexit__(None, None, None), 20)
+
+
+def test_a_server_stops_whenever_its_last_call_ends() -> None:
+    # In a process of its own: gRPC crashed it in every second run.
+    stopping = subprocess.run(
+        [sys.executable, str(STOPPING_SERVERS), "250"], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    assert stopping.returncode == 0, stopping.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

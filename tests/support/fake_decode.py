@@ -189,12 +189,17 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
 
     def _expect_return(self) -> None:
         """Keep the requests for the grace: none of their gateway's streams is up."""
+        self._end_grace()
         if not self._calls:
             self._grace = asyncio.get_running_loop().call_later(self.grace_ms / 1000, self.requests.clear)
 
-    def _resume(self, hello: decode_pb2.AttachHello) -> None:
+    def _end_grace(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
+            self._grace = None
+
+    def _resume(self, hello: decode_pb2.AttachHello) -> None:
+        self._end_grace()
         self.hellos.append(hello)
         named = {point.stream_id: point.next_position for point in hello.resume}
         self.requests = {stream_id: request for stream_id, request in self.requests.items() if stream_id in named}
