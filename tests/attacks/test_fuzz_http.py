@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gateways import running_mesh
+from tests.support.waiting import PATIENCE_SECONDS
 
 CHAT, COMPLETIONS, STREAMS = "/v1/chat/completions", "/v1/completions", "/v1/streams/"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -141,7 +142,7 @@ async def test_whatever_comes_is_answered_and_logged_by_no_traceback(
     fuzz: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_mesh() as mesh:
-        with httpx.Client(base_url=str(mesh.http.base_url), timeout=20, trust_env=False) as client:
+        with httpx.Client(base_url=str(mesh.http.base_url), timeout=PATIENCE_SECONDS, trust_env=False) as client:
             await asyncio.to_thread(fuzz, client)
             path, body = VALID[0]
             assert (await mesh.http.post(path, json=body)).status_code == 200

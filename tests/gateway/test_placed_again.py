@@ -51,7 +51,7 @@ async def test_usage_does_not_depend_on_how_many_workers_it_took() -> None:
 
 
 async def test_requests_move_at_once_from_a_worker_that_refuses_connections() -> None:
-    dying, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    dying, other = paced(), paced(worker_id="decode-1")
     async with running_mesh(dying, other) as mesh:
         answers = [start(mesh, 100) for _ in range(10)]
         await under_way(dying)
@@ -68,7 +68,7 @@ async def test_requests_move_at_once_from_a_worker_that_refuses_connections() ->
 
 
 async def test_a_worker_that_was_left_alive_is_fenced() -> None:
-    behind_a_proxy, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    behind_a_proxy, other = paced(), paced(worker_id="decode-1")
     async with running_mesh(behind_a_proxy, other) as mesh:
         answer = start(mesh)
         await under_way(behind_a_proxy)
@@ -83,7 +83,7 @@ async def test_a_worker_that_was_left_alive_is_fenced() -> None:
 
 
 async def test_a_refused_request_that_nobody_else_takes_stays_with_its_worker() -> None:
-    async with running_mesh(paced(grace_ms=60_000), dispatch=dispatch(attempts=1)) as mesh:
+    async with running_mesh(paced(), dispatch=dispatch(attempts=1)) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
         mesh.worker.unreachable = True
@@ -109,7 +109,7 @@ async def test_requests_move_when_the_grace_is_over() -> None:
 
 
 async def test_requests_move_as_soon_as_the_lease_is_over() -> None:
-    frozen, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    frozen, other = paced(), paced(worker_id="decode-1")
     async with running_mesh(frozen, other) as mesh:
         answer = start(mesh)
         await under_way(frozen)

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -69,9 +70,11 @@ async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -
     assert not other.is_running()
     await mesh.drained()
     # Its successor says how long each phase of the start took.
-    await eventually(lambda: any(STARTED in line for line in mesh.lines[before:]), 30)
-    (started,) = [line for line in mesh.lines[before:] if STARTED in line]
-    assert started.startswith("decode-1") and all(f" {phase}=" in started for phase in ("service", "process", "all"))
+    successor = f"decode-1 .*{STARTED}"
+    await eventually(lambda: any(re.match(successor, line) for line in mesh.lines[before:]))
+    # A machine that is busy enough may have another worker ended, and started, too.
+    started = next(line for line in mesh.lines[before:] if re.match(successor, line))
+    assert all(f" {phase}=" in started for phase in ("service", "process", "all"))
 
 
 async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:

@@ -205,7 +205,12 @@ async def test_a_prefill_rank_that_is_frozen_is_lost_at_the_deadline_and_the_wor
         finally:
             prefill.rank.resume()
         await until_slots_are_back(running)
-        assert went_well(await gateway.ended(await gateway.submit(prompt(300, 2), 5, prefill=prefill.target)))
+        # A machine that is busy enough may take longer for one of them, too.
+        for number in range(2, 7):
+            request = await gateway.ended(await gateway.submit(prompt(300, number), 5, prefill=prefill.target))
+            if not isinstance(request.error, PrefillLost):
+                break
+        assert went_well(request)
 
 
 async def test_the_death_of_a_prefill_rank_loses_only_what_it_had() -> None:

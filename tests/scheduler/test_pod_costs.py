@@ -144,7 +144,7 @@ async def test_a_scheduler_tells_kubernetes_which_of_its_workers_to_end(
             await ReportingWorker(stub, identity_message("idle")).start()
             load = workers_pb2.WorkerLoad(running_requests=7, free_blocks=900, decode_step_ms=10.0)
             await ReportingWorker(stub, identity_message("busy")).start(load=load)
-            await eventually(lambda: set(fake.writes) == {"busy", "idle"}, 30)
+            await eventually(lambda: set(fake.writes) == {"busy", "idle"})
     assert fake.first_to_go() == "idle"
 
 

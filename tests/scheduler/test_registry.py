@@ -10,6 +10,7 @@ from scheduler.placed_work import PlacedWork
 from scheduler.registry import Registry
 from tests.support.registries import LEASE, SETTLE, hashes, make_registry
 from tests.support.scheduling import make_identity, make_load
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def live(registry: Registry) -> list[tuple[str, str]]:
@@ -127,7 +128,7 @@ async def test_a_lease_that_ends_with_nobody_asking_wakes_watchers() -> None:
     expiry = asyncio.create_task(registry.expire_forever(0.001))
     waiting = asyncio.create_task(registry.changed(registry.version))
     clock.now += LEASE
-    assert await asyncio.wait_for(waiting, 5) == 2
+    assert await asyncio.wait_for(waiting, PATIENCE_SECONDS) == 2
     expiry.cancel()
 
 

@@ -73,7 +73,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     can_prefill: bool = True
     # Absent: it computes long prompts exactly.
     sparse_prefill: sparse_prefill_pb2.SparsePrefill | None = None
-    grace_ms: int = 2000
+    # So long that none ends where the machine is busy: tests of its end set it.
+    grace_ms: int = 60_000
     step_seconds: float = 0.0
     tokens_per_step: int = 1
     # (index of the token in the whole answer of this submission, all tokens so far) -> token id.

@@ -3,6 +3,7 @@ import time
 from typing import Any
 
 from mesh.event_fd import EventFd
+from tests.support.waiting import PATIENCE_SECONDS
 from transfer.thread import TransferThread
 
 
@@ -53,6 +54,6 @@ def test_a_message_finds_the_landing_that_was_posted_before_it_came() -> None:
     meeting: Any = Meeting()
     meeting.thread = TransferThread(meeting, meeting, time.monotonic, lambda: None)
     meeting.started.set()
-    assert meeting.over.wait(10)
+    assert meeting.over.wait(PATIENCE_SECONDS)
     meeting.thread.close()
     assert meeting.open_at_arrival
