@@ -17,6 +17,8 @@ from worker import rank_group
 from worker.watchdog import END_SECONDS
 
 RANKS = 2
+# Two prompts of 300 tokens take twenty seconds, in steps of two that a prefill worker ends before it stops.
+SLOW_PREFILL = {"max_step_tokens": 64, "oracle": {"prefill_tokens_per_second": 32}}
 REASONS = {
     signal.SIGKILL: "rank 1 of 2 ended with status -9",
     signal.SIGSTOP: "rank 1 of 2 has made no progress for 2 s: its process does not run",
@@ -78,9 +80,7 @@ async def test_in_a_step(fault: signal.Signals) -> None:
 @struck_with(signal.SIGKILL, signal.SIGSTOP)
 async def test_in_a_landing(fault: signal.Signals) -> None:
     async with AsyncExitStack() as stack:
-        # A step with two of the prompts takes two seconds, and pushes nothing before its end.
-        slow = {"oracle": {"prefill_tokens_per_second": 300}}
-        prefill = await stack.enter_async_context(running_prefill(engine=slow))
+        prefill = await stack.enter_async_context(running_prefill(engine=SLOW_PREFILL))
         running = await stack.enter_async_context(running_worker(ranks=RANKS, engine={"transfer": {}}))
         gateway = await stack.enter_async_context(gateway_client(running.endpoint))
         streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(2)]
@@ -96,7 +96,7 @@ async def test_a_tp_group_that_loses_a_rank_while_prompts_land_tells_every_reque
     engine = {"parallel": {"tp": 2}, "transfer": {}}
     async with (
         running_worker(engine=engine) as running,
-        running_prefill(engine={"oracle": {"prefill_tokens_per_second": 300}}) as prefill,
+        running_prefill(engine=SLOW_PREFILL) as prefill,
         gateway_client(running.endpoint) as gateway,
     ):
         ranks = running.worker.host.ranks
