@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from deepmesh.v1 import common_pb2
+from deepmesh.v1 import common_pb2, gateway_pb2_grpc
 
 from gateway.config import LimitsConfig
 from mesh.failures import from_rpc_error
@@ -10,6 +10,9 @@ from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import collect, direct, ids_request, running_mesh
 from tests.support.refusals import refused
 from tests.support.waiting import eventually
+
+# It does not grow: 1,100 tokens fill it, where they were 17,000.
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
 
 
 async def test_a_client_that_cancels_stops_the_work() -> None:
@@ -46,8 +49,12 @@ async def test_the_gateways_own_deadline_holds_where_the_client_sets_none() -> N
 @direct
 async def test_a_client_that_does_not_read_is_cut_off_and_others_are_not() -> None:
     worker = FakeDecodeWorker(context_tokens=200_000, tokens_per_step=50)
-    async with running_mesh(worker, limits=LimitsConfig(unread_tokens=500)) as mesh:
-        idle = mesh.stub.Generate(ids_request(max_tokens=150_000, sampling=common_pb2.SamplingParams(top_logprobs=20)))
+    async with (
+        running_mesh(worker, limits=LimitsConfig(unread_tokens=500)) as mesh,
+        grpc.aio.insecure_channel(f"127.0.0.1:{mesh.grpc_port}", SMALL_WINDOW) as channel,
+    ):
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        idle = stub.Generate(ids_request(max_tokens=150_000, sampling=common_pb2.SamplingParams(top_logprobs=20)))
         await idle.read()
         await eventually(lambda: len(worker.cancelled) == 1, 60)
         answer = await collect(mesh, ids_request(max_tokens=100))

@@ -12,8 +12,8 @@ from transfer.ticket import Ticket
 HERE = list(range(BLOCKS))
 # Large enough for a peer to be stopped in the middle of a segment.
 PIECE_BYTES = 250_000
-# It passes when a test says so.
-DEADLINE_SECONDS = 1000.0
+# They pass when a test says so.
+DEADLINE_SECONDS = STUCK_SECONDS = 1000.0
 LARGE = CONFIG.model_copy(update={"slot_bytes": 32 << 20})
 TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "posix,self"])
 
@@ -88,7 +88,10 @@ def test_a_push_that_is_cancelled_gives_its_slots_back_though_the_receiver_was_k
 
 
 @TRANSPORTS
-def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a_while(transports: str) -> None:
+def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a_while(
+    transports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer.sender._STUCK_SECONDS", STUCK_SECONDS)
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(peer, here)
         push_to_a_frozen_receiver(peer, here)
@@ -97,6 +100,7 @@ def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a
         assert "deadline" in error_of(watch)
         counters = here.agent("counters")
         assert counters.open_pushes == 0 and counters.quarantined_slots == CONFIG.slots // 2
+        here.pass_time(STUCK_SECONDS)
         # It is disconnected in the end, though UCX never reports that it is frozen.
         assert_all_free(here)
 
