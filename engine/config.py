@@ -59,7 +59,7 @@ class DraftsConfig(Config):
     strictly unless they ask otherwise.
     """
     top_n: int = Field(default=10, ge=1)
-    """Relaxed: a guess is accepted only if it is among so many likeliest tokens."""
+    """Relaxed: a guess is accepted only if it is among this many likeliest tokens."""
     delta: float = Field(default=0.6, ge=0, le=1)
     """Relaxed: a guess is accepted only if its probability, at temperature 1, is at most this below the likeliest's."""
 
@@ -79,7 +79,7 @@ class SparsePrefillConfig(Config):
     queries may keep less. By default attention is exact.
     """
     from_tokens: int = Field(default=16384, ge=0)
-    """Tokens with fewer before them are computed exactly."""
+    """Tokens with fewer tokens than this before them get exact attention."""
 
     @property
     def offered(self) -> SparsePrefill | None:
@@ -99,23 +99,23 @@ class EngineConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" is the first GPU that the process sees, or the CPU where there is none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """In which it computes; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    """The number format that the model computes in; "auto" is bfloat16 on a GPU and float32 on a CPU."""
     kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     """How the KV pool stores latents: as the model computes, or in one byte."""
     kv_scale: float = Field(default=1.0, gt=0)
-    """A latent is this times what a pool of one-byte numbers holds."""
+    """A latent is this number times what a pool of one-byte numbers stores for it."""
     prompt_attention_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
-    """In which prompts' queries, keys and values are multiplied: as the model computes, or in one byte, into which they
-    are brought on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts, and short
-    chunks behind a long prefix, are computed as by default.
+    """The format in which queries, keys and values of prompts are multiplied: as the model computes, or in one byte, to
+    which they are converted on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts,
+    and short chunks behind a long prefix, are computed as by default.
     """
     weights: Literal["auto", "quantized", "dequantized"] = "auto"
-    """Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
-    when they are loaded; "auto" keeps them on a GPU.
+    """Quantized weights are either multiplied as they are, by activations that are quantized on the way, or converted
+    to `dtype` when they are loaded. "auto" keeps them quantized on a GPU.
     """
     query_weights: Literal["published", "fp8"] = "published"
-    """How queries' projections (q_b_proj) are multiplied that a checkpoint has in bfloat16: so, or in FP8, into which
-    they are brought when they are loaded; the latter only where quantized weights are kept.
+    """How projections of queries (q_b_proj) that a checkpoint has in bfloat16 are multiplied: as published, or in FP8,
+    to which they are converted when they are loaded. The latter applies only where quantized weights are kept.
     """
     kv_namespace: str | None = Field(default=None, min_length=1)
     """Workers that declare the same name share KV although their checkpoints differ, as those of one model in FP8 and
@@ -127,11 +127,11 @@ class EngineConfig(Config):
     decode_graphs: Literal["auto", "off"] = "auto"
     """Decode steps run as captured graphs; "auto" on a GPU."""
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Rows of these graphs; by default a few dozen sizes up to max_requests, and without drafts to 64 more."""
+    """Numbers of rows of these graphs; by default a few dozen up to max_requests, and without drafts up to 64 more."""
     prompt_graph_tokens: int = Field(default=1536, ge=0)
-    """Steps with prompts of up to so many tokens run as captured graphs too, but for their attention, if decode steps
-    do and no experts lie in host memory: as long as launches take the host more time than the device computes. Each
-    size takes time at the start. 0 is none.
+    """Steps with prompts of up to this many tokens run as captured graphs too, except for their attention, if decode
+    steps do and no experts lie in host memory. That pays as long as the host takes longer to launch a step than the
+    device takes to compute it. Capturing each size takes time at the start. 0 captures none.
     """
     warm_up: Literal["auto", "off"] = "auto"
     """Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a
@@ -144,19 +144,20 @@ class EngineConfig(Config):
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step: one of each running request first, then chunks of prompts."""
     mixed_step_ms: float | None = Field(default=None, gt=0)
-    """While requests decode, a step takes so many tokens of prompts that it ends in about so many milliseconds, by what
-    steps have taken, and at least 16. null takes all that fit into max_step_tokens.
+    """While requests decode, a step takes only as many tokens of prompts as let it end in about this many milliseconds,
+    judged by earlier steps, but at least 16. null takes all that fit into max_step_tokens.
     """
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
-    """The most of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times as long
-    in the mean. A step with prompts takes what it takes; steps without any follow until the share is kept. null is all.
+    """The largest share of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times
+    as long on average. A step with prompts takes as long as it needs; steps without any follow until the share is kept.
+    null sets no limit.
     """
     total_blocks: int | None = Field(default=None, ge=2)
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    """Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU."""
+    """Share that the KV pool may take of the memory that nothing else needs; by default 0.25 on CPU, 0.95 on a GPU."""
     memory_share: float = Field(default=1.0, gt=0, le=1)
-    """Share of the GPU's whole memory for this worker, weights included, if others compute there too."""
+    """Share of the GPU's whole memory that this worker may use, weights included, if others compute there too."""
     context_tokens: int | None = Field(default=None, ge=1)
     """Caps the model's own context."""
     overlap: Literal["auto", "on", "off"] = "auto"
