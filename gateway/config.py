@@ -102,8 +102,8 @@ class LimitsConfig(Config):
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)
     """Messages with tokens, to all clients together: they cost a gateway more than anything else. A stream sends no
     second one within `live generations / messages_per_second` seconds (with 256 up to 51 ms, with 64 up to 13 ms):
-    tokens that come sooner share one. A gateway that gets a part of a core, since others want it too, sends so many
-    less, down to a quarter. Ends of answers never wait.
+    tokens that come sooner share one. A gateway that gets only a part of a core, because others want it too, sends
+    fewer in proportion, down to a quarter. Ends of answers never wait.
     """
     stalled_seconds: float = Field(default=60.0, gt=0)
     """A client that reads nothing for this long is given up."""

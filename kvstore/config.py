@@ -17,7 +17,7 @@ class IndexConfig(RedisConfig):
     timeout_seconds: float = Field(default=0.1, gt=0)
     """Longest wait for Redis. A lookup that gets no answer finds nothing."""
     lease_seconds: float = Field(default=10.0, ge=0.5)
-    """A store that died is believed to hold its blocks for so long."""
+    """How long a store that died is still believed to hold its blocks."""
 
 
 class DiskConfig(Config):
@@ -28,7 +28,7 @@ class DiskConfig(Config):
     bytes: int = Field(default=16 << 30, ge=1 << 20)
     """Size of the file, which is taken at once."""
     least_uses: int = Field(default=1, ge=0)
-    """A block is written once it was fetched, or offered again, so many times; 0 writes every block."""
+    """A block is written once it has been fetched, or offered again, this many times; 0 writes every block."""
     threads: int = Field(default=4, ge=1, le=64)
     """Reads at a time."""
 
@@ -37,7 +37,7 @@ class QuotaConfig(Config):
     """How much of a store one tenant may have: an API key's holder, or all who need no key."""
 
     memory_bytes: int | None = Field(default=None, ge=0)
-    """KV in memory; null is no limit. A tenant that has so much makes room by its own blocks."""
+    """KV in memory; null is no limit. A tenant at its limit makes room by evicting its own blocks."""
     disk_bytes: int | None = Field(default=None, ge=0)
     """KV on disk; null is no limit."""
 
@@ -46,7 +46,7 @@ class TenantConfig(QuotaConfig):
     """A tenant with a quota of its own."""
 
     name: str = Field(min_length=1)
-    """As the gateways have it, of an API key."""
+    """The name that the gateways give the API key."""
 
 
 class KvStoreConfig(ServiceConfig):
@@ -57,8 +57,8 @@ class KvStoreConfig(ServiceConfig):
     memory_bytes: int = Field(default=1 << 30, ge=1 << 16)
     """Memory for KV blocks. The machine gives it as they fill."""
     draft_layers: int | None = Field(default=None, ge=0)
-    """Room for the KV of so many draft layers in each block, beside the model's layers. By default as many as the first
-    worker has that attaches; base layers are kept of all workers.
+    """How many draft layers have room for their KV in each block, beside the model's layers. By default as many as the
+    first worker that attaches has; the model's layers are kept for all workers.
     """
     session_seconds: float = Field(default=10.0, gt=0)
     """A worker that does not renew its session for this long is detached."""

@@ -16,7 +16,7 @@ class TransferConfig(Config):
     slots: int = Field(default=8, ge=2)
     """Staging slots: segments that can be on their way at once."""
     layerwise_tokens: int = Field(default=2048, ge=64)
-    """Prompts of at least so many tokens are pushed per layer group, while later layers are computed."""
+    """Prompts of at least this many tokens are pushed per layer group, while later layers are computed."""
     landing_seconds: float = Field(default=60.0, gt=0)
     """How long KV of one request or offer may take to arrive, beside `landing_token_ms`."""
     landing_token_ms: float = Field(default=2.0, ge=0)
@@ -33,7 +33,7 @@ class TransferConfig(Config):
     """
 
     def landing_seconds_for(self, tokens: int) -> float:
-        """How long the KV of a prompt may take to arrive of which so many tokens are computed meanwhile."""
+        """How long a prompt's KV may take to arrive. tokens: how many of the prompt are computed meanwhile."""
         return self.landing_seconds + tokens * self.landing_token_ms / 1000
 
     def listening_on(self, host: str) -> Self:

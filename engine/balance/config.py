@@ -15,13 +15,13 @@ class BalanceConfig(Config):
     """Matters to workers of several ranks only."""
 
     interval_steps: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """After so many steps the ranks look at which experts tokens chose, and move experts if that evens the load; null
+    """After this many steps the ranks look at which experts tokens chose, and move experts if that evens the load; null
     leaves the experts where they are. "auto": 1000 for several dp ranks of one host with all experts in their memory,
     else null.
     """
     redundant: int = Field(default=0, ge=0)
-    """Room on each part of the experts (`engine.parallel.ep`) for so many copies of experts that many tokens choose."""
+    """How many copies of often chosen experts have room on each part of the experts (`engine.parallel.ep`)."""
     threshold: float = Field(default=0.1, gt=0)
-    """Experts of a layer move if they lower its imbalance, (largest - mean) / mean of the parts' load, by this much."""
+    """Experts of a layer move if that lowers its imbalance, (largest - mean) / mean of its parts' load, by so much."""
     placement_file: Path | None = None
-    """Experts start as it says, if it exists; written whenever they have been moved."""
+    """File with the placement that experts start with, if it exists; it is written whenever experts have moved."""

@@ -16,8 +16,8 @@ class ParallelConfig(Config):
     """A worker has tp * dp ranks, each a process of its own."""
 
     ranks: int | None = Field(default=None, ge=1)
-    """How many; by default tp * dp. If neither of these is set, the worker's role chooses: ranks that decode batch
-    requests of their own (dp), ranks of a prefill worker compute each prompt together (tp).
+    """How many ranks; by default tp * dp. If neither of these is set, the worker's role chooses: ranks that decode
+    batch requests of their own (dp), ranks of a prefill worker compute each prompt together (tp).
     """
     tp: int | None = Field(default=None, ge=1)
     """Ranks that compute a request together, each with some of the attention heads (tensor parallelism)."""
@@ -29,25 +29,25 @@ class ParallelConfig(Config):
     """
     two_batch: Literal["auto", "on", "off"] = "off"
     """Compute a step as two micro-batches, so that the tokens of one travel between ranks that divide the experts while
-    the other is computed: "on" each step of two tokens and more; "auto" those that are faster so, as measured before
-    the worker serves.
+    the other is computed: "on" divides each step of two tokens and more; "auto" divides steps that were faster so
+    when the worker measured them before serving.
     """
     hosts: int = Field(default=1, ge=1)
-    """On how many hosts the ranks lie, equally many on each and none of a tp group apart (docs/scale-out.md). One
-    service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
+    """On how many hosts the ranks run: equally many on each, and all ranks of a tp group on one (docs/scale-out.md).
+    One service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
     """
     context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    """A chunk of a prompt that has so many tokens or more in a step is computed by all dp ranks together, if that makes
-    the step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several on one host.
+    """All dp ranks together compute a chunk of a prompt that has at least this many tokens in a step, if that makes the
+    step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several ranks on one host.
     """
     context_parallel_reach: int | None = Field(default=None, ge=1)
-    """So many tokens of a prompt are computed so, those behind them by its own rank: each rank keeps room for the keys
-    of so many more. By default 32768, or what a tenth of the KV pool holds if that is less.
+    """How many leading tokens of a prompt the ranks may compute together; its own rank computes later ones alone. Each
+    rank keeps room for the keys of this many tokens more. By default 32768, or a tenth of the KV pool if that is less.
     """
     prompt_wait_steps: int = Field(default=16, ge=0)
-    """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
-    rank holds up all. It does not wait if none has come for as many steps, if few tokens are left of it behind cached
-    blocks, nor if all ranks compute it together. 0 waits for none.
+    """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: a prompt
+    on a single rank holds up all ranks. It does not wait if no prompt has come for as many steps, if few of its tokens
+    are not cached, or if all ranks compute it together. 0 waits for none.
     """
 
     @property
