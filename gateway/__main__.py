@@ -20,7 +20,7 @@ from mesh.server import MeshServer, Registration
 from mesh.tls import for_clients
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
-# Answers have ended when the servers stop: how long their last bytes may take.
+# Seconds that the servers give each answer's last bytes at a stop; the answers themselves have ended by then.
 LAST_WORDS_SECONDS = 2.0
 
 _log = logging.getLogger("deepmesh.gateway")
@@ -29,7 +29,7 @@ _log = logging.getLogger("deepmesh.gateway")
 async def main(config: GatewayConfig, division: Division) -> None:
     tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
     channels = service_channels(config.security.tls)
-    # The page has the port of the metrics.
+    # The operators' page serves the metrics on its own port, so the gRPC server must not open that port.
     server_config = config.server.model_copy(update={"metrics_port": None})
     several = division.processes > 1
     async with (

@@ -15,9 +15,9 @@ from mesh.observe import access_log
 
 
 class Account:
-    """`with Account(...) as account:` around a generation, which `accept` names once it is placed.
+    """`with Account(...) as account:` surrounds one generation; call `accept` with it once it is placed.
 
-    What became of it is added to `answers`.
+    The block's end adds the outcome to `answers`.
     """
 
     def __init__(self, tenant: Tenant, api: str, clock: Callable[[], float], answers: RecentAnswers) -> None:
@@ -69,7 +69,7 @@ class Account:
         if (live := self._live) is not None:
             generation = live.generation
             fields |= {
-                # A sibling has an id of its own.
+                # A sibling's id differs from that of the request that it belongs to.
                 "request_id": generation.request.request_id,
                 "model": generation.model,
                 "prompt_tokens": len(generation.request.token_ids),

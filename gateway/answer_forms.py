@@ -1,4 +1,4 @@
-"""What a client may ask an answer to be, and how Lark says so: the right side of a rule, or a grammar of its own."""
+"""The forms that a client may ask an answer to have, each written in Lark: as the right side of a rule or as a grammar."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from gateway.tools import check_nesting
 from mesh.errors import InvalidConstraint
 
 MAX_CHOICES = 1000
-# Bounds the text of a GBNF grammar (llama.cpp's), which is read in Python.
+# Bounds the text of a GBNF grammar (llama.cpp's), which a parser in Python reads.
 MAX_GBNF_CHARACTERS = 16 * 1024
-# At the begin of a line. The library's own test takes time with the square of blank lines, with the lock held.
+# Matches at the beginning of a line. The library's own test takes time quadratic in blank lines and holds the GIL.
 LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
-# Between the parts of JSON: a space, or a new line and its indent. Without a bound a model that has lost its way fills
-# the answer with it.
+# White space between the parts of JSON: a space, or a line break and its indent. Without a bound a model that has lost
+# its way fills the answer with white space.
 WHITESPACE = r" |\n {0,16}"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -27,7 +27,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 @dataclass(frozen=True, slots=True)
 class JsonForm:
     schema: Mapping[str, Any]
-    # What its client calls it, for errors; so in the other forms.
+    # What the client calls this field, for errors; the other forms have it too.
     field: str
     # Parts of the schema that cannot be enforced are left out.
     lenient: bool = False
@@ -69,7 +69,7 @@ class GrammarForm:
     field: str
 
     def in_lark(self) -> "GrammarForm":
-        """The same in Lark. May take a second. Raises InvalidConstraint."""
+        """The same grammar in Lark. May take a second. Raises InvalidConstraint."""
         if any(map(LARK.match, self.text.splitlines())):
             return self
         if len(self.text) > MAX_GBNF_CHARACTERS:
@@ -78,7 +78,7 @@ class GrammarForm:
             )
         try:
             return replace(self, text=gbnf_to_lark(self.text))
-        # The library raises Exception itself for most of what it cannot read.
+        # For most grammars that it cannot read the library raises a plain Exception.
         except Exception as error:
             raise InvalidConstraint(f"the grammar cannot be read: {error}") from error
 
@@ -92,9 +92,10 @@ def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
 
 
 def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without properties that it does not name, unless it says more of them.
+    """The schema, changed to refuse properties that it does not name, unless it says something about those.
 
-    Functions rarely take what they do not name. Parts of allOf are left alone: they name one another's properties.
+    Functions rarely take arguments that they do not name. Schemas with allOf are left alone: their parts name one
+    another's properties.
     """
     if "allOf" in schema:
         return schema
@@ -112,5 +113,5 @@ def _closed_parts(key: str, value: Any) -> Any:
 
 
 def literal(text: str) -> str:
-    """Text as Lark quotes it, which is as JSON does."""
+    """Text quoted for Lark, which has the same quoting as JSON."""
     return json.dumps(text, ensure_ascii=False)

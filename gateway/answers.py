@@ -1,4 +1,4 @@
-"""The last answers of this gateway, for whoever watches."""
+"""The last answers of this gateway, for the page that operators watch."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ KEPT = 2048
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """How one generation went. Times are milliseconds; None if it had no first, or no second, token."""
+    """How one generation went. Times are in milliseconds; None if the generation had no first, or no second, token."""
 
     # Seconds since the epoch.
     ended_at: float
@@ -22,11 +22,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentAnswers:
-    """A ring, read from a number on that counts all answers."""
+    """A ring of the last answers. Readers name a position in the count of all answers ever added."""
 
     def __init__(self) -> None:
         self._answers: deque[Answer] = deque(maxlen=KEPT)
-        # How many there have been.
+        # Answers ever added, including those that the ring has dropped.
         self.count = 0
 
     def add(self, answer: Answer) -> None:
@@ -34,6 +34,6 @@ class RecentAnswers:
         self.count += 1
 
     def after(self, count: int) -> Sequence[Answer]:
-        """Those that came when there had been `count` already, as far as they are kept."""
+        """The answers added after the first `count` ones, except those that the ring has dropped."""
         new = min(self.count - count, len(self._answers))
         return list(self._answers)[len(self._answers) - new :]

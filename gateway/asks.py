@@ -25,12 +25,12 @@ class TextPrompt:
 class ChatPrompt:
     messages: Sequence[ChatMessage]
     options: TemplateOptions = DEFAULT_OPTIONS
-    # What the model may call.
+    # The tools that the model may call.
     toolbox: Toolbox | None = None
 
     @property
     def characters(self) -> int:
-        """How much text there is for the template."""
+        """Characters of text that the template gets."""
         tools = self.toolbox.tools if self.toolbox is not None else ()
         size = sum(len(text) for message in self.messages for text in message.texts)
         return size + sum(len(tool.description) + len(json.encode(tool.parameters)) for tool in tools)
@@ -46,7 +46,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A generation in a client's terms; None if the client left the choice to us."""
+    """One generation, in the client's terms. A field is None if the client left the choice to us."""
 
     request_id: str
     model: str
@@ -57,30 +57,33 @@ class Ask:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     names: FieldNames = OUR_NAMES
-    # The text ends with the stop string that ended it.
+    # Whether the text includes the stop string that ended it.
     include_stop_string: bool = False
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
     truncate_prompt_tokens: int | None = None
     # Share cached prefixes only with the tenant's requests that have the same one.
     cache_salt: str | None = None
-    # The text begins with the prompt's.
+    # Whether the answer's text begins with the prompt's text.
     echo: bool = False
-    # Among its tenant's requests the lowest goes first.
+    # Requests of one tenant run in the order of this number, lowest first.
     priority: int = 0
-    # Whether attention of a long prompt leaves out what hardly counts.
+    # Whether the attention of a long prompt may skip positions that hardly count; None leaves it to the workers'
+    # setting.
     sparse_prefill: bool | None = None
-    # What the answer must be, behind its reasoning.
+    # The form that the answer must have, after its reasoning.
     form: AnswerForm | None = None
-    # Texts that it must not hold.
+    # Texts that the answer must not contain.
     bad_words: tuple[str, ...] = ()
-    # It ends of itself no earlier.
+    # The model cannot end the answer before this many tokens.
     min_tokens: int = 0
-    # How the API that asks writes the answer, for the gateway that may go on with it; None if none may.
+    # How the API writes this answer, for the gateway that may resume it; None if the answer cannot be resumed.
     written: bytes | None = None
 
 
 def settled(sampling: Sampling, seed: int | None) -> Sampling:
-    """With the seed, which is left to us if the client gave none. One that it gave is not to suffer by drafts."""
+    """`sampling` with a seed; we draw one if the client gave none. A client that gave one gets only strict drafts
+    unless it asks for others: drafts must not change what its seed gives.
+    """
     drafts = sampling.drafts
     if seed is not None and drafts == DraftUse.UNSPECIFIED:
         drafts = DraftUse.STRICT

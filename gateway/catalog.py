@@ -17,7 +17,9 @@ RETRY_AFTER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Without a tokenizer a model takes and gives token ids only; without a template it takes no chats."""
+    """What turns a model's tokens into text. Without a tokenizer a model takes and gives token ids only; without a
+    template it takes no chats.
+    """
 
     tokenizer: Tokenizer | None = None
     chat: ChatTemplate | None = None
@@ -57,7 +59,7 @@ class Catalog:
         return limits
 
     def sparse_prefill(self, name: str) -> SparsePrefill | None:
-        """How the model's workers compute long prompts; None if they compute some exactly, or do it differently."""
+        """How the model's workers compute long prompts; None if some compute them exactly, or if they differ."""
         return self._directory.sparse_prefill(name)
 
     def text(self, name: str) -> ModelText:

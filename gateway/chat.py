@@ -24,9 +24,9 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """Variables of the template, which it may use or not; None leaves one undefined."""
+    """Variables that a template may use; None leaves one undefined."""
 
-    # Whether models that can do both are to reason.
+    # Whether the model is to reason, for models that can also answer without.
     thinking: bool | None = None
     reasoning_effort: str | None = None
 
@@ -46,9 +46,9 @@ DEFAULT_OPTIONS = TemplateOptions()
 class RenderedChat:
     token_ids: list[int]
     reasoning: ReasoningStart
-    # Neither the client nor the prompt says that there is none; the model may open a block even so.
+    # False if the client or the prompt says that there is no reasoning. The model may open a reasoning block even so.
     wants_reasoning: bool = True
-    # The prompt ends with the tag that ends reasoning.
+    # Whether the prompt ends with the tag that ends reasoning.
     closed: bool = False
     # None if the answer calls no tools.
     tools: ToolReading | None = None
@@ -79,11 +79,13 @@ class ChatTemplate:
         options: TemplateOptions = DEFAULT_OPTIONS,
         toolbox: Toolbox | None = None,
     ) -> RenderedChat:
-        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses.
+        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses the
+        messages.
 
-        toolbox: `check_toolbox` has judged it.
+        toolbox: must have passed `check_toolbox`.
 
-        If a tool must be called, the prompt ends inside the call: the model goes on with the arguments, or the name.
+        If a tool must be called, the prompt ends inside the call, and the model continues with the name or the
+        arguments.
         """
         _validate(messages)
         turns = Turns(messages, toolbox, self._skills, self._tokenizer.control_starts)
@@ -111,7 +113,7 @@ class ChatTemplate:
                 eos_token=self._tokenizer.end or "",
                 **variables,
             )
-        # A template is a program: what its expressions can raise, given these messages, is the request's fault.
+        # A template is a program. Whatever its expressions raise for these messages counts as the request's fault.
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
 

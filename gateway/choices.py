@@ -1,4 +1,4 @@
-"""Several generations that answer one request, read as one stream."""
+"""Several generations that answer one request, merged into one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -13,7 +13,7 @@ from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from mesh.domain.sampling import check_prompt_logprobs
 
-# Pieces that wait for the client's task; behind them each generation has its own buffer.
+# Pieces queued for the client's task. If the queue is full, each generation keeps its tokens in its own buffer.
 WAITING_PIECES = 16
 
 
@@ -23,20 +23,22 @@ class Piece:
 
     index: int
     delta: Delta
-    # What this choice has used so far.
+    # Tokens that this choice has used so far.
     usage: Usage
 
 
 class Choices(Protocol):
-    """What answers a request: choices 0 to n-1 of its first prompt, then those of its second."""
+    """The answers to one request: choices 0 to n-1 belong to its first prompt, the next n to its second, and so on."""
 
     @property
     def stream_token(self) -> str:
-        """Names the stream for clients that go on with it; empty if that cannot be."""
+        """A token with which clients can resume the stream; empty if it cannot be resumed."""
         ...
 
     async def next(self) -> Piece:
-        """The next delta of any choice; the one with `finish` is that choice's last. Raises what ends any of them."""
+        """The next delta of any choice; the one with `finish` is that choice's last. Raises the error of a choice that
+        fails.
+        """
         ...
 
 
@@ -53,8 +55,8 @@ class OneChoice:
 
 
 class ManyChoices:
-    """A task for each choice. The choices of a prompt wait until its first one has computed it, and go where it went:
-    there they find its KV.
+    """Runs one task for each choice. Only the first choice of a prompt computes it. The others wait until then and go
+    to the same workers, where they find its KV.
     """
 
     def __init__(self, gateway: Gateway, asks: Sequence[Ask], n: int, tenant: Tenant, api: str) -> None:
@@ -64,7 +66,7 @@ class ManyChoices:
         self._n = n
         self._pieces: asyncio.Queue[Piece | BaseException] = asyncio.Queue(WAITING_PIECES)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Tokens of the prompts that begin the choices, as far as they are known.
+        # Prompt tokens over all choices, counted as each prompt is accepted.
         self._prompt_tokens = 0
         for index, ask in enumerate(asks):
             self._start(self._lead(index * n, ask))
@@ -92,7 +94,7 @@ class ManyChoices:
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """An error of one choice ends the request, and goes before what the others have to say."""
+        """If a choice fails, drop the queued pieces and queue the error: it ends the whole request."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -104,7 +106,7 @@ class ManyChoices:
         """The first choice of a prompt, which starts the others."""
         waiting = self._n > 1
         async with self._gateway.generate(ask, self._tenant, self._api) as live:
-            # Each choice repeats what its prompt's tokens scored.
+            # Each choice repeats the log probabilities of its prompt, so the prompt counts once for each of them.
             self._prompt_tokens += self._n * live.generation.usage.prompt_tokens
             check_prompt_logprobs(ask.sampling, self._prompt_tokens)
             async for piece in _pieces(first, live):

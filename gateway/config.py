@@ -15,7 +15,7 @@ class HttpConfig(Config):
     """The OpenAI API over HTTP."""
 
     host: str = "127.0.0.1"
-    """Address to listen on: 0.0.0.0 is every one of the machine."""
+    """Address to listen on; 0.0.0.0 listens on all of the machine's addresses."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
     body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
@@ -23,16 +23,20 @@ class HttpConfig(Config):
     body_seconds: float = Field(default=60.0, gt=0)
     """How long a request's body may take to arrive."""
     header_seconds: float = Field(default=10.0, gt=0)
-    """How long a request's headers may take to arrive, from the connection's begin or from their first byte."""
+    """How long a request's headers may take to arrive, counted from the start of the connection or from their first
+    byte.
+    """
     keep_alive_seconds: int = Field(default=75, ge=1)
-    """How long a connection is kept after an answer; longer than clients keep theirs, so that they close and not we."""
+    """How long an idle connection is kept after an answer. It should be longer than clients keep theirs, so that the
+    client closes first.
+    """
     connections: int | None = Field(default=None, ge=1)
-    """Connections at the most: another takes the place of the one that asked for nothing for longest, or is answered
-    503. By default three quarters of the files that the process may open.
+    """Most connections at a time. A further one replaces the connection that has been idle for longest; if none is
+    idle, it is answered 503. By default three quarters of the files that the process may open.
     """
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Fields of a request that we do not know: the request is refused, or they are left out and named in the header
-    x-deepmesh-ignored-fields of the answer.
+    """What happens to a request with fields that we do not know: it is refused, or the fields are ignored and named in
+    the answer's header x-deepmesh-ignored-fields.
     """
     cors_origins: tuple[str, ...] = ()
     """Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may."""
@@ -44,7 +48,7 @@ class ModelConfig(Config):
     tokenizer_dir: Path
     """Directory with tokenizer.json and tokenizer_config.json, such as a checkpoint's."""
     name: str | None = None
-    """The model's name as its workers give it; by default the directory's name."""
+    """The model's name as its workers report it; by default the directory's name."""
 
     @property
     def served_name(self) -> str:
@@ -55,25 +59,27 @@ class ApiKeyConfig(Config):
     """One API key, and the tenant that holds it."""
 
     name: str = Field(min_length=1)
-    """Names the tenant in logs and metrics."""
+    """Name of the tenant in logs and metrics."""
     key: SecretStr | None = Field(default=None, min_length=8)
-    """What its holder sends. Where others may read the configuration, give key_sha256 instead."""
+    """The secret that clients send. Where others may read the configuration, give key_sha256 instead."""
     key_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """The key's SHA-256 in hexadecimal, as sha256sum prints it. A key must be random: openssl rand -hex 32."""
     """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT)
-    """The key's part of a full mesh, relative to other keys'. A key that is alone may use all of it."""
+    """The key's share of a full mesh, relative to other keys' weights. A key that is alone may use all of it."""
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Requests that the key may make in a minute, all at once or spread; by default any number. Each gateway counts for
-    itself, as it does tokens and generations: with several, a key may make as many at each. Processes of one gateway
-    count together.
+    """Requests that the key may make in a minute, all at once or spread; by default any number. Each gateway counts
+    requests, tokens and generations by itself, so with several gateways the key has each limit at every gateway. The
+    processes of one gateway count together.
     """
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Tokens of prompts and answers in a minute. An answer that exceeds them is completed, and paid off by waiting."""
+    """Tokens of prompts and answers in a minute. An answer that exceeds the limit is completed; the key then waits
+    until the excess is made up for.
+    """
     max_concurrent: int | None = Field(default=None, ge=1)
-    """Generations that the key may have at once; by default only the gateway's own limit holds."""
+    """Generations that the key may have at once; by default only the gateway's own limit applies."""
 
     @property
     def digest(self) -> bytes:
@@ -100,13 +106,13 @@ class LimitsConfig(Config):
     unread_tokens: int = Field(default=4096, ge=1)
     """Tokens that a client may leave unread before its generation is cancelled."""
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)
-    """Messages with tokens, to all clients together: they cost a gateway more than anything else. A stream sends no
-    second one within `live generations / messages_per_second` seconds (with 256 up to 51 ms, with 64 up to 13 ms):
-    tokens that come sooner share one. A gateway that gets only a part of a core, because others want it too, sends
-    fewer in proportion, down to a quarter. Ends of answers never wait.
+    """Messages with tokens per second, to all clients together: they are a gateway's largest cost. A stream sends at
+    most one within `live generations / messages_per_second` seconds (with 256 live generations up to 51 ms, with 64 up
+    to 13 ms); tokens that come sooner share a message. If other processes leave the gateway only a part of a core, it
+    sends that much less, down to a quarter. The end of an answer never waits.
     """
     stalled_seconds: float = Field(default=60.0, gt=0)
-    """A client that reads nothing for this long is given up."""
+    """A client that reads nothing for this long is dropped."""
     generation_seconds: float = Field(default=3600.0, gt=0)
     """Longest time that a generation may take, whatever deadline its client sets."""
 
@@ -115,20 +121,22 @@ class DispatchConfig(Config):
     """How a request finds its worker, and another one if that is lost."""
 
     attempts: int = Field(default=5, ge=1)
-    """How often a request is placed: at first, and again after a worker was lost or had no room."""
+    """How often a request is placed: once at first, and again after a worker was lost or had no room."""
     backoff_seconds: float = Field(default=0.05, gt=0)
     """Pause before the second attempt; doubled for each further one."""
     worker_seconds: float = Field(default=10.0, ge=0)
-    """How long a request whose workers are lost, or that finds none, is placed again, however often: a worker is being
-    started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
+    """How long a request is placed again if its workers are lost or it finds none, regardless of `attempts`: a worker
+    may be starting. A model stays known for as long after its last worker lost its lease, so that requests that arrive
     then wait too. After that it is unknown, or a model without workers if `models` lists it.
     """
     answer_seconds: float = Field(default=0.05, gt=0)
-    """A scheduler that takes longer than this to place a request is done without, from the last snapshot of its
-    registry, until it answers again.
+    """Longest time that a scheduler may take to place a request. If it takes longer, another scheduler, or the gateway
+    itself by the last snapshot of the registry, places requests until this one answers again.
     """
     place_seconds: float = Field(default=2.0, gt=0)
-    """Timeout of a call to the scheduler that nothing can be done without."""
+    """Timeout of a call to the scheduler if the gateway has neither another scheduler nor a usable snapshot to place
+    from.
+    """
     attach_seconds: float = Field(default=5.0, gt=0)
     """How long a worker may take for its first answer on a new stream."""
     reattach_seconds: float = Field(default=0.1, gt=0)
@@ -136,14 +144,14 @@ class DispatchConfig(Config):
 
 
 class ResumeConfig(Config):
-    """How clients go on with a stream whose gateway is gone."""
+    """How clients resume a stream whose gateway is gone."""
 
     secret: SecretStr | None = Field(default=None, min_length=16)
-    """Seals the names of streams; the same for every gateway of the mesh, at best from a file or the environment. By
-    default a random one: then only the gateway that began a stream goes on with it.
+    """Secret that seals the names of streams; the same for every gateway of the mesh, best read from a file or the
+    environment. By default a random one: then only the gateway that began a stream can resume it.
     """
     seconds: float = Field(default=3600.0, gt=0)
-    """How long a stream's token may be shown after the stream began."""
+    """How long after a stream began its token can be used."""
 
 
 class ResponsesConfig(RedisConfig):
@@ -152,20 +160,20 @@ class ResponsesConfig(RedisConfig):
     redis_url: str | None = None
     """redis://host:port/database (rediss:// for TLS), the same for every gateway of the mesh; null stores none."""
     timeout_seconds: float = Field(default=0.5, gt=0)
-    """Longest wait for Redis. A response that cannot be stored is given all the same, with store: false."""
+    """Longest wait for Redis. If a response cannot be stored, its client gets it anyway, with store: false."""
     seconds: float = Field(default=30 * 24 * 3600.0, gt=0, le=10 * 365 * 24 * 3600.0)
     """How long a response is stored; by default for 30 days, as OpenAI does."""
     bytes: int = Field(default=1 << 20, ge=1024)
-    """Largest conversation that is stored: what was said before the answer, as JSON. Redis bounds them all together
-    (its maxmemory).
+    """Largest conversation that is stored, in bytes of JSON without the answer itself. The total of all conversations
+    is bounded by Redis (its maxmemory).
     """
 
 
 class PublicTlsConfig(Config):
-    """PEM files that gRPC's clients are shown. Clients need no certificate; they have API keys."""
+    """PEM files of the certificate that gRPC clients see. Clients need no certificate; they have API keys."""
 
     certificate: Path
-    """Shown to clients; it names the host that they call."""
+    """The certificate; it must name the host that clients call."""
     key: Path
     """The certificate's private key."""
 
@@ -174,25 +182,25 @@ class GatewayConfig(ServiceConfig):
     """The gateway: clients' requests over gRPC and OpenAI HTTP."""
 
     public_tls: PublicTlsConfig | None = None
-    """TLS of server.port; null is plaintext, for loopback or behind a proxy that ends TLS."""
+    """TLS of server.port; null is plaintext, for loopback or behind a proxy that terminates TLS."""
     http: HttpConfig = HttpConfig()
     gateway_id: str | None = None
     """Identifies this gateway to workers, across its restarts; by default the host's name and server.port."""
     scheduler: str
-    """host:port of the scheduler; there is no default, as for workers. Several are separated by commas: the gateway
-    uses whichever answers.
+    """host:port of the scheduler; like a worker's, it has no default. Several are separated by commas; the gateway uses
+    whichever answers.
     """
     processes: int = Field(default=1, ge=1, le=64)
-    """Processes that serve the gateway's ports together: one uses one core. They count API keys' quotas together, and
-    each takes its part of `limits.live_generations`. The kernel deals connections out among them, so a client with one
-    connection is served by one process.
+    """Number of processes that serve the gateway's ports together; each uses at most one core. They count API keys'
+    quotas together, and each takes its part of `limits.live_generations`. The kernel spreads connections over them, so
+    one process serves all requests of a client with one connection.
     """
     models: tuple[ModelConfig, ...] = ()
     api_keys: tuple[ApiKeyConfig, ...] = ()
-    """If there are any, every call needs one."""
+    """API keys. If there are any, every call needs one."""
     balancer_seconds: float = Field(default=2.0, ge=0)
-    """How long a stopping gateway that is not ready any more takes requests all the same, so that balancers and
-    probes see it first. After that requests have `server.drain_seconds` to end.
+    """How long a stopping gateway still takes requests after it has reported that it is not ready, so that load
+    balancers and probes notice in time. After that, open requests have `server.drain_seconds` to end.
     """
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
@@ -201,7 +209,7 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:
-        # What it listens on is for clients.
+        # Only the scheduler: the gateway's own port is for clients.
         return split_addresses(self.scheduler)
 
     @model_validator(mode="after")

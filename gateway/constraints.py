@@ -1,4 +1,4 @@
-"""From what a client asks an answer to be to the constraint that a worker gets."""
+"""Turns the form that a client asks an answer to have into the constraint that a worker enforces."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ MAX_WORD_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """What of a prompt decides how its answer is read, and what it may be."""
+    """The properties of a prompt that decide how its answer is read and what it may be."""
 
     reasoning: ReasoningStart = ReasoningStart.NONE
-    # If not, a form holds from the first token on.
+    # Whether the answer is to begin with reasoning. If not, a form holds from the first token on.
     wants_reasoning: bool = True
     toolbox: Toolbox | None = None
     # None if the answer calls no tools.
@@ -41,7 +41,9 @@ UNSHAPED = AnswerShape()
 
 
 def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> Constraint | None:
-    """None if the answer may be anything; a grammar must be in Lark. Raises InvalidConstraint naming the field."""
+    """None if the answer may be anything. `form`, if it is a grammar, must be in Lark. Raises InvalidConstraint naming
+    the field.
+    """
     try:
         reasoning = shape.reasoning if shape.wants_reasoning else ReasoningStart.NONE
         if shape.toolbox is not None and shape.calls is not None:
@@ -57,9 +59,10 @@ def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Token
 
 
 def judged(grammar: str, form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> int:
-    """How many tokens an answer of a grammar that `constraint_for` made has at least, as far as that is known.
+    """Checks a grammar that `constraint_for` made. Returns a lower bound of the tokens in an answer; 0 if none is
+    known.
 
-    May take a second. Raises InvalidConstraint if it is no grammar, naming the tool whose arguments make it none.
+    May take a second. Raises InvalidConstraint if the grammar is invalid, naming the tool whose arguments cause it.
     """
     try:
         check_grammar(grammar)
@@ -77,7 +80,8 @@ def _least_tokens(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokeni
     if form is not None:
         least.append(_least_of_form(form, tokens))
     if shape.toolbox is not None and shape.calls is not None:
-        # Arguments come behind a name and other marks; without a form the model may write a text instead.
+        # A call also has a name and markers, so this is a lower bound. If the answer need not call a tool, the model
+        # may write text instead: 0.
         tools = [tool for tool in shape.toolbox.tools if shape.toolbox.forced_name in (None, tool.name)]
         least += [shortest_json(arguments_schema(tool), tokens) if shape.calls.opening else 0 for tool in tools]
     return min(least, default=0)
@@ -94,7 +98,7 @@ def _least_of_form(form: AnswerForm, tokens: Callable[[str], int]) -> int:
 
 
 def check_room(least: int, max_tokens: int, names: FieldNames) -> None:
-    """Raises InvalidConstraint if no answer has so few tokens."""
+    """Raises InvalidConstraint if even the shortest answer has more than `max_tokens` tokens."""
     if least > max_tokens:
         raise InvalidConstraint(
             f"the shortest answer has {least} tokens, and {names.max_tokens} leaves {max_tokens}: allow more",
@@ -109,7 +113,7 @@ def with_bans(
     max_tokens: int,
     tokenizer: Tokenizer | None,
 ) -> Constraint | None:
-    """The constraint, if any, with words that the answer must not hold and the least that it must have.
+    """`constraint` with banned words and a minimum length added; None if there is nothing to enforce.
 
     Raises InvalidRequest naming the field.
     """
@@ -122,13 +126,13 @@ def with_bans(
     if len(bad_words) > MAX_BAD_WORDS or not all(0 < len(word) <= MAX_WORD_CHARACTERS for word in bad_words):
         allowed = f"at most {MAX_BAD_WORDS} texts of 1 to {MAX_WORD_CHARACTERS} characters"
         raise InvalidRequest(f"bad_words must be {allowed}", field="bad_words")
-    # A word is spelled in one way at the begin of a line, and in another behind a space.
+    # Tokenizers spell a word differently at the beginning of a line and after a space.
     spelled = {tuple(tokenizer.encode(text)) for word in bad_words if tokenizer for text in (word, f" {word}")}
     return replace(constraint or Constraint(), banned=sorted(spelled), min_tokens=min_tokens)
 
 
 def _strict_calls(toolbox: Toolbox, tools: ToolGrammar) -> Constraint | None:
-    """The model writes what it likes; once it begins to call, the calls are right."""
+    """The model may write anything; once it begins a call, the call must be correct."""
     if not any(tool.strict for tool in toolbox.tools):
         return None
     begin = tools.control(CALLS_BEGIN)
@@ -169,5 +173,5 @@ def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
 
 
 def _control(tokenizer: Tokenizer | None) -> Callable[[str], int | None]:
-    """The id of a control token by its text; None where the model has none of the kind."""
+    """A function from a control token's text to its id; it gives None for text that is no control token of the model."""
     return (lambda text: None) if tokenizer is None else tokenizer.control_id

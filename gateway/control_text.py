@@ -7,17 +7,17 @@ from gateway.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.tokenizer import Tokenizer
 from mesh.errors import InvalidRequest
 
-# Supplementary private use plane: characters without meaning, 65,534 of them.
+# Supplementary private use plane: 65,534 characters without meaning.
 STAND_INS = range(0xF0000, 0xFFFFE)
 
 
 class ControlTextShield:
-    """Disguises contents while the template runs, so that the text which it writes itself can be told from theirs.
+    """Disguises message contents while the template runs, so that the template's own text can be told from them.
 
-    Every control token begins with one of a few characters ("<" in DeepSeek's). Each of those is replaced in the
-    contents by a stand-in that occurs nowhere in them. Whatever the template then does with a content (cut, strip,
-    join), no control token in the rendered text can begin inside it. Control tokens are split off first;
-    then stand-ins become the original characters again.
+    Every control token begins with one of a few characters ("<" in DeepSeek's). In the contents, each of these
+    characters is replaced by a stand-in that occurs nowhere in them. Whatever the template then does with a content
+    (cut, strip, join), no control token in the rendered text can begin inside it. `encode` splits off control tokens
+    first; then it turns stand-ins back into the original characters.
 
     An assistant's own <think> tags stay as they are: templates look for them, and the message is the model's own turn.
     """
@@ -31,7 +31,7 @@ class ControlTextShield:
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def apply(self, content: str, *, own_words: bool) -> str:
-        """The content as the template may see it; `own_words` is true for the assistant's messages."""
+        """The content as the template may see it. `own_words`: the message is the assistant's, whose <think> tags stay."""
         if not own_words:
             return self._disguise(content)
         pieces = self._tags.split(content)

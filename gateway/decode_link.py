@@ -28,25 +28,25 @@ from mesh.metrics import GATEWAY_WORKER_LINKS
 AttachCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.AttachRequest, decode_pb2.AttachResponse]"
 
 _log = logging.getLogger("deepmesh.gateway")
-# Times the shortest wait.
+# The pause before a reattachment grows up to this many times the shortest one.
 _SLOWEST_REATTACH = 10
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
     gateway_id: str
-    # Changes at every start.
+    # Random; another one at every start.
     incarnation: str
 
 
 class LinkState(Enum):
-    """A link alternates between the first two, and ends in the third."""
+    """A link alternates between CONNECTING and ATTACHED, and ends in CLOSED."""
 
     # No stream is up; submissions wait for the next one.
     CONNECTING = "connecting"
     # The worker has welcomed the stream.
     ATTACHED = "attached"
-    # Final: the link takes no submission, and every request that it had has been failed.
+    # Final: the link takes no submission, and all of its requests have failed.
     CLOSED = "closed"
 
 
@@ -57,18 +57,18 @@ class _Request:
     attempt: int
     generation: Generation
     placement: Placement
-    # Whether the worker may know it: then a reattachment names it, otherwise the next stream submits it.
+    # Whether the worker may know the request. If so, a reattachment names it; otherwise the next stream submits it.
     sent: bool = False
 
 
 class DecodeLink:
     """Submits, cancels and acknowledges requests on one incarnation of a worker; hands its tokens to generations.
 
-    A broken stream loses nothing: the link reattaches for as long as the worker's grace lasts and names the next
-    position of each request. Requests are lost (they fail with WorkerLost) when that time is over, when another
-    incarnation answers, or when the registry drops the worker (`lose`). A refused stream proves no
-    death, since a proxy may refuse for a live worker, but requests may move then. A link without requests whose stream
-    breaks closes. A request that cannot be encoded fails alone.
+    A broken stream loses nothing: the link reattaches for as long as the worker's grace lasts, and tells it the next
+    position that it expects of each request. Requests are lost (they fail with WorkerLost) if the grace ends, if
+    another incarnation answers, or if the registry drops the worker (`lose`). A refused stream does not prove that the
+    worker is dead, since a proxy may refuse for a live one, but its requests may then move elsewhere. A link without
+    requests closes if its stream breaks. A request that cannot be encoded fails alone.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DecodeLink:
         self._grace_seconds = config.attach_seconds
         self._requests: dict[int, _Request] = {}
         self._outbox = Outbox()
-        # A context of its own: the request that happens to be the first is not what the link's logs are about.
+        # The task gets an empty context: otherwise all its logs would carry the id of the link's first request.
         self._task = asyncio.create_task(self._run(), name=f"link {target.worker_id}", context=Context())
         self._task.add_done_callback(self._finished)
 
@@ -107,7 +107,7 @@ class DecodeLink:
         self._outbox.submit(stream_id)
 
     def cancel(self, stream_id: int) -> None:
-        """Stop a request if it still runs; nothing more of it reaches its generation."""
+        """Stop a request if it still runs; its generation receives no more tokens."""
         request = self._requests.pop(stream_id, None)
         if request is not None and request.sent:
             self._outbox.cancel(stream_id)
@@ -122,7 +122,7 @@ class DecodeLink:
             _log.warning("worker lost", extra={"fields": {"worker": self.target.worker_id, "why": why}})
 
     def leave(self) -> None:
-        """Close the stream; the worker cancels what it still runs for this gateway after its grace."""
+        """Close the stream. After its grace the worker cancels the requests that it still runs for this gateway."""
         self._enter(LinkState.CLOSED)
         self._task.cancel()
 
@@ -132,7 +132,7 @@ class DecodeLink:
         await asyncio.wait([self._task])
 
     def _enter(self, state: LinkState) -> None:
-        """Every change of the state. A closed link stays closed, whatever its stream still does."""
+        """Change the state; all changes go through here. CLOSED is final, whatever the stream still does."""
         if self.state is LinkState.CLOSED:
             return
         GATEWAY_WORKER_LINKS.inc((state is LinkState.ATTACHED) - (self.state is LinkState.ATTACHED))
@@ -154,7 +154,7 @@ class DecodeLink:
                     delay = min(2 * delay, _SLOWEST_REATTACH * self._config.reattach_seconds)
 
     async def _attach(self, stub: decode_pb2_grpc.DecodeServiceStub, give_up_at: float) -> bool:
-        """Hold one stream for as long as it lasts. False if the worker did not welcome it."""
+        """Open one stream and serve it until it breaks. False if the worker did not welcome it."""
         call: AttachCall = stub.Attach()
         try:
             async with asyncio.timeout_at(give_up_at):
@@ -197,7 +197,7 @@ class DecodeLink:
         return True
 
     async def _exchange(self, call: AttachCall) -> None:
-        """Read and write until the stream ends. An error of either that is none of the stream's ends the link."""
+        """Read and write until the stream ends. Any error that is not a broken stream ends the link."""
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(self._write_all(call))
             await self._read_all(call)
@@ -205,26 +205,26 @@ class DecodeLink:
 
     async def _read_all(self, call: AttachCall) -> None:
         try:
-            # gRPC gives None for what it cannot read.
+            # gRPC returns None for a message that it cannot parse.
             while isinstance(response := await call.read(), decode_pb2.AttachResponse):
                 self._dispatch(response.frame)
         except grpc.aio.AioRpcError as error:
             self._explain(from_rpc_error(error), logging.INFO)
 
     def _doubt(self) -> None:
-        """The worker's address refuses the stream. Others may take its requests; those that none takes stay."""
+        """The worker's address refuses the stream: let requests move to other workers. Those that find none stay."""
         for request in self._requests.values():
             request.generation.doubt()
 
     def _explain(self, error: MeshError, level: int) -> None:
-        # The worker will not take the next stream either; anything else may have been the connection's fault.
+        # These two errors would repeat on the next stream; any other may have been the connection's fault.
         if isinstance(error, ShuttingDown | InvalidRequest):
             self.lose(error.message)
         level = logging.WARNING if isinstance(error, LeaseConflict) else level
         _log.log(level, "stream broke", extra={"fields": {"worker": self.target.worker_id, "why": error.message}})
 
     async def _write_all(self, call: AttachCall) -> None:
-        # The reader of a broken stream is told why it broke, and ends the exchange.
+        # The writer ignores a broken stream: the reader gets the reason and ends the exchange.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._write_until_broken(call)
 
@@ -249,10 +249,10 @@ class DecodeLink:
             await call.write(message)
 
     def _encode(self, stream_id: int, request: _Request) -> decode_pb2.AttachRequest | None:
-        """The submission; None if it has no form on the wire, which fails this request and no other."""
+        """The submission. If it cannot be encoded, fail this request alone and return None."""
         try:
             return wire.submission(stream_id, request.attempt, request.placement, request.generation, self._clock())
-        # What protobuf raises for a value that its field cannot hold.
+        # Protobuf raises these for a value that its field cannot hold.
         except (TypeError, ValueError) as error:
             _log.error("a request cannot be encoded", exc_info=error)
             del self._requests[stream_id]
@@ -260,10 +260,10 @@ class DecodeLink:
             return None
 
     def _dispatch(self, frame: decode_pb2.StepFrame) -> None:
-        # Once for every token of every client: nothing is made here that most tokens do not need.
+        # This runs for every token of every client: create no object here that most tokens do not need.
         for output in frame.outputs:
             request = self._requests.get(output.stream_id)
-            # None if it was cancelled, or belongs to an attempt that another has replaced.
+            # None if the request was cancelled or another attempt replaced it.
             if request is not None:
                 logprobs = output.logprobs
                 if request.generation.awaits_prompt and output.HasField("prompt_logprobs"):
@@ -289,7 +289,7 @@ class DecodeLink:
             request.generation.finish(domain_wire.finish_reason(output.finished))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """However the link's task ended, no request may wait for it."""
+        """Fail every request when the link's task ends, for whatever reason: none may wait for it any longer."""
         failed = not task.cancelled() and task.exception() is not None
         if failed:
             _log.error("link failed", exc_info=task.exception(), extra={"fields": {"worker": self.target.worker_id}})

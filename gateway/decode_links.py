@@ -14,7 +14,7 @@ from mesh.domain.targets import WorkerTarget
 
 @dataclass(frozen=True, slots=True)
 class LinkStream:
-    """One attempt on its link."""
+    """One attempt of a request on a link."""
 
     link: DecodeLink
     stream_id: int
@@ -32,10 +32,10 @@ class DecodeLinks:
         self._channels = channels
         self._clock = clock
         self._links: dict[str, DecodeLink] = {}
-        # Incarnations in the last snapshot. Placement may know a worker before a snapshot does: a worker that no
-        # snapshot has listed yet has not lost its lease.
+        # Incarnations in the last snapshot. The scheduler may place a request on a worker before any snapshot lists it:
+        # such a worker has not lost its lease.
         self._leased: dict[str, str] = {}
-        # Never used twice while this gateway lives, on any worker or attempt.
+        # Stream ids are never reused while this gateway lives, for any worker or attempt.
         self._stream_ids = count(1)
 
     def submit(self, placement: Placement, attempt: int, generation: Generation) -> LinkStream:

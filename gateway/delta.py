@@ -1,4 +1,4 @@
-"""What a client reads of a generation: pieces of the answer, and how it ended."""
+"""The pieces of an answer that a client reads, and how the answer ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 
-# Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
+# Most values in a prompt's log probabilities that the event loop may write; more take tens of milliseconds.
 LONG_REPORT = 8192
 
 
@@ -22,12 +22,12 @@ class Usage:
 class Finish:
     reason: FinishReason
     usage: Usage
-    # What ended the text, if a string or token did.
+    # The stop string or the token that ended the text, if one did.
     stop_string: str | None = None
     stop_token_id: int | None = None
-    # The answer called tools.
+    # Whether the answer called tools.
     called_tools: bool = False
-    # Some tokens were accepted in place of others that the seed gives.
+    # Whether some tokens were accepted in place of others that the seed gives.
     relaxed: bool = False
 
 
@@ -40,7 +40,7 @@ class ScoredPrompt:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is to be written on a thread: the event loop has every other stream to serve."""
+        """Whether a thread is to write it, so that the event loop can serve the other streams meanwhile."""
         return self.logprobs.values > LONG_REPORT
 
 
@@ -53,7 +53,7 @@ class Delta:
     reasoning: str
     # One entry for each token if the client asked for them, otherwise empty.
     logprobs: Sequence[Logprobs] = ()
-    # Pieces of calls of tools.
+    # Pieces of tool calls.
     calls: list[ToolCallDelta] = field(default_factory=list)
     # Set in the last delta of a generation that did not fail.
     finish: Finish | None = None
@@ -64,5 +64,5 @@ class Delta:
 
     @property
     def empty(self) -> bool:
-        """Whether it tells the client nothing."""
+        """Whether the delta tells the client nothing."""
         return not (self.token_ids or self.content or self.reasoning or self.calls or self.finish)

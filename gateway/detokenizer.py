@@ -1,14 +1,14 @@
-"""Token ids to text, while they stream: whole characters only."""
+"""Streams token ids to text, in whole characters only."""
 
 import codecs
 from collections.abc import Callable, Iterable
 
 
 class Detokenizer:
-    """Decodes one answer of a byte-level vocabulary, one pass, O(1) per token.
+    """Decodes one answer of a byte-level vocabulary in one pass, O(1) per token.
 
     A token is a run of bytes and may end inside a character; those bytes wait for the token that completes it. Bytes
-    that can never become a character read as U+FFFD, as in the tokenizer's own decoding of the whole.
+    that can never become a character read as U+FFFD, as they do if the tokenizer decodes the whole answer at once.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Opens and ends generations, and bounds their number, their time and their unread tokens."""
+"""Starts and ends generations; bounds their number, their duration and their unread tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,14 +31,14 @@ from mesh.observe import span
 from mesh.processor import ProcessorShare
 
 SWEEP_SECONDS = 1.0
-# How long generations that were ended may take to tell their clients.
+# How long generations that a stop has ended may take to tell their clients.
 LAST_WORDS_SECONDS = 1.0
-# Rounds are no further apart than for this part of a core.
+# The spacing of rounds is computed with at least this share of a core.
 LEAST_PROCESSOR_SHARE = 0.25
 
 
 class Dispatcher:
-    """To be used on the event loop that it is made on; deadlines are on its clock."""
+    """Use it only on the event loop that creates it; deadlines are on that loop's clock."""
 
     def __init__(self, placer: Placer, links: Links, dispatch: DispatchConfig, limits: LimitsConfig) -> None:
         self._placer = placer
@@ -47,7 +47,7 @@ class Dispatcher:
         self._limits = limits
         self._live: set[LiveGeneration] = set()
         self._census = Census()
-        # Tokens of generations that have ended.
+        # Tokens received by generations that have ended.
         self._ended_tokens = 0
         self._stopping = False
         self._rounds = Rounds(self._spacing)
@@ -71,13 +71,13 @@ class Dispatcher:
     async def open(
         self, prepared: Prepared, deadline: float, api: str, placement: Placement | None = None
     ) -> AsyncIterator[LiveGeneration]:
-        """Place the request and give it to the block, whose end, however it comes, frees everything.
+        """Place the request and yield its generation. The end of the block, however it comes, frees everything.
 
-        `deadline` is on the event loop's clock, in seconds. With a `placement` the scheduler is asked only if that
-        one fails.
+        `deadline` is on the event loop's clock, in seconds. If `placement` is given, the scheduler is asked only if
+        that placement fails.
 
         Raises Overloaded if the gateway is full, DeadlineExceeded at the request's deadline, SlowClient if the block
-        does not read tokens fast enough, and what placement raises.
+        does not read tokens fast enough, and whatever placement raises.
         """
         outcome = "cancelled"
         try:
@@ -134,14 +134,14 @@ class Dispatcher:
             _observe(live, loop.time())
 
     def _spacing(self) -> float:
-        """Seconds between rounds, so that all live generations together send no more messages than they may.
+        """Seconds between rounds, so that all live generations together stay below the limit of messages per second.
 
-        Where the gateway gets a part of a core it sends as much less: messages would take all of it.
+        If the gateway gets only a part of a core it sends that much less: otherwise messages would take all of it.
         """
         return len(self._live) / (self._limits.messages_per_second * self._processor_share)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, give live generations that time to end, then end them with ShuttingDown."""
+        """Refuse new requests, let live generations run for `seconds`, then end the rest with ShuttingDown."""
         self._stopping = True
         await self._until_idle(seconds)
         for live in self._live:
@@ -158,7 +158,7 @@ class Dispatcher:
                 await self._idle.wait()
 
     async def sweep(self) -> None:
-        """End the generations of clients that stopped reading, and set the gauges, until cancelled."""
+        """Until cancelled: end the generations of clients that stopped reading, and set the gauges."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._limits.stalled_seconds / 4))

@@ -1,4 +1,4 @@
-"""The gateway as a whole, which both of its APIs use."""
+"""The gateway as a whole; its gRPC and HTTP APIs both use it."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ _log = logging.getLogger("deepmesh.gateway")
 class Gateway:
     """`async with Gateway(config, texts, channels) as gateway:` joins the mesh; the end of the block leaves it.
 
-    It must be made on the event loop that it runs on.
+    Create it on the event loop that it runs on.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Gateway:
         channels: Channels,
         ledger: Ledger | None = None,
     ) -> None:
-        """ledger: of this gateway's processes, if there are several; by default its own."""
+        """ledger: shared by this gateway's processes, if there are several; by default the gateway has one to itself."""
         clock = asyncio.get_running_loop().time
         self.config = config
         ledger = ledger or Ledger([key.name for key in config.api_keys])
@@ -100,12 +100,12 @@ class Gateway:
 
     @property
     def available(self) -> bool:
-        """Whether some worker takes requests, according to the last snapshot, and this gateway does not leave."""
+        """Whether some worker takes requests, according to a valid snapshot, and this gateway is not stopping."""
         return not self._leaving and self.directory.any_serving and self.directory.valid(self._clock())
 
     @property
     def scheduler(self) -> str:
-        """The address of the scheduler that places requests now."""
+        """The address of the scheduler that places requests at present."""
         return self._schedulers.followed
 
     @asynccontextmanager
@@ -136,10 +136,10 @@ class Gateway:
         ask: Ask | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[tuple[LiveGeneration, bytes]]:
-        """A stream behind the `position` tokens that its client has, whichever gateway began it, and how it is written.
+        """Resume a stream after the `position` tokens that its client has, whichever gateway began it.
 
-        `ask`: what began it, for the case that no worker has its log. Raises UnknownStream, StreamGone, and as
-        `generate`.
+        Yields the generation, and how the API writes it. `ask` is the original request, for the case that no worker has
+        the stream's log. Raises UnknownStream, StreamGone, and what `generate` raises.
         """
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
@@ -163,7 +163,7 @@ class Gateway:
     async def generate_sibling(
         self, leader: LiveGeneration, number: int, tenant: Tenant, api: str
     ) -> AsyncIterator[LiveGeneration]:
-        """Another answer to the leader's prompt, by the same workers, which have computed it. Raises as `generate`."""
+        """Another answer to the leader's prompt, on the same workers, which already have its KV. Raises as `generate`."""
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, sibling=number)
@@ -176,7 +176,7 @@ class Gateway:
                 yield account.accept(live)
 
     async def _prepared(self, ask: Ask, tenant: Tenant, deadline: float) -> Prepared:
-        """The request, its prompt charged. Raises as `Intake.prepare`, and DeadlineExceeded."""
+        """Prepare the request and charge its prompt to the quotas. Raises as `Intake.prepare`, and DeadlineExceeded."""
         try:
             async with asyncio.timeout_at(deadline):
                 prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority))
@@ -187,7 +187,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _charged(self, live: LiveGeneration, tenant: Tenant) -> AsyncIterator[None]:
-        """Count the tokens of the answer, however it ends."""
+        """Charge the tokens of the answer to the quotas, however it ends."""
         try:
             yield
         finally:
@@ -196,7 +196,7 @@ class Gateway:
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]
     ) -> None:
-        """Wait for `stop`, and call `ready` and `unready` as workers come and go. Raises a background task's error."""
+        """Wait for `stop`; call `ready` and `unready` as workers come and go. Raises the error of a background task."""
         tasks = [asyncio.ensure_future(stop), asyncio.create_task(self._track_readiness(ready, unready))]
         try:
             done, _ = await asyncio.wait([*tasks, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -207,7 +207,7 @@ class Gateway:
                 task.cancel()
 
     async def leave(self, unready: Callable[[], Awaitable[None]]) -> None:
-        """Stop in order: readiness falls, balancers get time to see it, requests time to end; the rest are ended."""
+        """Stop in order: report not ready, let balancers notice, let requests end, then end the rest."""
         self._leaving = True
         await unready()
         await asyncio.sleep(self.config.balancer_seconds)
@@ -223,8 +223,8 @@ class Gateway:
                 await (ready if was_available else unready)()
                 _log.info("workers joined" if was_available else "no worker left")
             try:
-                # A snapshot can also become too old without any change in the registry. Not `wait_for`: Python 3.11's
-                # forgets a cancellation that comes together with the change.
+                # The timeout is needed because a snapshot can become too old without any change in the registry.
+                # `wait_for` would not do: in Python 3.11 it loses a cancellation that arrives together with the change.
                 async with asyncio.timeout(READINESS_SECONDS):
                     await self._changed.wait()
             except TimeoutError:

@@ -1,4 +1,4 @@
-"""One live request: its token log, its text, and what its client has not read yet."""
+"""One live request: its token log, its text, and the tokens that its client has not read yet."""
 
 import asyncio
 import time
@@ -17,14 +17,14 @@ from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
 from mesh.tracing import current_traceparent
 
-# Where a client says how many tokens it has.
+# Name of the request field in which a client says how many tokens it has.
 POSITION_FIELD = "position"
 
 
 class Generation:
     """Written by the worker's link (`receive`, `finish`, `fail`, `doubt`), read by its client's task.
 
-    `interrupt` makes that task stop whatever it waits for.
+    `interrupt` interrupts the client's task, whatever it waits for.
 
     Tokens received are never retracted: a continuation on another worker begins at `next_position`.
     """
@@ -36,15 +36,15 @@ class Generation:
         # On the event loop's clock, in seconds.
         self.deadline = deadline
         self.cached_tokens = 0
-        # Some tokens were accepted in place of others that the seed gives.
+        # Whether some tokens were accepted in place of others that the seed gives.
         self.relaxed = False
-        # The prompt's log probabilities are asked for, and have not come.
+        # Whether the prompt's log probabilities were asked for and have not come yet.
         self.awaits_prompt = prepared.request.sampling.prompt_logprobs is not None
-        # Why the client was given up; None while it is served.
+        # Why the client was dropped; None while it is served.
         self.given_up: MeshError | None = None
-        # How often the client's task has come for tokens; it stands still for a stuck client.
+        # How often the client's task has come for tokens; the count stands still if the client is stuck.
         self.reads = 0
-        # What its workers' spans stand under.
+        # Parent of the spans of this request's workers.
         self._traceparent = current_traceparent()
         self._transcript = prepared.new_transcript()
         self._echo = prepared.echo
@@ -53,7 +53,7 @@ class Generation:
         self._prompt_tokens = len(prepared.request.token_ids)
         self._received = array("I")
         self._logprobs: list[Logprobs] = []
-        # Until the client has it.
+        # The prompt's log probabilities, until the client has read them.
         self._prompt: ScoredPrompt | None = None
         self._read = 0
         self._reason: FinishReason | None = None
@@ -62,9 +62,9 @@ class Generation:
         self._wakeup = Wakeup()
         self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
         self._received_at: float | None = None
-        # Tokens that the client has from another gateway.
+        # Tokens that the client already has from an earlier call.
         self._delivered = 0
-        # Tokens that an earlier call for this answer received.
+        # Tokens that earlier calls for this answer had received.
         self._inherited = 0
         if prepared.history is not None:
             self._received.extend(prepared.history.received)
@@ -82,7 +82,7 @@ class Generation:
 
     @property
     def generated_tokens(self) -> int:
-        """Those received without what another call had received of the answer already."""
+        """Tokens received by this call, without those that earlier calls had received."""
         return len(self._received) - self._inherited
 
     @property
@@ -91,7 +91,7 @@ class Generation:
 
     @property
     def awaited(self) -> bool:
-        """Whether the client's task waits for tokens, rather than for its client."""
+        """Whether the client's task waits for tokens; if not, it waits for its client."""
         return self._wakeup.awaited
 
     @property
@@ -99,7 +99,7 @@ class Generation:
         return self.request.stop.max_tokens - len(self._received)
 
     def continuation(self, attempt: int) -> TokenRequest:
-        """What is left to generate after the prompt and the tokens received."""
+        """The request for what is left to generate, after the prompt and the tokens received."""
         return replace(
             self.request,
             token_ids=array("I", self.request.token_ids) + self._received,
@@ -110,7 +110,7 @@ class Generation:
         )
 
     def receive_prompt(self, logprobs: PromptLogprobs) -> None:
-        """The log probabilities of the prompt's tokens, before the first token of the answer."""
+        """Take the log probabilities of the prompt's tokens. They come before the answer's first token."""
         if not logprobs.fits or len(logprobs.logprobs) != 4 * (self._prompt_tokens - 1):
             self.fail(MeshError("the worker sent log probabilities of another prompt"))
             return
@@ -125,7 +125,7 @@ class Generation:
         cached_tokens: int | None = None,
         relaxed: bool = False,
     ) -> None:
-        """Append tokens; those already received are dropped. A gap is a bug of ours and fails the generation."""
+        """Append tokens and drop those already received. A gap is a bug in the mesh and fails the generation."""
         received = self._received
         ahead = first_position - self._prompt_tokens - len(received)
         if ahead > 0:
@@ -144,22 +144,22 @@ class Generation:
             received.extend(token_ids)
         if logprobs:
             self._logprobs.extend(logprobs)
-        # What an earlier call received came at once, before this client could read any of it.
+        # Inherited tokens do not count as unread: they came all at once, before this client could read any.
         if len(received) - max(self._read, self._inherited) > self._unread_limit:
             self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
         self._wakeup.when_due()
 
     @property
     def ended(self) -> bool:
-        """Whether its worker said how it ended."""
+        """Whether a worker said how the generation ended."""
         return self._reason is not None
 
     def begin_attempt(self) -> None:
-        """Another worker is about to be asked: what became of the attempt before it no longer matters."""
+        """Another worker is about to be asked: forget how the attempt before it failed."""
         self._failure, self._doubted = None, False
 
     def doubt(self) -> None:
-        """The attempt's worker cannot be reached, though it may be alive: LiveGeneration looks for another."""
+        """The attempt's worker cannot be reached, though it may be alive. LiveGeneration looks for another one."""
         if self._reason is None:
             self._doubted = True
             self._wakeup.now()
@@ -171,29 +171,29 @@ class Generation:
         self._received_at = now
 
     def finish(self, reason: FinishReason) -> None:
-        """The worker ended the generation, and all of its tokens were received."""
+        """Called once the worker has ended the generation and all of its tokens were received."""
         if self._reason is None and self._failure is None:
             self._reason = reason
             self._wakeup.now()
 
     def fail(self, failure: MeshError) -> None:
-        """The attempt failed; LiveGeneration decides whether another follows."""
+        """Note that the attempt failed; LiveGeneration decides whether another one follows."""
         if isinstance(failure, InvalidConstraint):
-            # Workers do not know what the client calls it.
+            # Workers do not know the client's name of the field.
             failure = InvalidConstraint(failure.message, field=self.prepared.form_field)
         if self._reason is None and self._failure is None:
             self._failure = failure
             self._wakeup.now()
 
     def give_up(self, reason: MeshError) -> None:
-        """End the generation for its client, whose task is interrupted: it may be stuck in a write."""
+        """End the generation and interrupt the client's task, which may be stuck in a write."""
         self.given_up = self.given_up or reason
         self._interrupt()
 
     async def readable(self, due: float = 0.0, call_at: CallAt | None = None) -> None:
-        """Return once there are tokens to read and it is `due` on the event loop's clock, or an end, or a doubt.
+        """Return once there are tokens to read and it is `due` on the event loop's clock, or after an end or a doubt.
 
-        It may return without any of them. call_at: by default the event loop's.
+        It may also return early. call_at: by default the event loop's.
         """
         if self._doubted or self._reason is not None or self._failure is not None:
             return
@@ -203,31 +203,31 @@ class Generation:
         await self._wakeup.sleep(due, call_at, timed=unread)
 
     def pop_failure(self) -> MeshError | None:
-        """The failure of the last attempt, once, and only after all received tokens were drained."""
+        """The failure of the last attempt. Returns it once, and only after all received tokens were drained."""
         if self._read < len(self._received):
             return None
         failure, self._failure = self._failure, None
         return failure
 
     def pop_doubt(self) -> bool:
-        """Whether the worker could not be reached since this was last asked."""
+        """Whether the worker could not be reached since the last call of this."""
         doubted, self._doubted = self._doubted, False
         return doubted
 
     def drain(self) -> Delta:
-        """Everything unread. The last delta has `finish`; nothing may be drained after it.
+        """Everything unread. The last delta has `finish`; do not call `drain` again after it.
 
-        Raises InvalidRequest if the answer ends before the tokens that its client says it has.
+        Raises InvalidRequest if the answer has fewer tokens than its client says it has.
         """
         self.reads += 1
         stop_token_id = self._received[-1] if self._received and self._reason is FinishReason.STOP else None
-        # The token that the model stops with ends the answer and is not part of its text.
+        # The token with which the model stops ends the answer but is not part of its text.
         text_end = len(self._received) - (stop_token_id is not None)
         if self._read < self._delivered:
-            # The text that the client has is made again, so that what follows joins it.
+            # Rebuild the text that the client has, so that the new text continues it.
             had = self._transcript.push(self._received[self._read : min(self._delivered, text_end)])
             if had.match is not None:
-                # The client has all of it: what else the worker made is behind a stop string.
+                # The client has the whole answer: any further tokens of the worker come after a stop string.
                 self._read += had.tokens
                 self._check_delivered(self._read)
                 return Delta([], "", "", finish=self._finish(FinishReason.STOP, had.match.string), position=self._read)
@@ -251,7 +251,7 @@ class Generation:
         return delta
 
     def _check_delivered(self, tokens: int) -> None:
-        """tokens: all of the answer."""
+        """tokens: the length of the whole answer."""
         if self._delivered > tokens:
             message = f"the answer ended with token {tokens}, and {self._delivered} were said to be there already"
             raise InvalidRequest(message, field=POSITION_FIELD)
@@ -269,5 +269,5 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Counts of the tokens that were drained."""
+        """Token counts up to what was drained."""
         return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)

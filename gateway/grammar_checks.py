@@ -1,4 +1,4 @@
-"""Reads and checks grammars before a worker gets them, away from the event loop, and by turns among tenants."""
+"""Reads and checks grammars before a worker gets them, on threads, in turns among tenants."""
 
 import asyncio
 from collections import OrderedDict
@@ -13,12 +13,12 @@ from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
 from mesh.errors import InvalidConstraint, Overloaded
 from mesh.observe import span
 
-# How long reading and checking one may take, and how long it may wait for its turn.
+# How long reading and checking one grammar may take, and how long it may wait for its turn.
 CHECK_SECONDS = 5.0
-# A tenant uses one of them at a time: while its grammar is checked, the next tenant's is.
+# A tenant uses one thread at a time, so another tenant's grammar can be checked meanwhile.
 THREADS = 2
 RETRY_AFTER_MS = 1000
-# What was found of right grammars, which are not checked again, by their hashes.
+# Results for this many valid grammars are kept, by hash, so that they are not checked again.
 KNOWN_GRAMMARS = 1024
 
 ResultT = TypeVar("ResultT")
@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 class GrammarChecks:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
-        # By tenant; held until the thread is done, which may be later than its request is.
+        # By tenant; held until the thread is done, which may be after the request has ended.
         self._turns: dict[str, asyncio.Lock] = {}
         self._known: OrderedDict[int, int] = OrderedDict()
 
@@ -35,13 +35,13 @@ class GrammarChecks:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_lark(self, form: GrammarForm, tenant: str) -> GrammarForm:
-        """Raises InvalidConstraint, which names the field, and Overloaded."""
+        """The grammar in Lark. Raises InvalidConstraint, which names the field, and Overloaded."""
         return await self._run(form.in_lark, form.field, tenant)
 
     async def check(self, grammar: str, model: str, field: str, tenant: str, judge: Callable[[], int]) -> int:
-        """What `judge` returns of this grammar, with this model; it may take a second.
+        """The result of `judge` for this grammar and model; it may take a second.
 
-        Raises InvalidConstraint, which names the field unless `judge` names another, and Overloaded.
+        Raises InvalidConstraint, which names `field` unless `judge` names another, and Overloaded.
         """
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             message = f"{field} has {len(grammar)} characters as a grammar, the limit is {MAX_GRAMMAR_CHARACTERS}"
@@ -71,7 +71,7 @@ class GrammarChecks:
                     return await asyncio.wrap_future(job)
         except TimeoutError:
             if job.cancelled():
-                # It had not begun.
+                # The check had not begun.
                 raise _overloaded() from None
             raise InvalidConstraint(f"{field} took longer than {CHECK_SECONDS:g} s: simplify it", field=field) from None
         except InvalidConstraint as error:
@@ -79,7 +79,7 @@ class GrammarChecks:
 
 
 def _release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock, job: Future[ResultT]) -> None:
-    # The gateway may have ended meanwhile.
+    # The event loop is closed if the gateway has ended meanwhile.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(turn.release)
 

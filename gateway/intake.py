@@ -1,4 +1,4 @@
-"""From what an API was asked to a validated request in token ids."""
+"""Turns an ask into a validated request in token ids."""
 
 import asyncio
 from array import array
@@ -55,9 +55,9 @@ from mesh.domain.shares import Share
 from mesh.errors import InvalidRequest
 from mesh.observe import span
 
-# A prompt of more than this is prepared on a thread: the event loop has every other stream to serve.
+# A longer prompt is prepared on a thread, so that the event loop can serve the other streams meanwhile.
 LONG_PROMPT = 4096
-# Encoding needs about 100 bytes a character until it is done.
+# After a longer prompt the freed memory is given back to the system: encoding takes about 100 bytes a character.
 HUGE_PROMPT = 100_000
 
 ResultT = TypeVar("ResultT")
@@ -70,7 +70,7 @@ class _Encoded:
 
 
 class Intake:
-    """Encodes one long prompt at a time, so that the memory for it stays bounded."""
+    """Turns asks into validated requests. It encodes one long prompt at a time, so that memory stays bounded."""
 
     def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
         self._catalog = catalog
@@ -141,7 +141,7 @@ class Intake:
         )
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
-        """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""
+        """The prompt's token ids, as `prepare` would encode them. Raises as `prepare` does."""
         encoded = await self._encode(prompt, self._catalog.resolve(model))
         return encoded.token_ids
 
@@ -178,7 +178,7 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _size(self, prompt: Prompt) -> int:
-        """Characters or token ids. Raises InvalidRequest if they are too many to be encoded, or for wrong tools."""
+        """Characters or token ids of the prompt. Raises InvalidRequest if they are too many, or if its tools are wrong."""
         if isinstance(prompt, TokenPrompt):
             return len(prompt.token_ids)
         if isinstance(prompt, TextPrompt):
@@ -216,12 +216,12 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
 
 
 def _form_field(form: AnswerForm | None) -> str:
-    """What the grammar of a constraint comes from."""
+    """The request field that the constraint's grammar comes from."""
     return TOOLS_FIELD if form is None else form.field
 
 
 def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer: Tokenizer | None) -> str:
-    """The text of the prompt, or of what was kept of it; as its client wrote it, if that is all of it."""
+    """The text of the tokens kept of a prompt. If all were kept, it is the text as the client wrote it."""
     if isinstance(prompt, TextPrompt) and len(kept) == len(encoded):
         return prompt.text
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""One live generation: its attempts on workers, one after the other, as its client's task drives them."""
+"""One live generation: its attempts on workers, one after another. Its client's task drives it."""
 
 import asyncio
 import secrets
@@ -38,7 +38,7 @@ class Attempt:
     worker_id: str
     stream: Stream
     began_at: float
-    # Tokens received before this attempt.
+    # Tokens that the generation had received before this attempt.
     received_before: int
     first_token_at: float | None = None
 
@@ -56,23 +56,23 @@ class LiveGeneration:
         clock: Callable[[], float],
         rounds: Rounds,
     ) -> None:
-        """`rounds`: when tokens go to clients, each stream at most once in a round."""
+        """`rounds`: the times at which tokens go to clients, at most once a round for each stream."""
         self.generation = generation
         self.finished = False
         self.began_at = clock()
         self.first_token_at: float | None = None
-        # When it was first given to a worker.
+        # When the request was first given to a worker.
         self.placed_at: float | None = None
-        # Where the request was last submitted.
+        # The placement of the last attempt.
         self.placement: Placement | None = None
-        # What the scheduler knows the generation by.
+        # The scheduler's name for this generation.
         self._generation_id = secrets.token_hex(16)
         self._block_hashes = block_hashes
         self._placer = placer
         self._links = links
         self._clock = clock
         self._rounds = rounds
-        # A round of its own, before which tokens wait. An end does not wait.
+        # Time of the round for which tokens wait. The end of an answer does not wait.
         self._due = 0.0
         self._retries = Retries(config, clock)
         self._attempt: Attempt | None = None
@@ -81,17 +81,19 @@ class LiveGeneration:
 
     @property
     def prompt_arrived(self) -> bool:
-        """Whether the prompt's KV is where the tokens come from: the first token may overtake what is pushed there."""
+        """Whether the prompt's KV is on the decode worker. With a prefill worker the first token may arrive before the
+        KV that is pushed.
+        """
         pushed = self.placement is not None and self.placement.prefill is not None
         return self.generation.received_tokens > int(pushed)
 
     async def begin(self, placement: Placement | None = None) -> None:
         """Submit the request as `placement` says, or where the scheduler places it.
 
-        Raises the scheduler's refusal; NoWorker only after waiting for one.
+        Raises the scheduler's refusal; NoWorker only after waiting for a worker.
         """
         if self.generation.ended:
-            # Its history is whole.
+            # The stream's log already holds the whole answer.
             return
         if placement is None:
             await self._place(None)
@@ -124,11 +126,11 @@ class LiveGeneration:
             return delta
 
     def close(self) -> None:
-        """Free what the request still holds anywhere."""
+        """Free all that the request still holds."""
         self._end_attempt(Outcome.CANCELLED)
 
     def stuck_seconds(self, now: float) -> float:
-        """For how long the client's task has not come back for tokens."""
+        """Seconds for which the client's task has not come back for tokens."""
         placing = self._attempt is None and not self.finished
         if placing or self.generation.awaited or self.generation.reads != self._reads_seen:
             self._reads_seen = self.generation.reads
@@ -146,14 +148,15 @@ class LiveGeneration:
             self.generation.finish(FinishReason.LENGTH)
             return
         GATEWAY_REPLACEMENTS.labels(outcome.value).inc()
-        # A decode worker may have failed through the prefill worker that it names.
+        # If the failure names a worker, avoid that one: a decode worker's attempt may fail because of its prefill
+        # worker.
         self._retries.avoid |= {failure.metadata.get("worker_id", attempt.worker_id)}
         await self._place(failure)
 
     async def _move(self) -> None:
-        """Continue on another worker than the one that cannot be reached, if there is one.
+        """Continue on another worker if there is one: the present one cannot be reached.
 
-        The old attempt is cancelled: nothing that its worker still sends reaches the generation.
+        This cancels the old attempt, so nothing that its worker still sends reaches the generation.
         """
         attempt = self._attempt
         if attempt is None or self.generation.ended:
@@ -166,7 +169,8 @@ class LiveGeneration:
         try:
             placement = await self._ask_placement()
         except MeshError:
-            # Nobody else takes it: the worker may be back before its grace is over, as may be one avoided before it.
+            # No other worker takes the request, so it stays: its worker may be back before its grace ends. Workers
+            # avoided before may also be back, so only this one is avoided from now on.
             self._retries.avoid = frozenset({attempt.worker_id})
             return
         if self.generation.ended or self.generation.remaining_tokens <= 0:
@@ -177,7 +181,7 @@ class LiveGeneration:
         self._submit(placement)
 
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until a worker is found. `cause` is why the request is placed again, None the first time."""
+        """Ask for a placement until there is one. `cause` is why the request is placed again; None the first time."""
         while True:
             if cause is not None:
                 await asyncio.sleep(self._retries.pause_seconds(cause))

@@ -1,10 +1,10 @@
-"""Returns memory to the system."""
+"""Gives freed memory back to the system."""
 
 import ctypes
 
 
 def release_freed_memory() -> None:
-    """Return freed heap pages to the system, where the C library can: glibc keeps them otherwise.
+    """Return freed heap pages to the system if the C library can: glibc keeps them otherwise.
 
     Costs about 10 ms per 100 MB; worth it after work that took much memory once.
     """

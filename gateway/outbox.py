@@ -1,14 +1,14 @@
-"""What a link has yet to write to its worker."""
+"""The messages that a link has yet to write to its worker."""
 
 import asyncio
 from collections import deque
 
 
 class Outbox:
-    """Ids of streams to submit, to cancel and to acknowledge. Anybody puts them in; the writer of the stream pops them.
+    """Ids of streams to submit, to cancel and to acknowledge. Any task adds them; the writer of the stream pops them.
 
-    Submissions outlive a broken stream, and wait for the next one. Cancellations and acknowledgements do not: the
-    reattachment names the requests that are left.
+    Submissions outlive a broken stream and wait for the next one. Cancellations and acknowledgements do not: a
+    reattachment names the requests that remain, which says the same.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Outbox:
         self._put_in.set()
 
     def reattach(self) -> None:
-        """Forget what the names of the requests that are left say."""
+        """Drop cancellations and acknowledgements: the reattachment's list of requests replaces them."""
         self._cancellations.clear()
         self._acknowledgements.clear()
 
@@ -41,13 +41,13 @@ class Outbox:
             await self._put_in.wait()
 
     def pop_submission(self) -> int | None:
-        """The one put in first."""
+        """The oldest submission."""
         return self._submissions.popleft() if self._submissions else None
 
     def pop_cancellation(self) -> int | None:
         return self._cancellations.pop() if self._cancellations else None
 
     def pop_acknowledgements(self) -> list[int]:
-        """All of them: one message has room for many."""
+        """All acknowledgements: one message has room for many."""
         acknowledged, self._acknowledgements = self._acknowledgements, []
         return acknowledged

@@ -1,4 +1,4 @@
-"""What the gateway asks of the scheduler, and reports to it."""
+"""The gateway's questions to the scheduler, and its reports to it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mesh.domain.targets import StoreTarget, WorkerTarget
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    # Drawn for this request: its own id may be the client's choice.
+    # Drawn by the gateway: the request's own id may be the client's choice.
     generation_id: str
     request_id: str
     # Counted from 1.
@@ -24,7 +24,7 @@ class PlacementQuery:
     block_hashes: Sequence[bytes]
     avoid: Collection[str]
     share: Share = ONE_TENANT
-    # How the attention of its prompt is to be computed; None if exactly.
+    # How the prompt's attention is to be computed; None means exactly.
     sparse: SparsePrefill | None = None
 
 
@@ -35,7 +35,7 @@ class Placement:
     prefill: WorkerTarget | None = None
     # None if computing is quicker than fetching.
     store: StoreTarget | None = None
-    # The workers' ranks on which the scheduler counts it; None if it does not say.
+    # The ranks of the workers on which the scheduler counts the request; None if it does not say.
     decode_rank: int | None = None
     prefill_rank: int | None = None
 

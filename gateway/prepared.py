@@ -1,4 +1,4 @@
-"""A validated request in token ids, and what its answer needs."""
+"""A validated request in token ids, and all that is needed to read its answer."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,52 +18,52 @@ class TextReading(Struct, frozen=True):
 
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
-    # A ReasoningStart.
+    # The value of a ReasoningStart.
     reasoning: str = ReasoningStart.NONE.value
-    # As of AnswerShape.
+    # See AnswerShape.closed_by.
     closed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What there is already of an answer that is gone on with."""
+    """The part of an answer that exists already, for a stream that is resumed."""
 
     received: "array[int]"
-    # How it ended; None if it goes on.
+    # How the answer ended; None if it is to be continued.
     reason: FinishReason | None
-    # Tokens that the client has.
+    # Tokens that the client has already.
     delivered: int
-    # Some tokens were accepted in place of others that the seed gives.
+    # Whether some tokens were accepted in place of others that the seed gives.
     relaxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was validated, and what its answer needs."""
+    """A validated request, and all that is needed to read its answer."""
 
     model: str
     request: TokenRequest
     new_transcript: Callable[[], Transcript]
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes]
-    # What comes before the answer's text.
+    # Text to put before the answer's own.
     echo: str = ""
-    # None if the answer is more than text.
+    # How a resuming gateway reads the answer; None if the answer is more than text, so that it cannot be resumed.
     text: TextReading | None = None
-    # Names the stream, for workers and for its client; None and empty if it cannot be continued.
+    # The stream's name for workers, and its token for the client; None and empty if the stream cannot be resumed.
     stream: StreamTag | None = None
     stream_token: str = ""
     history: History | None = None
-    # Where the client wrote what its answer must be; None if it may be anything.
+    # The request field that gave the answer's form; None if the answer may be anything.
     form_field: str | None = None
 
     def sibling(self, number: int) -> "Prepared":
-        """The same for another answer to the prompt, with random numbers of its own."""
+        """The same request for another answer to the prompt, with another seed."""
         sampling = self.request.sampling
         request = structs.replace(
             self.request,
             request_id=f"{self.request.request_id}-{number}",
-            # The prompt is the same: it is scored once.
+            # The prompt is the same, so only the first answer scores it.
             sampling=structs.replace(sampling, seed=settled_seed(sampling.seed + number), prompt_logprobs=None),
         )
         return replace(self, request=request, stream=None, stream_token="")

@@ -11,15 +11,15 @@ MINUTE_SECONDS = 60.0
 
 
 class Allowance:
-    """So much a minute, which may be used all at once. What is used beyond it is owed, and made up for by waiting."""
+    """An amount per minute, which may be used all at once. Use beyond it becomes a debt that waiting pays off."""
 
     def __init__(self, per_minute: int, state: "memoryview[float]") -> None:
-        """state: [what is left, when it was filled], kept where others may use of it too."""
+        """state: [what is left, when it was last filled]; it lives in memory that other processes may share."""
         self._per_minute = per_minute
         self._state = state
 
     def wait_seconds(self, now: float) -> float:
-        """How long until one may be used; 0 if it may be used now."""
+        """Seconds until one unit may be used; 0 if it may be used now."""
         self._fill(now)
         return max(0.0, (1 - self._state[0]) * MINUTE_SECONDS / self._per_minute)
 
@@ -29,13 +29,13 @@ class Allowance:
 
     def _fill(self, now: float) -> None:
         left, filled_at = self._state
-        # Another process's clock may be a little further on.
+        # Another process's clock may be slightly ahead, so the difference may be negative.
         gained = max(0.0, now - filled_at) * self._per_minute / MINUTE_SECONDS
         self._state[0], self._state[1] = min(float(self._per_minute), left + gained), max(now, filled_at)
 
 
 class Quotas:
-    """The allowances of all tenants, by the name of their key; others have no bounds here."""
+    """The allowances of all tenants, by key name. A tenant without a configured limit has none here."""
 
     def __init__(self, keys: Sequence[ApiKeyConfig], ledger: Ledger) -> None:
         self._ledger = ledger
@@ -67,7 +67,7 @@ class Quotas:
             self._requests[tenant].use(1, now)
 
     def charge(self, tenant: str, tokens: int, now: float) -> None:
-        """Count tokens of a prompt or of an answer: they are known when the request was admitted, or is over."""
+        """Count the tokens of a prompt once it is admitted, or those of an answer once it has ended."""
         if tenant in self._tokens:
             with self._ledger.held():
                 self._tokens[tenant].use(tokens, now)

@@ -1,4 +1,4 @@
-"""Splitting a reasoning model's answer at <think> and </think>, while it streams."""
+"""Splits a reasoning model's answer at <think> and </think> while it streams."""
 
 from enum import Enum
 
@@ -9,7 +9,7 @@ THINK_CLOSE = "</think>"
 class ReasoningStart(Enum):
     """Whether an answer can begin with reasoning."""
 
-    # It cannot: raw completions are content alone.
+    # No: raw completions are content alone.
     NONE = "none"
     # The model may open a <think> block.
     POSSIBLE = "possible"
@@ -37,7 +37,7 @@ class ReasoningSplitter:
 
     @property
     def begun(self) -> bool:
-        """Whether there has been more than white space."""
+        """Whether the answer's first text that is not white space has come."""
         return not self._awaiting_open
 
     @property
@@ -45,7 +45,7 @@ class ReasoningSplitter:
         return self._thinking
 
     def push(self, text: str) -> tuple[str, str]:
-        """(content, reasoning) in the text so far that no later text can change."""
+        """(content, reasoning) of the text so far that no later text can change."""
         text = self._held + text
         self._held = ""
         if self._awaiting_open:
@@ -56,7 +56,7 @@ class ReasoningSplitter:
         return self._without_line_breaks(text), reasoning
 
     def finish(self) -> tuple[str, str]:
-        """(content, reasoning) held back, now that no tag can follow."""
+        """(content, reasoning) that was held back, now that no tag can follow."""
         held, self._held = self._held, ""
         return ("", held) if self._thinking else (held, "")
 
@@ -73,7 +73,7 @@ class ReasoningSplitter:
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
-        """(reasoning, what follows the block)."""
+        """(reasoning, the text after the block)."""
         reasoning, closed, rest = text.partition(THINK_CLOSE)
         if closed:
             reasoning = self._without_line_breaks(reasoning)
@@ -91,5 +91,5 @@ class ReasoningSplitter:
 
 
 def _tag_prefix_length(text: str) -> int:
-    """Length of the longest end of `text` that begins a closing tag."""
+    """Length of the longest suffix of `text` that is a proper prefix of the closing tag."""
     return next((n for n in range(len(THINK_CLOSE) - 1, 0, -1) if text.endswith(THINK_CLOSE[:n])), 0)

@@ -1,4 +1,4 @@
-"""What a client may ask for."""
+"""The limits of what a client may ask for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ MAX_CACHE_SALT_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What an API calls these fields, for errors."""
+    """An API's names of these fields, for errors."""
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
-    # Whether a chat is sent as `messages`; if not, what is wrong with one of them is wrong with the prompt.
+    # Whether chats are sent as `messages`. If not, an error in a message counts as an error of the prompt.
     has_messages: bool = True
 
     def of(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of the prompt, with the name of the field."""
+        """The error, with the API's own name of the prompt's field."""
         if self.has_messages or not error.metadata.get("field", "").startswith("messages"):
             return error
         return type(error)(error.message, field=self.prompt)
@@ -41,9 +41,9 @@ class ModelLimits:
 def completion_room(
     prompt_tokens: int, max_tokens: int | None, limits: ModelLimits, names: FieldNames = OUR_NAMES
 ) -> int:
-    """Tokens to generate at the most; None asks for all that the context leaves.
+    """Most tokens to generate; `max_tokens` None asks for all that the context leaves.
 
-    Raises ContextExceeded if prompt and completion do not fit, InvalidRequest for a negative or zero `max_tokens`.
+    Raises ContextExceeded if prompt and completion do not fit, InvalidRequest if `max_tokens` is below 1.
     """
     if max_tokens is not None and max_tokens < 1:
         raise InvalidRequest(f"{names.max_tokens} must be at least 1, not {max_tokens}", field=names.max_tokens)
@@ -66,7 +66,7 @@ def completion_room(
 def truncated(token_ids: Sequence[int], keep: int | None, max_tokens: int | None, limits: ModelLimits) -> Sequence[int]:
     """The last `keep` tokens; None keeps all, -1 those that leave room for `max_tokens` more in the context.
 
-    Raises InvalidRequest for another `keep` below 1.
+    Raises InvalidRequest for any other `keep` below 1.
     """
     if keep is None:
         return token_ids
@@ -82,10 +82,10 @@ def truncated(token_ids: Sequence[int], keep: int | None, max_tokens: int | None
 def settled_sparse_prefill(
     asked: bool | None, offered: SparsePrefill | None, prompt_tokens: int
 ) -> SparsePrefill | None:
-    """How the attention of a prompt is computed, None if exactly. `offered` is what the model's workers are set to.
+    """How the prompt's attention is computed; None means exactly. `offered` is the setting of the model's workers.
 
-    A prompt below the threshold is exact, and so is whatever is generated behind it, also on another worker. Raises
-    InvalidRequest if it is asked for and not offered.
+    A prompt below the threshold is exact, and so is all that is generated after it, also on another worker. Raises
+    InvalidRequest if the client asks for sparse prefill and the workers do not offer it.
     """
     if asked and offered is None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Whether and when a request is placed again: pure, with a clock passed in."""
+"""Decides whether and when a request is placed again. Pure: the clock is passed in."""
 
 from collections.abc import Callable
 
@@ -22,8 +22,8 @@ LONGEST_PAUSE_SECONDS = 0.5
 class Retries:
     """The attempts of one request, and the workers that it avoids.
 
-    A lost worker is started again within seconds, and attempts fail at once meanwhile: until `worker_seconds` are over
-    only time is counted, and attempts from then on.
+    A lost worker is started again within seconds, and attempts fail at once meanwhile. So until `worker_seconds` are
+    over only time counts; after that the number of attempts counts too.
     """
 
     __slots__ = ("_clock", "_config", "_moves", "_patient_until", "attempts", "avoid")
@@ -36,36 +36,39 @@ class Retries:
         # Attempts that were made because a worker could not be reached.
         self._moves = 0
         # Until this time the request is placed again, however often its workers are lost or missing; None before the
-        # first time.
+        # first failure.
         self._patient_until: float | None = None
 
     def begin(self, *, moves: bool = False) -> None:
-        """Another attempt begins. moves: it leaves a worker that cannot be reached, which counts as no failure."""
+        """Note that an attempt begins. moves: it leaves a worker that cannot be reached, which does not count as a
+        failure.
+        """
         self.attempts += 1
         self._moves += moves
 
     def note_failure(self, *, answered: bool) -> None:
-        """An attempt failed. answered: only after it had brought tokens, so its worker was there."""
+        """Note that an attempt failed. answered: it had brought tokens, so its worker was alive."""
         if self._patient_until is None or answered:
             self._be_patient()
 
     def settle_refusal(self, refusal: MeshError, cause: MeshError | None) -> MeshError:
-        """The scheduler placed the request nowhere. Returns why it is placed again; raises the refusal if it is final.
+        """Handle a refusal of the scheduler. Returns why the request is placed again; raises the refusal if it is
+        final.
 
-        The first time, when there is no `cause` yet, every refusal is final but NoWorker: the mesh may be starting, or
-        its only worker.
+        For a first placement (`cause` is None) every refusal but NoWorker is final. NoWorker may only mean that the
+        mesh, or its only worker, is starting.
         """
         if cause is None and isinstance(refusal, NoWorker):
             cause = refusal
             self._be_patient()
         elif cause is None or refusal.retry not in (Retry.THIS_CALL, Retry.AFTER_DELAY):
             raise refusal
-        # An avoided worker may have come back since, as a new incarnation or with room.
+        # An avoided worker may be back by now, as a new incarnation or with room.
         self.avoid = frozenset()
         return cause
 
     def pause_seconds(self, cause: MeshError) -> float:
-        """How long to wait before another attempt. Raises if there have been enough."""
+        """Seconds to wait before another attempt. Raises if there have been enough."""
         assert self._patient_until is not None
         awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
         if not awaited and isinstance(cause, NoWorker):
@@ -80,10 +83,10 @@ class Retries:
 
 
 def attempt_outcome(failure: MeshError) -> Outcome:
-    """What a failed attempt means: another worker may do better (LOST, REFUSED), or none will (FAILED)."""
+    """Classifies a failed attempt: another worker may do better (LOST, REFUSED), or none will (FAILED)."""
     if failure.retry is Retry.THIS_CALL or isinstance(failure, UnknownRequest | PrefillLost):
         return Outcome.LOST
-    # The decode worker and the prefill worker that was placed with it do not fit together: another pair may.
+    # NamespaceMismatch: the decode worker and its prefill worker do not fit together, but another pair may.
     if failure.retry is Retry.HIGHER_UP or isinstance(failure, NamespaceMismatch):
         return Outcome.REFUSED
     return Outcome.FAILED

@@ -25,18 +25,18 @@ _log = logging.getLogger("deepmesh.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The registry, as a scheduler showed it."""
+    """The registry, as a scheduler last sent it."""
 
     workers: Sequence[Worker]
     lease_seconds: float
 
 
 class SchedulerLink:
-    """`run` must be running: it keeps `snapshot` up to date, sends reports, and asks a silent scheduler for news.
+    """`run` must be running: it updates `snapshot`, sends reports, and probes a scheduler that does not answer.
 
     Attributes:
-        silence: why the scheduler gave no answer; None while it answers.
-        snapshot: the last one of the stream of snapshots that is open; None while none is.
+        silence: why the scheduler does not answer; None while it does.
+        snapshot: the latest one of the open stream of snapshots; None while no stream is open.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class SchedulerLink:
         self._on_news = on_news
         self._channel = channels.open(endpoint, Role.SCHEDULER)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        # Bounded, the oldest are dropped: a scheduler that is away must not cost memory.
+        # Bounded, oldest dropped first: reports for a scheduler that is away must not fill the memory.
         self._reports: deque[AttemptReport] = deque(maxlen=REPORTS_KEPT)
         self._reported = asyncio.Event()
         self._silenced = asyncio.Event()
 
     async def place(self, query: PlacementQuery, seconds: float) -> Placement:
-        """Raises what the scheduler answers, or why it did not within that time."""
+        """Raises the scheduler's error, or why it did not answer within `seconds`."""
         return wire.placement(await self._stub.Place(wire.place_request(query), timeout=seconds))
 
     def report(self, report: AttemptReport) -> None:
@@ -64,13 +64,13 @@ class SchedulerLink:
         self._reported.set()
 
     def note_silence(self, cause: MeshError) -> None:
-        """It gave no answer: it is asked for a snapshot until it sends one."""
+        """Note that the scheduler did not answer; `run` then asks it for a snapshot until it sends one."""
         self.silence = cause
         self._silenced.set()
         self._on_news(self)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_forever())
@@ -80,7 +80,9 @@ class SchedulerLink:
             await self._channel.close()
 
     async def _probe_forever(self) -> None:
-        """One that was frozen keeps its streams open, and sends nothing on them."""
+        """Ask a silent scheduler until it answers. This is needed for a frozen one: its streams stay open but carry
+        nothing.
+        """
         while await self._silenced.wait():
             if await self._answers():
                 self._heard()
@@ -113,7 +115,7 @@ class SchedulerLink:
     async def _watch(self) -> None:
         call = self._stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         try:
-            # gRPC gives None for what it cannot read.
+            # gRPC returns None for a message that it cannot parse.
             while isinstance(response := await call.read(), scheduler_pb2.WatchWorkersResponse):
                 self._heard()
                 self.snapshot = Snapshot(wire.workers(response), response.lease.ToMilliseconds() / 1000)

@@ -1,4 +1,4 @@
-"""Placement by whichever scheduler answers, and without any from the last snapshot of their registry."""
+"""Places requests by whichever scheduler answers; if none does, from the last snapshot of their registry."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,9 +16,10 @@ RETRY_AFTER_MS = 1000
 class Schedulers:
     """A Placer. `run` must be running: it keeps `directory` up to date and sends reports.
 
-    The schedulers are equal, and know the same workers. One is followed: it places, and its snapshots are the
-    directory's. If it gives no answer another is followed at once, and it is not asked again before it has sent a
-    snapshot: that costs one request `answer_seconds`, and the others nothing. With none left the last snapshot serves.
+    All schedulers are equal and know the same workers. The gateway follows one: it places requests, and `directory`
+    holds its snapshots. If it does not answer, the gateway follows another at once and does not ask the silent one
+    before it has sent a snapshot. So a silent scheduler costs one request `answer_seconds`, and the others nothing. If
+    none is left, the last snapshot serves.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class Schedulers:
         self._on_change = on_change
         self._clock = clock
         self._links = [SchedulerLink(each, channels, config.place_seconds, self._on_news) for each in endpoints]
-        # Whose snapshots the directory has; None while nobody sends any.
+        # The scheduler whose snapshots `directory` has; None while none sends any.
         self._followed: SchedulerLink | None = None
 
     @property
     def followed(self) -> str:
-        """The address of the scheduler that is followed, of the first one while none is."""
+        """The address of the scheduler that is followed; the first one's while none is."""
         return (self._followed or self._links[0]).endpoint
 
     async def place(self, query: PlacementQuery) -> Placement:
@@ -62,19 +63,21 @@ class Schedulers:
         return self._place_alone(query, cause or self._silence())
 
     def report(self, report: AttemptReport) -> None:
-        """To every one: only the one that placed the attempt knows it."""
+        """Send the report to every scheduler: only the one that placed the attempt uses it."""
         for link in self._links:
             link.report(report)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for link in self._links:
                 tasks.create_task(link.run())
             tasks.create_task(self._expire_forever())
 
     def _to_ask(self) -> list[SchedulerLink]:
-        """Those that answer, the followed one first; all of them if none does and the snapshot is too old as well."""
+        """The schedulers to ask, the followed one first: those that answer, or all if none does and the snapshot is too
+        old.
+        """
         answering = [link for link in self._links if link.silence is None]
         if not answering and not self._directory.valid(self._clock()):
             answering = self._links
@@ -84,7 +87,7 @@ class Schedulers:
         return next(link.silence for link in self._links if link.silence is not None)
 
     def _on_news(self, link: SchedulerLink) -> None:
-        """Follow the best of those with an open stream of snapshots; take its snapshot if it is news."""
+        """Follow the best scheduler that has an open stream of snapshots; take its snapshot if it is new."""
         now, before = self._clock(), self._followed
         watched = [each for each in self._links if each.snapshot is not None]
         self._followed = min(watched, key=self._preference, default=None)
@@ -101,14 +104,14 @@ class Schedulers:
             self._on_change()
 
     def _preference(self, link: SchedulerLink) -> tuple[bool, int, bool]:
-        """Sort key, best first: one that answers (a silent one is better than none), then the one that knows most
-        workers, since one that just started knows few, then the one that is followed already.
+        """Sort key, best first: a scheduler that answers (a silent one is better than none), then the one that knows
+        most workers, since one that just started knows few, then the one that is followed already.
         """
         known = 0 if link.snapshot is None else len(link.snapshot.workers)
         return link.silence is not None, -known, link is not self._followed
 
     def _place_alone(self, query: PlacementQuery, cause: MeshError) -> Placement:
-        """Place from the last snapshot. Raises why that cannot be."""
+        """Place from the last snapshot. Raises why that is impossible."""
         # The snapshot may have changed while a scheduler was asked.
         found = self._find_alone(query)
         if found is not None:
@@ -122,7 +125,7 @@ class Schedulers:
         raise NoWorker(f"no worker serves {query.model!r} now: retry later", retry_after_ms=RETRY_AFTER_MS) from cause
 
     def _find_alone(self, query: PlacementQuery) -> Placement | None:
-        """Where the last snapshot has room for the request; None if it has none, or is too old."""
+        """A placement by the last snapshot; None if it has no room for the request, or is too old."""
         if not self._directory.valid(self._clock()):
             return None
         found = self._directory.least_loaded(query.model, query.avoid, self._live_streams())
@@ -136,5 +139,5 @@ class Schedulers:
 
 
 def _unreachable(error: MeshError) -> bool:
-    """Whether the scheduler gave no answer. NoWorker is one: the scheduler knows no worker."""
+    """Whether the error means that the scheduler did not answer. NoWorker is an answer: it knows no worker."""
     return isinstance(error, DeadlineExceeded) or (error.retry is Retry.THIS_CALL and not isinstance(error, NoWorker))

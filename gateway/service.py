@@ -22,10 +22,10 @@ from mesh.domain.outputs import Logprobs
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
 
-# The form of an answer, as it is kept for the gateway that may go on with it.
+# Kept with a stream whose answer has token ids, so that the gateway that resumes it sends them too.
 WITH_TOKEN_IDS = b"ids"
-# Log probabilities in one message, those of alternatives among them: clients take 4 MB by default, and the text of
-# a token may have 256 bytes.
+# Most log probabilities in one message, alternatives included: clients take 4 MB by default, and the text of a token
+# may have 256 bytes.
 SCORES_IN_A_MESSAGE = 8192
 
 Context: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]"
@@ -95,7 +95,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
 
 async def _answer(live: LiveGeneration, with_ids: bool, tokenizer: Tokenizer | None, write: Write) -> None:
-    """Write what follows `started`."""
+    """Write everything that follows the message `started`."""
     finish = None
     while finish is None:
         delta = await live.next()
@@ -117,7 +117,7 @@ async def _write_scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None, write
 
 
 def _scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None) -> Iterator[gateway_pb2.GenerateResponse]:
-    """Deltas without tokens of the answer."""
+    """Messages whose deltas have log probabilities of the prompt and no tokens of the answer."""
     token_ids, entries = prompt.token_ids[1:], (each for _, each in prompt.logprobs.positions())
     size = SCORES_IN_A_MESSAGE // (1 + prompt.logprobs.alternatives)
     for begin in range(0, len(token_ids), size):
@@ -173,7 +173,7 @@ def _started(generation: Generation) -> gateway_pb2.GenerateResponse:
 
 
 def _delta(delta: Delta, with_ids: bool, tokenizer: Tokenizer | None) -> gateway_pb2.GenerateResponse:
-    # Filled in place, and only where there is something: made of messages that are copied it would take twice as long.
+    # The message is filled in place, and only where there is content: building it from submessages takes twice as long.
     response = gateway_pb2.GenerateResponse()
     message = response.delta
     message.token_count = len(delta.token_ids)

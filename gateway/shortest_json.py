@@ -1,6 +1,6 @@
-"""How short JSON of a schema can be.
+"""A lower bound of the length of JSON that matches a schema.
 
-What it finds is too short rather than too long: keywords that it does not know ask for nothing.
+The bound errs on the short side: keywords that this module does not know count as no requirement.
 """
 
 import json
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-# Texts are cut here: nobody asks for longer answers and gives them no room.
+# Texts are cut at this length, so the bound never exceeds it. A client that asks for a longer answer allows enough
+# tokens anyway.
 MAX_CHARACTERS = 16 * 1024
-# Characters that are written, or counted in tokens, in all; what would take more is not known.
+# Bounds the total of characters written or counted in tokens. If it is exceeded, the length counts as unknown.
 MAX_WORK = 1_000_000
-# References that lead to others count as levels, too. One takes up to ten of the thousand frames that Python has.
+# References between schemas count as levels too. One level takes up to ten of Python's thousand stack frames.
 MAX_LEVELS = 64
 ANYTHING = "0"
-# A string of any characters is written with these, of which one token holds many.
+# Strings with a minimum length are filled with these characters, many of which fit in one token.
 FILLERS = (" ", "-", "a")
 COMPACT, SPACED = (",", ":"), (", ", ": ")
 
@@ -25,7 +26,7 @@ class _TooMuchWork(Exception):
 
 
 def shortest_json(schema: Mapping[str, Any], tokens: Callable[[str], int]) -> int:
-    """Tokens that JSON of the schema has at least; 0 if that is not known. tokens: how many a text has."""
+    """Least number of tokens of JSON that matches the schema; 0 if unknown. tokens: counts the tokens of a text."""
     try:
         return min(tokens(_Writer(schema, tokens, *parts).write(schema)) for parts in (COMPACT, SPACED))
     except _TooMuchWork:
@@ -33,14 +34,17 @@ def shortest_json(schema: Mapping[str, Any], tokens: Callable[[str], int]) -> in
 
 
 class _Writer:
-    """Writes the shortest JSON of schemas; of what must hold together, the part that is longest alone."""
+    """Writes the shortest JSON of schemas. If several requirements hold together, it takes the one with the longest
+    JSON.
+    """
 
     def __init__(self, root: Mapping[str, Any], tokens: Callable[[str], int], comma: str, colon: str) -> None:
         self._root = root
         self._count = tokens
         self._comma, self._colon = comma, colon
         self._work = MAX_WORK
-        # What references lead to; to what is being written itself, anything.
+        # JSON of each reference's target. A target that is still being written counts as ANYTHING, which ends
+        # recursion.
         self._referenced: dict[str, str] = {}
 
     def write(self, schema: object, level: int = 0) -> str:
@@ -83,7 +87,7 @@ class _Writer:
     def _object(self, schema: Mapping[str, Any], level: int) -> str:
         names, known = schema.get("required"), schema.get("properties")
         known = known if isinstance(known, dict) else {}
-        # Some name one twice.
+        # A schema may name a property twice.
         names = dict.fromkeys(filter(_is_text, names if isinstance(names, list) else ()))
         members = (f"{_json(name)}{self._colon}{self.write(known.get(name), level + 1)}" for name in names)
         return f"{{{self._joined(members)}}}"
@@ -117,7 +121,7 @@ class _Writer:
         return self._count(self._spent(text))
 
     def _spent(self, text: str) -> str:
-        # An empty one costs something, too.
+        # An empty text costs something too.
         self._work -= len(text) + 1
         if self._work < 0:
             raise _TooMuchWork
@@ -125,7 +129,7 @@ class _Writer:
 
 
 def _cut(parts: Iterable[str]) -> Iterable[str]:
-    """As many as have characters enough."""
+    """As many parts as it takes to reach MAX_CHARACTERS."""
     size = 0
     for part in parts:
         yield part
@@ -135,7 +139,7 @@ def _cut(parts: Iterable[str]) -> Iterable[str]:
 
 
 def _resolved(root: Mapping[str, Any], reference: str) -> object:
-    """What "#/a/b" leads to; None if it leads elsewhere, also to a name in the schema."""
+    """The target of a reference like "#/a/b"; None for any other kind, such as an anchor or another document."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     found: object = root

@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ class StopMatch:
 
 
 class StopStrings:
-    """Watches streamed text for the first of several strings to complete; the longest of those that complete at once.
+    """Watches streamed text for the first stop string that completes; the longest if several complete at once.
 
-    Emits text as soon as no stop string can begin in it. Each string has a Knuth-Morris-Pratt automaton of
-    its own, so the result does not depend on how the text was split, and a character costs O(1) amortized per string.
+    Emits text as soon as no stop string can begin in it. Each string has its own Knuth-Morris-Pratt automaton, so the
+    result does not depend on how the text was split, and a character costs O(1) amortized per string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -35,13 +35,13 @@ class StopStrings:
         return whole[: len(whole) - keep], None
 
     def finish(self) -> str:
-        """Text held back, now that nothing follows."""
+        """The text that was held back, now that nothing follows."""
         held, self._held = self._held, ""
         return held
 
 
 class _Automaton:
-    """How much of one string the text seen so far ends with."""
+    """Tracks how much of one string the text seen so far ends with."""
 
     __slots__ = ("_fallback", "matched", "string")
 
@@ -61,7 +61,7 @@ class _Automaton:
 
 
 def _fallbacks(string: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that it also ends with."""
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
     lengths, length = [0] * len(string), 0
     for index in range(1, len(string)):
         while length and string[index] != string[length]:

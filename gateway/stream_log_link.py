@@ -1,4 +1,4 @@
-"""Asks decode workers for what they have of a stream."""
+"""Asks decode workers for their log of a stream."""
 
 import asyncio
 from array import array
@@ -18,24 +18,24 @@ from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError
 from mesh.identity import Role
 
-# How long a worker may take to hand over its log: a hung one must not hold up a client whose log another has.
+# Bounds how long a worker may take to hand over its log: a hung one must not delay a client whose log another has.
 TAKE_SECONDS = 2.0
 
 
 class TakenLog(msgspec.Struct, frozen=True):
-    """What one worker has of a stream."""
+    """One worker's log of a stream."""
 
     submission: Submission
-    # Tokens behind the submission's.
+    # Tokens generated after those in the submission.
     token_ids: Sequence[int]
     # How the request ended by itself; None if it did not.
     reason: FinishReason | None
-    # Some of them were accepted in place of others that the seed gives.
+    # Whether some tokens were accepted in place of others that the seed gives.
     relaxed: bool
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sort key: of two logs of one stream the one with the higher key has more of the answer."""
+        """Sort key: of two logs of one stream, the one with the higher key holds more of the answer."""
         stream, request = self.submission.stream, self.submission.request
         return 0 if stream is None else stream.epoch, request.attempt, len(request.token_ids) + len(self.token_ids)
 
@@ -47,15 +47,19 @@ class _Shared:
 
 
 class StreamLogs:
-    """Clients of a gateway that is gone come all at once: calls to a worker share a channel while there are any."""
+    """Fetches logs of streams from workers. Clients of a dead gateway come all at once, so concurrent calls to a worker
+    share a channel.
+    """
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        # By endpoint.
+        # Open channels by endpoint.
         self._open: dict[str, _Shared] = {}
 
     async def take(self, targets: Iterable[WorkerTarget], stream_id: bytes) -> list[TakenLog]:
-        """Ask all these workers at once for their logs of the stream. Its requests that still run end there."""
+        """Ask all these workers at once for their logs of the stream. A request of the stream that still runs there
+        ends.
+        """
         taken = await asyncio.gather(*(self._take(target, stream_id) for target in targets))
         return [log for log in taken if log is not None]
 
@@ -65,7 +69,7 @@ class StreamLogs:
             try:
                 response = await decode_pb2_grpc.DecodeServiceStub(channel).TakeStream(request, timeout=TAKE_SECONDS)
             except (MeshError, grpc.aio.AioRpcError):
-                # It has no such stream, or is gone with it.
+                # The worker does not have the stream, or is gone.
                 return None
         return _log(response)
 

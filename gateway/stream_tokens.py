@@ -1,7 +1,7 @@
-"""Sealed names of streams: what a client shows so that any gateway goes on with its answer.
+"""Sealed names of streams: a client shows one so that any gateway resumes its answer.
 
-A token is AES-256-GCM under a key that gateways share: nobody else can make one, change one, or read what is in it. It
-is bound to the tenant, the model and its weights, the request and the seed of its random numbers, and it expires.
+A token is AES-256-GCM under a key that gateways share, so nobody else can make, change or read one. It is bound to the
+tenant, the model and its weights, the request and the seed of its random numbers, and it expires.
 """
 
 import secrets
@@ -18,22 +18,22 @@ from mesh.errors import UnknownStream
 
 NONCE_BYTES = 12
 ID_BYTES = 16
-# Says what the key is used for, and the form of what is sealed.
+# Derives the key for this purpose only, and versions the format of what is sealed.
 PURPOSE = b"deepmesh stream 1"
-# Far more than any of ours.
+# Far longer than any token that we make.
 MAX_CHARACTERS = 4096
 
 
 class StreamClaim(msgspec.Struct, frozen=True, array_like=True):
-    """What a token says."""
+    """The contents of a token."""
 
-    # Random: names the stream to workers.
+    # Random; workers know the stream by it.
     stream_id: bytes
     tenant: str
     model: str
-    # Digest of what the model's KV means, its weights among it.
+    # Digest of the model's KV namespace, which includes its weights.
     weights: bytes
-    # Digest of the prompt and of everything that chooses tokens, the seed apart.
+    # Digest of the prompt and of everything that chooses tokens, except the seed.
     request: bytes
     seed: int
     # Seconds since the epoch.
@@ -42,7 +42,7 @@ class StreamClaim(msgspec.Struct, frozen=True, array_like=True):
 
 class StreamSeal:
     def __init__(self, secret: str | None) -> None:
-        """secret: the same for every gateway of the mesh; without one only this gateway can open what it sealed."""
+        """secret: the same for every gateway of the mesh. Without one, only this gateway can open what it sealed."""
         self._key = AESGCM(sha256(PURPOSE + (secret or secrets.token_hex(32)).encode()).digest())
 
     def seal(self, claim: StreamClaim) -> str:
@@ -56,7 +56,7 @@ class StreamSeal:
             claim = self._opened(token)
         except (InvalidTag, Base64Error, ValueError, msgspec.DecodeError):
             claim = None
-        # Another tenant learns no more than from a forged one.
+        # For another tenant's token the error is the same as for a forged one, so it reveals nothing.
         if claim is None or claim.tenant != tenant:
             raise UnknownStream("there is no such stream: send the token that came with it, and the same API key")
         if claim.expires_at <= now:
@@ -72,7 +72,7 @@ class StreamSeal:
 
 
 def request_digest(request: TokenRequest) -> bytes:
-    """Digest of all that chooses the request's tokens but the seed, which the token brings."""
+    """Digest of everything that chooses the request's tokens, except the seed: the token brings that."""
     sampling = msgspec.structs.replace(request.sampling, seed=0)
     token_ids, stop = list(request.token_ids), request.stop
     chosen: tuple[object, ...] = (token_ids, sampling, stop.max_tokens, list(stop.token_ids), stop.ignore_eos)

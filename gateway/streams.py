@@ -1,8 +1,8 @@
-"""Streams that can be continued: named for their clients, logged by their workers, and taken up again here.
+"""Streams that can be resumed: named for their clients, logged by their workers, and continued here.
 
-While a request runs its worker keeps its tokens, and for a time after its end; a client's gateway may be gone by then.
-Whoever shows a stream's token becomes its owner: the workers end it for the owner before, and hand over what they have.
-The rest is generated as after the loss of a worker, from the prompt and the tokens so far.
+A worker keeps a request's tokens while it runs and for a time after its end; the client's gateway may be gone by then.
+Whoever shows a stream's token becomes its owner: the workers end the stream for its previous owner and hand over their
+logs. The rest is generated as after the loss of a worker, from the prompt and the tokens so far.
 """
 
 import secrets
@@ -30,11 +30,11 @@ from mesh.errors import InvalidRequest, StreamGone
 
 
 class StreamContext(msgspec.Struct, frozen=True):
-    """What another gateway needs beside the request. Workers keep it unread."""
+    """What another gateway needs besides the request. Workers store it without reading it."""
 
     model: str
     text: TextReading
-    # The API's: how the client reads the answer.
+    # The API's record of how the client reads the answer.
     written: bytes
     form_field: str | None = None
 
@@ -49,8 +49,8 @@ class Streams:
         self._logs = StreamLogs(channels)
 
     def named(self, prepared: Prepared, tenant: str, written: bytes | None) -> Prepared:
-        """The request with a stream's name and token. One whose answer is more than text and tokens gets neither, nor
-        does one with which no gateway can go on.
+        """The request with a stream's name and token. It gets neither if its answer is more than text and tokens, or if
+        no gateway could resume it.
         """
         if written is None or prepared.text is None:
             return prepared
@@ -71,15 +71,17 @@ class Streams:
         return replace(prepared, stream=tag, stream_token=self._seal.seal(claim))
 
     def claim(self, token: str, tenant: str) -> StreamClaim:
-        """Raises UnknownStream for a token that is no claim, and StreamGone if the model has other weights now."""
+        """The claim in a token. Raises UnknownStream for an invalid token, and StreamGone if the model has other
+        weights now.
+        """
         claim = self._seal.open(token, tenant, time.time())
-        # With no worker there is nothing to compare: one is being started.
+        # Without a worker there is nothing to compare: one may be starting.
         if self._directory.kv_namespaces(claim.model) and claim.weights != self._weights(claim.model):
             raise StreamGone("the model was replaced since the stream began: send the request as a new one")
         return claim
 
     async def take(self, claim: StreamClaim, position: int, token: str) -> tuple[Prepared, bytes] | None:
-        """The request, to be gone on with behind `position` tokens, and how it is written; None if no worker has it."""
+        """The request, to be continued after `position` tokens, and how the API writes it; None if no worker has a log."""
         targets = self._directory.decode_targets(claim.model)
         logs = await self._logs.take(targets, claim.stream_id)
         if not logs:
@@ -89,11 +91,13 @@ class Streams:
     def begun_again(
         self, prepared: Prepared, claim: StreamClaim, position: int, token: str, written: bytes
     ) -> Prepared:
-        """The same request, computed again from its prompt. Raises InvalidRequest if it is another."""
+        """The stream's request, computed again from its prompt. Raises InvalidRequest if `prepared` is a different
+        request.
+        """
         if (prepared.model, request_digest(prepared.request)) != (claim.model, claim.request):
             raise InvalidRequest("this is not the request that the stream belongs to: send the same one")
         context = StreamContext(prepared.model, prepared.text or TextReading(), written, prepared.form_field)
-        # Above any that a gateway gave it in turn.
+        # Higher than any epoch that a gateway would have reached by resuming the stream.
         tag = StreamTag(claim.stream_id, 1 << 16, msgspec.msgpack.encode(context))
         return replace(prepared, stream=tag, stream_token=token, history=History(array("I"), None, position))
 

@@ -15,7 +15,7 @@ RETRY_AFTER_MS = 1000
 
 
 class Tenant:
-    """The holder of one key, or everyone if there are no keys."""
+    """The holder of one key. If there are no keys, one tenant stands for all clients."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Tenant:
         max_concurrent: int | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """ledger: counts the tenant's generations; without one nobody asks how many there are."""
+        """ledger: counts the tenant's generations; without one they are not counted."""
         self.name = name
         self.cache_salt = cache_salt
         self.weight = weight
@@ -38,11 +38,11 @@ class Tenant:
         return 0 if self._live is None else self._live.total
 
     def share(self, priority: int) -> Share:
-        """A request's claim to what tenants share."""
+        """What decides this request's place among those of all tenants."""
         return Share(self.name, self.weight, priority)
 
     def chain_root(self, cache_salt: str | None) -> bytes:
-        """The root of the hash chains of a request with this `cache_salt` of the client's own.
+        """Root of the hash chains of a request; `cache_salt` is the client's own.
 
         It is keyed with the tenant's secret, so that no client can name another tenant's blocks.
         """
@@ -52,7 +52,7 @@ class Tenant:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count one generation while the block lasts. Raises Overloaded if the tenant has its share already."""
+        """Count one generation while the block lasts. Raises Overloaded if the tenant has as many as it may."""
         if self._live is None or self._ledger is None:
             yield
             return
@@ -94,7 +94,7 @@ class Tenants:
         if scheme.lower() != SCHEME or not credential:
             raise Unauthenticated("an API key is required: send 'Authorization: Bearer KEY'")
         given = sha256(credential.strip().encode()).digest()
-        # Every key is compared, in constant time each, so that timing reveals nothing.
+        # Every key is compared, each in constant time, so that timing reveals nothing.
         found = [tenant for key, tenant in self._by_key if hmac.compare_digest(key, given)]
         if not found:
             raise Unauthenticated("that API key is not known here")

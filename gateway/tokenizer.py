@@ -15,7 +15,7 @@ from mesh.errors import ConfigError
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 
-# Special tokens that are part of an answer's text, since it is split at them.
+# Special tokens that stay in an answer's text, because later stages split it at them.
 SHOWN = frozenset((THINK_OPEN, THINK_CLOSE)) | MARKERS
 
 
@@ -26,9 +26,9 @@ class _AddedToken(msgspec.Struct):
 
 
 class Tokenizer:
-    """Byte-level BPE that matches control tokens by itself.
+    """Byte-level BPE with its own matching of control tokens.
 
-    Control tokens (the file's added tokens: <|User|>, <think>, end of sequence) are matched here and not in the
+    Control tokens (the file's added tokens: <|User|>, <think>, end of sequence) are matched here rather than in the
     library, so that `encode` can tell those that a chat template wrote from those that a client wrote.
     """
 
@@ -49,9 +49,9 @@ class Tokenizer:
         self._prepends_beginning = bool(settings.get("add_bos_token", True)) and self.beginning is not None
 
     def encode(self, text: str, reveal: Callable[[str], str] | None = None) -> list[int]:
-        """Token ids of text whose control tokens count as such; nothing is put before or after.
+        """Token ids of the text; control tokens in it are recognized. Nothing is added before or after.
 
-        `reveal` is applied to what lies between control tokens, and can make no new ones.
+        `reveal` is applied to the text between control tokens; its result is not searched for control tokens.
         """
         token_ids: list[int] = []
         for index, piece in enumerate(self._splitter.split(text)):
@@ -77,7 +77,9 @@ class Tokenizer:
         return token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the answer's text: nothing for special tokens and for ids that the vocabulary lacks."""
+        """The bytes that a token adds to the answer's text; none for special tokens and for ids that the vocabulary
+        lacks.
+        """
         known = self._token_bytes.get(token_id)
         if known is None:
             known = b"" if token_id in self._hidden else self._spelled(token_id)
@@ -89,11 +91,11 @@ class Tokenizer:
         return self._spelled(token_id).decode(errors="replace")
 
     def spell(self, token_ids: Sequence[int]) -> str:
-        """The text that encodes to these tokens; special tokens by name."""
+        """The text of these tokens; special tokens by name."""
         return b"".join(map(self._spelled, token_ids)).decode(errors="replace")
 
     def control_id(self, text: str) -> int | None:
-        """The control token of this text; None if the model has none."""
+        """The id of the control token with this text; None if the model has none."""
         return self._control.get(text)
 
     def _spelled(self, token_id: int) -> bytes:
@@ -117,7 +119,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """
     sections = _read_sections(directory / TOKENIZER_FILE)
     added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
-    # What remains must neither match control tokens, nor shorten or pad a prompt, nor add to it.
+    # The library must not match control tokens, shorten or pad a prompt, or add tokens to it.
     sections |= {key: msgspec.Raw(b"null") for key in ("truncation", "padding", "post_processor")}
     sections["added_tokens"] = msgspec.Raw(b"[]")
     if b'"ByteLevel"' not in bytes(sections.get("decoder", msgspec.Raw(b"null"))):
@@ -131,7 +133,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _read_sections(path: Path) -> dict[str, msgspec.Raw]:
-    """The file's top level, with its large parts left as bytes: parsed, 130,000 tokens would take 100 MB."""
+    """The file's top level; large parts stay as bytes, since 130,000 parsed tokens would take 100 MB."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
     except OSError as error:
@@ -152,7 +154,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def _prefix_pattern(words: Sequence[str]) -> str:
-    """A regular expression for the longest of `words` at a place, in time that does not depend on how many there are.
+    """A regular expression for the longest of `words` at a position. Its time does not depend on the number of words.
 
     Words share their prefixes in it. DeepSeek has 1,283 control tokens that begin with "<", and text may be full of it.
     """

@@ -1,7 +1,7 @@
-"""How DeepSeek's models write calls of tools, and read what tools are there and what they answered.
+"""How DeepSeek's models write tool calls, and how prompts list tools and their results.
 
-A call is its name and its arguments in JSON between markers, all calls together in one more pair. Models before V3.1
-write the word "function" before the name, and the arguments as a Markdown code block: the fenced form.
+A call is its name and its arguments in JSON between markers; one more pair of markers surrounds all calls. Models
+before V3.1 write the word "function" before the name, and the arguments as a Markdown code block: the fenced form.
 Source: the chat templates that DeepSeek publishes with V3, R1 and V3.1.
 """
 
@@ -37,12 +37,12 @@ class CallForm(Enum):
 
 
 def form_of(template: str) -> CallForm:
-    """The form that a chat template shows its model."""
+    """The form in which a chat template shows calls to its model."""
     return CallForm.FENCED if "```json" in template else CallForm.PLAIN
 
 
 def opening(form: CallForm, name: str | None) -> str:
-    """How an answer that calls a tool begins: up to the name, or if it is known up to the arguments."""
+    """The beginning of an answer that calls a tool: up to the name, or up to the arguments if the name is known."""
     head = CALLS_BEGIN + CALL_BEGIN
     if form is CallForm.FENCED:
         head += FENCED_KIND + SEPARATOR
@@ -51,7 +51,7 @@ def opening(form: CallForm, name: str | None) -> str:
 
 
 def written_calls(calls: Sequence[ToolCall], form: CallForm) -> str:
-    """Calls of an earlier turn as the model wrote them."""
+    """Calls of an earlier turn, in the model's own form."""
     return CALLS_BEGIN + "\n".join(_written_call(call, form) for call in calls) + CALLS_END
 
 
@@ -64,7 +64,7 @@ def _written_call(call: ToolCall, form: CallForm) -> str:
 
 
 def written_outputs(outputs: Sequence[str]) -> str:
-    """What tools answered, in the order of the calls."""
+    """The results of tools, in the order of the calls."""
     return OUTPUTS_BEGIN + "".join(OUTPUT_BEGIN + output + OUTPUT_END for output in outputs) + OUTPUTS_END
 
 

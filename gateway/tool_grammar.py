@@ -1,4 +1,4 @@
-"""The grammar of calls of tools: names that exist, and arguments that are JSON of the right schema."""
+"""The grammar of tool calls: only names that exist, and arguments that match their schema."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from mesh.grammars import check_grammar
 
 
 class ToolGrammar:
-    """Rules for one request's calls. `control` gives a marker's token id, None where it is plain text."""
+    """Rules for one request's calls. `control` gives a marker's token id; None if the marker is plain text."""
 
     def __init__(self, toolbox: Toolbox, form: CallForm, control: Callable[[str], int | None]) -> None:
         self._toolbox = toolbox
@@ -28,7 +28,9 @@ class ToolGrammar:
         self.control = control
 
     def begun(self) -> str:
-        """Calls whose begin stands in the prompt: up to the name, or to the arguments if there is no choice."""
+        """The rest of calls that begin in the prompt: it ends before the name, or before the arguments if only one tool
+        is possible.
+        """
         name = self._toolbox.forced_name
         tools = self._toolbox.tools
         if name is not None:
@@ -38,11 +40,11 @@ class ToolGrammar:
         return f"{first} more"
 
     def unbegun(self) -> str:
-        """Calls behind the marker that opens them."""
+        """The calls after the marker that opens them."""
         return "call more"
 
     def rules(self) -> str:
-        """What the others name."""
+        """Definitions of the rules that `begun` and `unbegun` name."""
         end = self.marker(CALLS_END)
         several = self._toolbox.parallel and self._toolbox.named is None
         more = f'("\\n"? call)* {end}' if several else end
@@ -71,7 +73,7 @@ class ToolGrammar:
 
 
 def wrong_tool(toolbox: Toolbox) -> Tool | None:
-    """The first whose arguments are no grammar."""
+    """The first tool whose arguments give an invalid grammar."""
     for tool in toolbox.tools:
         try:
             check_grammar(f"start: {_arguments_rule(tool)}")
@@ -81,7 +83,7 @@ def wrong_tool(toolbox: Toolbox) -> Tool | None:
 
 
 def arguments_schema(tool: Tool) -> Mapping[str, Any]:
-    """What its arguments are held to."""
+    """The schema that the tool's arguments must match."""
     return closed({**ANY_OBJECT, "properties": {}, **tool.parameters})
 
 

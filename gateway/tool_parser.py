@@ -1,4 +1,4 @@
-"""Finding calls of tools in an answer while it streams."""
+"""Finds tool calls in an answer while it streams."""
 
 import secrets
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from gateway.tool_format import (
 )
 from gateway.tools import ToolCallDelta
 
-# A name is much shorter; what does not end by then is no call.
+# A real name is much shorter; if a header does not end within this length, it is no call.
 MAX_HEADER_CHARACTERS = 1024
 
 
 @dataclass(slots=True)
 class Parsed:
-    """What some text brought."""
+    """The content and calls found in some text."""
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ToolCallParser:
     """
 
     def __init__(self, form: CallForm, parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        """parallel: report more calls than the first."""
+        """parallel: whether to report calls after the first."""
         self.calls = 0
         self._form = form
         self._parallel = parallel
@@ -70,17 +70,18 @@ class ToolCallParser:
         }
 
     def push(self, text: str) -> Parsed:
-        """What is certain so far."""
+        """Content and calls that are certain so far."""
         parsed = Parsed()
         rest: str | None = self._held + text
         self._held = ""
         while rest is not None and self._state is not _State.AFTER:
-            # Each step returns what follows it, or None if it needs more text; it has held back what it could not use.
+            # Each step returns the text after what it used, or None if it needs more text; it has then held back the
+            # rest.
             rest = self._steps[self._state](rest, parsed)
         return parsed
 
     def finish(self) -> Parsed:
-        """What was held back, now that no marker can follow."""
+        """The text that was held back, now that no marker can follow."""
         held, self._held = self._held, ""
         if self._state is _State.CONTENT:
             return Parsed(held)
@@ -147,7 +148,7 @@ class ToolCallParser:
         return [ToolCallDelta(self.calls - 1, arguments)] if arguments else []
 
     def _without_start(self, text: str, markers: tuple[str, ...]) -> str:
-        """The text without an end of it that may begin a marker, which is held back."""
+        """The text without a suffix that may begin a marker; that suffix is held back."""
         keep = max(_overlap(text, marker) for marker in markers)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -159,7 +160,7 @@ class ToolReading:
 
     form: CallForm
     parallel: bool
-    # What of the answer stands in the prompt already.
+    # The beginning of the answer that the prompt contains already.
     opening: str
 
     def parser(self) -> ToolCallParser:
@@ -167,12 +168,12 @@ class ToolReading:
 
 
 def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str] | None:
-    """Where the first of the markers stands, and which it is."""
+    """Position of the first marker in the text, and the marker."""
     found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
     return min(found, default=None)
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)

@@ -1,4 +1,4 @@
-"""Tools, their calls and results in the protos that clients send and read."""
+"""Tools, tool calls and results in the protos that clients send and read."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from mesh.errors import InvalidRequest
 
 
 def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
-    """What the model may call; None if it may call nothing. `check_toolbox` has yet to judge it."""
+    """The tools that the model may call; None if it may call none. The caller must still pass it to `check_toolbox`."""
     mode, named = chat.tool_choice.mode, chat.tool_choice.name or None
     required = mode == gateway_pb2.TOOL_CHOICE_MODE_REQUIRED
     if not chat.tools:

@@ -10,7 +10,7 @@ from mesh.errors import InvalidRequest
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 65536
-# Nested objects and lists in a schema. Its readers, and templates, call themselves for each level.
+# Bounds the nesting of objects and lists in a schema: its readers, and templates, recurse for each level.
 MAX_NESTING = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -20,11 +20,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class Tool:
     name: str
     description: str
-    # JSON schema of the arguments, as JSON would be read.
+    # JSON schema of the arguments, as decoded JSON.
     parameters: dict[str, Any]
     # Refuse a schema of which a part cannot be enforced, and hold the model to it whenever it calls the tool.
     strict: bool = False
-    # Where its request has it, and what its request calls the schema: for errors.
+    # The tool's place in the request, and the request's name for the schema: for errors.
     place: str = "tools"
     schema_name: str = "parameters"
 
@@ -55,7 +55,7 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model made earlier, as its client sends it back."""
+    """A call of an earlier turn, as its client sends it back."""
 
     id: str
     name: str
@@ -65,7 +65,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a call. The first piece of each has its id and name, the others bring more of its arguments."""
+    """A piece of a call. A call's first piece has its id and name; the others bring more of its arguments."""
 
     # Which call of the answer it is.
     index: int
@@ -98,7 +98,7 @@ def check_toolbox(toolbox: Toolbox) -> None:
 
 
 def check_nesting(schema: Any, field: str) -> None:
-    """Before anything writes the schema. Raises InvalidRequest."""
+    """Check a schema's depth before anything writes it. Raises InvalidRequest."""
     level = [schema]
     for _ in range(MAX_NESTING):
         parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]

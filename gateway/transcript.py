@@ -1,4 +1,4 @@
-"""The text of one answer: bytes become characters, stop strings end it, reasoning is kept apart from content."""
+"""The text of one answer: turns bytes into characters, ends at stop strings, separates reasoning from content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ PARAGRAPH_END = "\n\n"
 
 @dataclass(slots=True)
 class Passage:
-    """What some tokens added to the text."""
+    """The text that some tokens added."""
 
     content: str
     reasoning: str
-    # How many of the given tokens belong to the answer; fewer than given if a stop string ended the text.
+    # How many of the given tokens belong to the answer: not all if a stop string ended the text.
     tokens: int
     match: StopMatch | None = None
-    # Pieces of calls of tools.
+    # Pieces of tool calls.
     calls: list[ToolCallDelta] = field(default_factory=list)
 
 
@@ -43,9 +43,9 @@ class Transcript:
         tools: ToolReading | None = None,
         closed_by: int | None = None,
     ) -> None:
-        """include_stop_string: the text ends with the stop string that ended it, instead of before it.
-        tools: how calls of tools are read; None if the text is all content.
-        closed_by: the token that ends reasoning, where the prompt has done so. If the model ends it once more, that
+        """include_stop_string: the text ends with the stop string that ended it, rather than before it.
+        tools: how tool calls are read; None if the text is all content.
+        closed_by: the token that ends reasoning, if the prompt has ended it. If the model ends it again, the token
         reads as the end of a paragraph, unless a stop string looks for the tag.
         """
         self.reasoning_tokens = 0
@@ -55,7 +55,7 @@ class Transcript:
         self._splitter = ReasoningSplitter(reasoning)
         self._closed_by = None if any(THINK_CLOSE in string for string in stop_strings) else closed_by
         self._tools = tools.parser() if tools is not None else None
-        # Calls that began in the prompt, until they are reported.
+        # Calls that began in the prompt and have not been reported yet.
         self._begun = self._tools.push(tools.opening).calls if self._tools is not None and tools is not None else []
 
     @property
@@ -77,7 +77,7 @@ class Transcript:
         return passage
 
     def finish(self) -> Passage:
-        """The text that was held back, once the last token was pushed; empty if a match ended the text."""
+        """The text that was held back, after the last token; empty if a match ended the text."""
         passage = Passage("", "", 0)
         self._extend(passage, self._detokenizer.finish())
         if self._stops is not None and passage.match is None:
@@ -114,7 +114,7 @@ class Transcript:
         passage.reasoning += reasoning
 
     def _read(self, passage: Passage, content: str) -> None:
-        """Add content to the passage, with calls of tools taken out of it."""
+        """Add content to the passage; tool calls in it are taken out."""
         if self._tools is None:
             passage.content += content
             return

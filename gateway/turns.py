@@ -1,4 +1,4 @@
-"""From a client's messages to those that a chat template gets, with tools in them."""
+"""Turns a client's messages and tools into the messages that a chat template gets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +23,13 @@ class ChatMessage:
 
     @property
     def texts(self) -> list[str]:
-        """Everything in it that its client wrote."""
+        """All text in the message that its client wrote."""
         return [self.content, *(text for call in self.tool_calls for text in (call.name, call.arguments))]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSkills:
-    """What of tools a chat template writes by itself."""
+    """The parts of tools that a chat template writes by itself."""
 
     tools: bool
     calls: bool
@@ -42,7 +42,7 @@ class TemplateSkills:
 
 
 class Turns:
-    """The messages of one chat for one template, with the clients' words shielded."""
+    """The messages of one chat for one template, with clients' text shielded."""
 
     def __init__(
         self, messages: Sequence[ChatMessage], toolbox: Toolbox | None, skills: TemplateSkills, starts: Sequence[str]
@@ -56,7 +56,7 @@ class Turns:
         self._skills = skills
 
     def variables(self) -> dict[str, Any]:
-        """`messages` of the template and, if it writes them itself, `tools`."""
+        """The template's `messages` and, if it writes tools itself, `tools`."""
         messages = self._written()
         if not self._tools:
             return {"messages": messages}
@@ -76,7 +76,7 @@ class Turns:
         for message in self._messages:
             content = self.shield.apply(message.content, own_words=message.role == "assistant")
             if message.role == "tool" and outputs is not None:
-                # The template writes no calls: their results become what the user says next.
+                # The template cannot write calls, so their results become the next message of the user.
                 outputs.append(content)
                 said = {"role": "user", "content": written_outputs(outputs)}
                 written[-1:] = [said] if len(outputs) > 1 else [*written[-1:], said]
@@ -96,7 +96,7 @@ class Turns:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in calls
         ]
-        # Templates of DeepSeek's write calls where there is no content, rather than an empty one.
+        # DeepSeek's templates write calls only if the content is None, not if it is empty.
         return {"role": message.role, "content": content or None, "tool_calls": functions}
 
     def _shielded_tool(self, tool: Tool) -> Tool:
@@ -117,7 +117,8 @@ class Turns:
 
 
 def in_order_of_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The same, with the results of each turn's calls in the order of the calls: the model knows them by it alone.
+    """The messages, with each turn's results in the order of its calls: the model matches results to calls by order
+    alone.
 
     Raises InvalidRequest for the result of a call that was not made.
     """

@@ -1,4 +1,4 @@
-"""What a client's task sleeps on until there is something for it to read."""
+"""A client's task sleeps here until there is something for it to read."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,15 +11,15 @@ CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
 class Wakeup:
     """One task sleeps here at a time; `now` and `when_due` wake it, and do nothing while it is awake.
 
-    A sleep has one timer at most, however often somebody asks for it to end when it is due.
+    A sleep has at most one timer, however often `when_due` is called.
     """
 
     def __init__(self) -> None:
         self._sleeper: asyncio.Future[None] | None = None
-        # When the sleeper wants to be woken for tokens, on the event loop's clock, and who does it.
+        # When the sleeper may be woken for tokens, on the event loop's clock, and what schedules the timer.
         self._due = 0.0
         self._call_at: CallAt | None = None
-        # Whether it was asked to.
+        # Whether this sleep has its timer.
         self._timed = False
 
     @property
@@ -28,7 +28,8 @@ class Wakeup:
         return self._sleeper is not None
 
     async def sleep(self, due: float, call_at: CallAt | None = None, *, timed: bool) -> None:
-        """Sleep until `now`, or the first `when_due` once it is `due`. timed: `when_due` has been asked for already.
+        """Sleep until `now` is called, or until `due` if `when_due` is called. timed: behave as if it has been called
+        already.
 
         call_at: by default the event loop's.
         """
@@ -42,7 +43,7 @@ class Wakeup:
             self._sleeper = None
 
     def when_due(self) -> None:
-        """Wake the sleeper when it is due: now, if that is over."""
+        """Wake the sleeper once it is due; at once if that time has passed."""
         if self._sleeper is None or self._timed:
             return
         if self._sleeper.get_loop().time() >= self._due:

@@ -1,4 +1,4 @@
-"""Between the gateway's own types and the protos of the scheduler and the decode workers."""
+"""Translates between the gateway's types and the protos of the scheduler and the decode workers."""
 
 from deepmesh.internal.v1 import decode_pb2, scheduler_pb2, workers_pb2
 
@@ -29,7 +29,7 @@ _OUTCOMES = {
 def submission(
     stream_id: int, attempt: int, placement: Placement, generation: Generation, now: float
 ) -> decode_pb2.AttachRequest:
-    """The request as its worker gets it: prompt and tokens so far, and what remains to generate."""
+    """The request as its worker gets it: the prompt and the tokens so far, and what remains to generate."""
     submission = Submission(
         stream_id=stream_id,
         request=generation.continuation(attempt),
@@ -85,7 +85,7 @@ def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest
 
 
 def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
-    """The workers whose role this version knows."""
+    """The workers whose role this version of the gateway knows."""
     return [
         _worker(status, _ROLES[status.identity.role]) for status in response.workers if status.identity.role in _ROLES
     ]

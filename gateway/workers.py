@@ -1,4 +1,4 @@
-"""The workers in the scheduler's registry, and placement while there is no scheduler."""
+"""The workers in the scheduler's registry, and placement without a scheduler."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Worker:
     target: WorkerTarget
     role: WorkerRole
     model: str
-    # KV may move to workers whose namespace this one provides.
+    # This worker's KV can move to any worker whose namespace this one `provides`.
     kv_namespace: KvNamespace
     can_prefill: bool
-    # Neither draining nor stopping.
+    # Whether the worker takes requests: it is neither draining nor stopping.
     serving: bool
     context_tokens: int
     # None if the worker does not declare it.
@@ -27,29 +27,30 @@ class Worker:
     max_requests: int
     # Requests that run or wait on it.
     requests: int
-    # How it computes the attention of long prompts; None if exactly.
+    # How the worker computes the attention of long prompts; None means exactly.
     sparse_prefill: SparsePrefill | None = None
 
 
 @dataclass(slots=True)
 class _Model:
-    # The largest that its decode workers have declared.
+    # The largest limits that its decode workers have declared.
     limits: ModelLimits
-    # When its last decode worker lost its lease; None while there is one.
+    # When its last decode worker lost its lease; None while it has one.
     left_at: float | None = None
-    # How all of its workers that compute prompts last said that they do; None if one computes them exactly, or
-    # otherwise than another.
+    # How all workers that compute the model's prompts do so, as last reported; None means exactly, or that the workers
+    # differ.
     sparse_prefill: SparsePrefill | None = None
 
 
 class Directory:
     """The last snapshot of the registry. Times are seconds on any one monotonic clock, passed in.
 
-    A worker that a watch listed and then no longer lists has lost its lease. One known from before the watch is given
-    one lease to appear in it: a scheduler that just started does not know its workers yet.
+    A watch is one stream of snapshots. A worker that a watch listed and then no longer lists has lost its lease. A
+    worker known from before the watch has one lease to appear in it, because a scheduler that just started does not
+    know its workers yet.
 
-    A model is known until `model_seconds` after its last decode worker lost its lease, so that requests can wait for
-    a worker that is being started again.
+    A model stays known until `model_seconds` after its last decode worker lost its lease, so that requests can wait for
+    a worker that is being restarted.
     """
 
     def __init__(self, model_seconds: float) -> None:
@@ -62,12 +63,12 @@ class Directory:
         self._valid_until: float | None = 0.0
 
     def begin_watch(self, now: float) -> None:
-        """A stream of snapshots begins."""
+        """A new stream of snapshots begins."""
         self._watch_began = now
         self._listed.clear()
 
     def end_watch(self, now: float) -> None:
-        """The stream broke: the snapshot is good for one lease more."""
+        """The stream broke: the snapshot stays valid for one more lease."""
         self._valid_until = now + self._lease_seconds
 
     def update(self, workers: Iterable[Worker], lease_seconds: float, now: float) -> None:
@@ -90,8 +91,8 @@ class Directory:
         self._note_models_without_workers(now)
 
     def expire(self, now: float) -> bool:
-        """Drop workers known before the watch that never appeared in it, once its lease is over, and models whose
-        time is over. True if any worker was dropped. Call it often: nothing else notices that time has passed.
+        """Drop workers known before the watch that never appeared in it, once one lease has passed, and models whose
+        time is over. True if any worker was dropped. Call it often: only this notices that time has passed.
         """
         dropped = self._drop_unlisted(now)
         self._note_models_without_workers(now)
@@ -113,7 +114,7 @@ class Directory:
         return {name: worker.target.incarnation for name, worker in self._workers.items()}
 
     def models(self) -> list[str]:
-        """Names of the models that have a decode worker, or had one a short while ago, sorted."""
+        """Names of the models that have a decode worker, or had one until a short while ago, sorted."""
         return sorted(self._models)
 
     def limits(self, model: str) -> ModelLimits | None:
@@ -131,7 +132,7 @@ class Directory:
         return [each.target for each in filter(_decodes, self._workers.values()) if each.model == model]
 
     def kv_namespaces(self, model: str) -> set[KvNamespace]:
-        """What the KV of the model's decode workers means, its weights among it."""
+        """KV namespaces of the model's decode workers; a namespace covers the weights."""
         return {each.kv_namespace for each in filter(_decodes, self._workers.values()) if each.model == model}
 
     def serving(self, model: str) -> int:
@@ -145,8 +146,9 @@ class Directory:
     def least_loaded(
         self, model: str, avoid: Collection[str], live: Mapping[str, int]
     ) -> tuple[WorkerTarget, WorkerTarget | None] | None:
-        """The decode worker with the smallest share of its slots in use and, if it computes no prompts, such a prefill
-        worker of the same KV. None if there is none. `live` counts this gateway's own requests by decode worker's id.
+        """The decode worker with the smallest share of its slots in use and, if it computes no prompts, the least
+        loaded prefill worker whose KV namespace shares its base. None if there is none. `live` counts this gateway's
+        own requests, by decode worker's id.
         """
         usable = [
             worker
@@ -172,7 +174,7 @@ class Directory:
             known.limits, known.left_at = _widest(known.limits, worker), None
 
     def _note_sparse_prefill(self, name: str, model: _Model) -> None:
-        """A model keeps what it had while none of its workers is there."""
+        """A model keeps its last setting while it has no worker."""
         computing = [each for each in self._workers.values() if each.model == name and _computes_prompts(each)]
         ways = {each.sparse_prefill for each in computing}
         if ways:
@@ -198,8 +200,8 @@ def _computes_prompts(worker: Worker) -> bool:
 
 
 def _load(worker: Worker, live: Mapping[str, int]) -> tuple[float, str]:
-    """Share of its slots in use, and its name for ties. The snapshot's count is old, and `live` counts only this
-    gateway's requests: the larger is the better guess.
+    """Share of the worker's slots in use, and its name to break ties. The snapshot's count is old, and `live` counts
+    only this gateway's requests, so the larger of the two is the better guess.
     """
     name = worker.target.worker_id
     return max(worker.requests, live.get(name, 0)) / max(worker.max_requests, 1), name
