@@ -1,4 +1,6 @@
-"""The forms that a client may ask an answer to have, each written in Lark: as the right side of a rule or as a grammar."""
+"""The forms that a client may ask an answer to have, each written in Lark: as the right side of a rule or as a
+grammar.
+"""
 
 import json
 import re

@@ -173,5 +173,7 @@ def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
 
 
 def _control(tokenizer: Tokenizer | None) -> Callable[[str], int | None]:
-    """A function from a control token's text to its id; it gives None for text that is no control token of the model."""
+    """A function from a control token's text to its id; it gives None for text that is no control token of the
+    model.
+    """
     return (lambda text: None) if tokenizer is None else tokenizer.control_id

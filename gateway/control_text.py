@@ -31,7 +31,9 @@ class ControlTextShield:
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def apply(self, content: str, *, own_words: bool) -> str:
-        """The content as the template may see it. `own_words`: the message is the assistant's, whose <think> tags stay."""
+        """The content as the template may see it. `own_words`: the message is the assistant's, whose <think> tags
+        stay.
+        """
         if not own_words:
             return self._disguise(content)
         pieces = self._tags.split(content)

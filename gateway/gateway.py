@@ -54,7 +54,9 @@ class Gateway:
         channels: Channels,
         ledger: Ledger | None = None,
     ) -> None:
-        """ledger: shared by this gateway's processes, if there are several; by default the gateway has one to itself."""
+        """ledger: shared by this gateway's processes, if there are several; by default the gateway has one to
+        itself.
+        """
         clock = asyncio.get_running_loop().time
         self.config = config
         ledger = ledger or Ledger([key.name for key in config.api_keys])
@@ -163,7 +165,9 @@ class Gateway:
     async def generate_sibling(
         self, leader: LiveGeneration, number: int, tenant: Tenant, api: str
     ) -> AsyncIterator[LiveGeneration]:
-        """Another answer to the leader's prompt, on the same workers, which already have its KV. Raises as `generate`."""
+        """Another answer to the leader's prompt, on the same workers, which already have its KV. Raises as
+        `generate`.
+        """
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, sibling=number)

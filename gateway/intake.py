@@ -178,7 +178,9 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _size(self, prompt: Prompt) -> int:
-        """Characters or token ids of the prompt. Raises InvalidRequest if they are too many, or if its tools are wrong."""
+        """Characters or token ids of the prompt. Raises InvalidRequest if they are too many, or if its tools are
+        wrong.
+        """
         if isinstance(prompt, TokenPrompt):
             return len(prompt.token_ids)
         if isinstance(prompt, TextPrompt):

@@ -81,7 +81,9 @@ class Streams:
         return claim
 
     async def take(self, claim: StreamClaim, position: int, token: str) -> tuple[Prepared, bytes] | None:
-        """The request, to be continued after `position` tokens, and how the API writes it; None if no worker has a log."""
+        """The request, to be continued after `position` tokens, and how the API writes it; None if no worker has a
+        log.
+        """
         targets = self._directory.decode_targets(claim.model)
         logs = await self._logs.take(targets, claim.stream_id)
         if not logs:

@@ -16,7 +16,7 @@ from mesh.errors import MissingField, Unsupported
 
 
 class ToolParam(Struct, forbid_unknown_fields=True):
-    """A function. The tools that Anthropic runs or defines itself have other types, which are refused."""
+    """A function tool. Tools that Anthropic runs or defines itself have other types and are refused."""
 
     name: str
     # JSON schema of the arguments.
@@ -25,22 +25,22 @@ class ToolParam(Struct, forbid_unknown_fields=True):
     type: str | None = None
     strict: bool | None = None
     cache_control: Any = None
-    # Arguments stream as they come in any case.
+    # Accepted and ignored: arguments always stream as they come.
     eager_input_streaming: bool | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
     type: Literal["auto", "any", "tool", "none"]
-    # With the type tool.
+    # Set if the type is "tool".
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "disabled"]
-    # Models think as long as they do: only max_tokens bounds it.
+    # Accepted and ignored: only max_tokens bounds how long a model thinks.
     budget_tokens: int | None = None
-    # It comes as it is, which is more than a summary.
+    # Accepted and ignored: the client gets the reasoning itself, which is more than a summary.
     display: Literal["summarized"] | None = None
 
 
@@ -55,7 +55,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class PromptBody(RequestBody, kw_only=True):
-    """What of a request makes its prompt: all that is needed to count its tokens."""
+    """The fields of a request that make its prompt: enough to count its tokens."""
 
     messages: list[InputMessage]
     system: str | list[TextBlock] | None = None
@@ -70,11 +70,11 @@ class PromptBody(RequestBody, kw_only=True):
     speed: Annotated[Any, harmless(None, "standard")] = None
 
     def asks(self, request_id: str) -> list[Ask]:
-        """By itself it asks for no answer."""
+        """A prompt by itself asks for no answer."""
         return []
 
     def prompt(self) -> ChatPrompt:
-        # Without a word of it Anthropic's models do not think, and clients expect text first.
+        # If a request does not mention thinking, Anthropic's models do not think, and clients expect text first.
         thinking = self.thinking is not None and self.thinking.type != "disabled"
         effort = None if self.output_config is None else self.output_config.effort
         options = TemplateOptions(thinking, effort if thinking else None)

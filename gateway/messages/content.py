@@ -13,11 +13,11 @@ ValueT = TypeVar("ValueT")
 
 
 class TextBlock(Struct, forbid_unknown_fields=True):
-    """A block of text; the fields of other blocks are known so that their type is refused."""
+    """A block of text. Other blocks' fields are declared so that the error names their type, not an unknown field."""
 
     type: str
     text: str | None = None
-    # Prefixes are cached whether a client asks for it or not.
+    # Accepted and ignored: prefixes are always cached.
     cache_control: Any = None
     citations: Any = None
     context: Any = None
@@ -26,18 +26,18 @@ class TextBlock(Struct, forbid_unknown_fields=True):
 
 
 class ContentBlock(TextBlock, forbid_unknown_fields=True):
-    """Any block; `type` says which fields it must have. An answer's blocks may come back as they were given."""
+    """Any block; `type` says which fields it must have. Clients may send an answer's blocks back unchanged."""
 
     id: str | None = None
     name: str | None = None
-    # A call has a JSON object here; its text is kept as it is.
+    # A call's arguments, a JSON object; their text is kept as it is.
     input: Raw = field(default_factory=Raw)
     caller: Any = None
     tool_use_id: str | None = None
-    # What the function that was called returned.
+    # The result of a function call.
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    # Reasoning, which is left out of the prompt, as chat templates do.
+    # Reasoning. It is left out of the prompt, as chat templates do.
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
@@ -49,7 +49,7 @@ class InputMessage(Struct, forbid_unknown_fields=True):
 
 
 def messages_of(system: str | Sequence[TextBlock] | None, given: Sequence[InputMessage]) -> list[ChatMessage]:
-    """The chat that these messages are. Raises InvalidRequest naming the block and its field."""
+    """The chat that these messages make. Raises InvalidRequest naming the block and its field."""
     messages = [] if system is None else [ChatMessage("system", _text(system, "system"))]
     for index, message in enumerate(given):
         messages += _said(message, f"messages[{index}]")
@@ -62,7 +62,7 @@ def messages_of(system: str | Sequence[TextBlock] | None, given: Sequence[InputM
 
 
 def _said(message: InputMessage, path: str) -> Iterator[ChatMessage]:
-    """Results of calls are messages of their own, before what the user says to them."""
+    """The chat messages of one message. Results of calls become messages of their own, before the user's text."""
     if isinstance(message.content, str):
         yield ChatMessage(message.role, message.content)
         return
@@ -86,7 +86,7 @@ def _said(message: InputMessage, path: str) -> Iterator[ChatMessage]:
 
 def _call(block: ContentBlock, field: str) -> ToolCall:
     try:
-        # Reading the body left it alone.
+        # Raw input is not decoded when the body is read, so this may fail.
         arguments = bytes(block.input).decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the input is not UTF-8: {error.reason}", field=f"{field}.input") from None

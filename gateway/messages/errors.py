@@ -1,4 +1,4 @@
-"""Mesh errors as Anthropic's clients read them."""
+"""Mesh errors in the form of Anthropic's API."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from gateway.openai.errors import error_field, error_headers, http_status
 from mesh.errors import MeshError, shortened
 from mesh.observe import request_id
 
-# By HTTP status; anything else is api_error.
+# Error types by HTTP status; any other status is api_error.
 KINDS: Mapping[int, str] = MappingProxyType(
     {
         400: "invalid_request_error",

@@ -1,4 +1,4 @@
-"""The answers of the Messages API, whole and as events."""
+"""Writes the answers of the Messages API, whole or as events."""
 
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -43,7 +43,7 @@ NO_ARGUMENTS = Raw(b"{}")
 
 
 class MessagesForm(Form):
-    """An answer is thinking, then text, then calls, each of which may be missing."""
+    """An answer is thinking, then text, then tool calls; each may be missing."""
 
     API = "anthropic"
     ENDS_WITH_DONE = False
@@ -51,7 +51,7 @@ class MessagesForm(Form):
     def __init__(self, name: str, model: str) -> None:
         self._name = name
         self._model = model
-        # Blocks that have begun; the last one of them may go on.
+        # Number of blocks begun. The last of them may still be open.
         self._blocks = 0
         self._kind: type[OutputBlock] | None = None
         self._begun = False
@@ -86,7 +86,7 @@ class MessagesForm(Form):
 
     def _events(self, piece: Piece) -> Iterator[MessageEvent]:
         if not self._begun:
-            # With the first delta, which knows how much of the prompt was cached.
+            # The message starts with the first delta, which knows how much of the prompt was cached.
             self._begun = True
             yield MessageStart(self._message([], piece.usage))
         yield from self._pieces(piece.delta)
@@ -115,7 +115,7 @@ class MessagesForm(Form):
                 yield BlockDelta(self._blocks - 1, JsonDelta(call.arguments))
 
     def _start(self, block: OutputBlock) -> Iterator[MessageEvent]:
-        """The block before it ends."""
+        """End the open block, if any, and start `block`."""
         if self._blocks:
             yield BlockStop(self._blocks - 1)
         self._blocks += 1
@@ -160,7 +160,7 @@ def _usage(usage: Usage) -> MessageUsage:
 
 
 def _arguments(written: str) -> Raw:
-    """A call's input must be an object: of one that is none, as when it was cut off, nothing can be shown."""
+    """A call's input, which must be a JSON object. If it is not one, for example because it was cut off, show `{}`."""
     try:
         msgspec.json.decode(written, type=dict[str, Raw])
     except (msgspec.DecodeError, RecursionError):

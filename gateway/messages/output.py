@@ -1,4 +1,4 @@
-"""What clients of the Messages API read: a message, its blocks, and the events that bring them."""
+"""What clients of the Messages API receive: a message, its blocks, and the events that carry them."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 class AnsweredThinking(Struct, tag_field="type", tag="thinking"):
     thinking: str
-    # For services that hide reasoning from their clients; ours is not signed.
+    # A signature is for services that hide reasoning from their clients; ours is empty.
     signature: str = ""
 
 
@@ -19,7 +19,7 @@ class AnsweredText(Struct, tag_field="type", tag="text"):
 
 
 class DirectCaller(Struct, tag_field="type", tag="direct", frozen=True):
-    """The model itself: no program of Anthropic's calls."""
+    """The caller is the model itself, not a program that Anthropic runs."""
 
 
 class ToolUse(Struct, tag_field="type", tag="tool_use"):
@@ -38,7 +38,7 @@ class ThinkingDetails(Struct):
 
 
 class MessageUsage(Struct):
-    """Tokens of the prompt that were not cached and those that were are counted apart. What we lack is null."""
+    """Token counts. Cached tokens of the prompt are counted apart from the others; counts that we lack are null."""
 
     input_tokens: int
     output_tokens: int
@@ -62,7 +62,7 @@ class AnsweredMessage(Struct, kw_only=True):
     usage: MessageUsage
     container: None = None
     stop_details: None = None
-    # If drafts were taken in place of tokens that the seed gives: it is best effort then.
+    # Whether drafts were taken in place of tokens that the seed gives, so that the seed holds at best effort only.
     relaxed: bool | UnsetType = UNSET
 
 
@@ -116,7 +116,7 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 class FailureDetail(Struct):
     type: str
     message: str
-    # As in OpenAI's errors; Anthropic's have none.
+    # As in OpenAI's errors; Anthropic's have no such field.
     param: str | None = None
 
 

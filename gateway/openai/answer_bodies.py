@@ -1,4 +1,4 @@
-"""What OpenAI's clients read, field by field."""
+"""What OpenAI's clients receive, field by field."""
 
 from typing import Generic, Literal, TypeVar
 
@@ -42,7 +42,7 @@ class ChatLogprobs(Struct):
 
 class CompletionLogprobs(Struct):
     tokens: list[str]
-    # None for a prompt's first token, which nothing stands before.
+    # None for a prompt's first token, which has nothing before it.
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
@@ -50,22 +50,22 @@ class CompletionLogprobs(Struct):
 
 class PromptTokenLogprob(Struct):
     logprob: float
-    # The token's place among all by probability, from 1 on.
+    # The token's rank by probability among all tokens, from 1 on.
     rank: int
     decoded_token: str
 
 
-# By token id, at each position.
+# One entry per position, by token id.
 PromptLogprobsBody = list[dict[str, PromptTokenLogprob] | None]
 
 
 class ChatMessageBody(Struct):
-    # None if the answer is calls of tools alone.
+    # None if the answer consists of tool calls alone.
     content: str | None
     reasoning_content: str | None = None
     tool_calls: list[CallBody] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
-    # Models of ours refuse in plain words.
+    # Always null: our models refuse in plain text.
     refusal: None = None
 
 
@@ -82,7 +82,8 @@ class ChatChoice(Struct):
     finish_reason: str | None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # effort.
     relaxed: bool | UnsetType = UNSET
 
 
@@ -92,7 +93,8 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # effort.
     relaxed: bool | UnsetType = UNSET
 
 
@@ -102,9 +104,10 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # effort.
     relaxed: bool | UnsetType = UNSET
-    # If the client asked for them.
+    # Set if the client asked for them.
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
@@ -112,7 +115,7 @@ ChoiceT = TypeVar("ChoiceT", ChatChoice, ChatChunkChoice, CompletionChoice)
 
 
 class ResponseBody(Struct, Generic[ChoiceT]):
-    """A whole answer, or one chunk of it: they differ in `object` and in their choices."""
+    """A whole answer, or one chunk of it: they differ in `object` and in the type of their choices."""
 
     id: str
     object: str
@@ -121,7 +124,7 @@ class ResponseBody(Struct, Generic[ChoiceT]):
     choices: list[ChoiceT]
     # If the client asked for usage: null in every chunk but the last. Otherwise absent.
     usage: UsageBody | UnsetType | None = UNSET
-    # A chat has them, if the client asked for them.
+    # Set for a chat if the client asked for them.
     prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
@@ -150,7 +153,7 @@ class Tokenized(Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    # Each token by itself, if the client asked for them.
+    # The text of each token, if the client asked for it.
     token_strs: list[str] | None = None
 
 

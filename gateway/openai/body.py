@@ -1,4 +1,4 @@
-"""Reading a request's body, and noticing that its client is gone."""
+"""Reads a request's body, and notices if its client goes away."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from starlette.types import Receive
 
 from mesh.errors import BodyTooLarge, DeadlineExceeded
 
-# A body over the limit is read and thrown away up to this many times the limit, since most clients do not look at the
-# answer before they have sent everything.
+# A body over the limit is read and discarded up to this many times the limit: most clients look at the answer only
+# after they have sent everything.
 DISCARDED_TIMES = 8
 
 
@@ -20,8 +20,8 @@ class ClientGone(Exception):
 async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
     """The whole body.
 
-    Raises BodyTooLarge beyond `limit` bytes, and never holds more; DeadlineExceeded if it takes longer than `seconds`;
-    ClientGone.
+    Holds at most `limit` bytes and raises BodyTooLarge for more. Raises DeadlineExceeded if the body takes longer than
+    `seconds`, and ClientGone.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""The log probabilities of completions, in OpenAI's form of them."""
+"""The log probabilities of completions, in OpenAI's form."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,15 @@ from mesh.domain.outputs import Logprobs
 
 
 class CompletionReports:
-    """Those of one request's choices, delta by delta."""
+    """The reports of one request's choices, delta by delta."""
 
     def __init__(self, tokenizer: Tokenizer | None, count: int | None) -> None:
-        """count: how many alternatives prompts are reported with that the texts begin with."""
+        """count: number of alternatives for each token of a prompt that the text begins with; None leaves the prompt
+        out.
+        """
         self._tokenizer = tokenizer
         self._count = count
-        # By choice, characters of the tokens reported so far.
+        # Characters of the tokens reported so far, by choice.
         self._offsets: Counter[int] = Counter()
 
     def of(
@@ -29,7 +31,7 @@ class CompletionReports:
         text: str,
         prompt: ScoredPrompt | None,
     ) -> CompletionLogprobs:
-        """The next tokens of choice `index`; `text` begins with the prompt, if that is given."""
+        """The report for the next tokens of choice `index`; `text` begins with the prompt if `prompt` is given."""
         report = CompletionLogprobs([], [], [], [])
         if prompt is not None and self._count is not None:
             self._begin(report, index, prompt, text)
@@ -40,7 +42,7 @@ class CompletionReports:
     def _begin(self, report: CompletionLogprobs, index: int, prompt: ScoredPrompt, text: str) -> None:
         self._add(report, index, prompt.token_ids[0], None, None)
         if not text.startswith(report.tokens[0]):
-            # The token that begins a sequence is no part of the text that the client sent.
+            # The beginning-of-sequence token is not part of the text that the client sent.
             self._offsets[index] = 0
         for token_id, _, entry in scored_tokens(prompt):
             self._add(report, index, token_id, entry.logprob, dict(list(entry.top)[: self._count]))

@@ -1,4 +1,4 @@
-"""Connections of HTTP clients: how many there may be, and how long one may take to ask for something."""
+"""Connections of HTTP clients: bounds their number, and how long one may take to send a request."""
 
 import asyncio
 import resource
@@ -18,12 +18,12 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     connections: int
-    # From the connection's begin, or from a request's first byte, to the end of its headers.
+    # Bounds the time from the start of a connection, or from a request's first byte, to the end of its headers.
     header_seconds: float
 
 
 class LimitedConfig(uvicorn.Config):
-    """A configuration of uvicorn for connections within limits."""
+    """A uvicorn configuration with limits for connections."""
 
     def __init__(self, application: ASGIApp, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(application, http=LimitedConnection, **settings)
@@ -35,8 +35,8 @@ class LimitedConfig(uvicorn.Config):
 class LimitedConnection(HttpToolsProtocol):
     """Closes itself if headers take too long.
 
-    A connection beyond the limit takes the place of the one that has been without a request for longest; if all have
-    one, it is told to come again.
+    A connection beyond the limit replaces the connection that has been idle for longest; if none is idle, it is
+    answered 503.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
+        """Whether the connection has no request in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,6 +107,6 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def connections_that_fit() -> int:
-    """Three quarters of the files that the process may open: the rest is for gRPC and for logs."""
+    """Three quarters of the files that the process may open; the rest is for gRPC and logs."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, files * 3 // 4)

@@ -1,4 +1,4 @@
-"""How OpenAI's clients, and vLLM's and SGLang's, ask for answers of a form."""
+"""How clients of OpenAI, vLLM and SGLang ask for answers of a given form."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -15,7 +15,7 @@ class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
     name: str
     schema: dict[str, Any] | None = None
     description: str | None = None
-    # Refuse a schema of which a part cannot be enforced, rather than leave that part out.
+    # Whether to refuse a schema if a part of it cannot be enforced, rather than leave that part out.
     strict: bool | None = None
 
 
@@ -44,7 +44,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class ConstraintFields(Refused, kw_only=True):
-    """One of these at the most."""
+    """A request may have at most one of these fields."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -90,7 +90,7 @@ class ConstraintFields(Refused, kw_only=True):
 
 
 def _schema(given: dict[str, Any] | str, name: str) -> dict[str, Any]:
-    """vLLM's clients may send the schema as text."""
+    """The schema as an object; vLLM's clients may send it as text."""
     if isinstance(given, dict):
         return given
     try:

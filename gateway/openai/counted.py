@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mesh.metrics import HTTP_RESPONSES
 
-# Any other path is "other": clients could name as many as they like.
+# Any other path is counted as "other": a client could name any number of paths.
 PATHS = frozenset(
     (
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"),
@@ -15,7 +15,7 @@ PATHS = frozenset(
 
 
 class CountedResponses:
-    """ASGI middleware, which sees the begin of each response."""
+    """ASGI middleware that sees the start of each response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page that needs nothing else: no script, nothing from another host."""
+"""Renders the OpenAPI document as one page, without scripts or resources from other hosts."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A generating endpoint, as an ASGI application: whole answers, or server-sent events."""
+"""A generating endpoint, as an ASGI application. It answers with whole answers or server-sent events."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 STREAM_HEADER = "x-deepmesh-stream"
 IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"
 MAX_HEADER_CHARACTERS = 1024
-# In UTF-8: they stand only in strings.
+# Encoded in UTF-8. JSON has these characters only inside strings.
 LINE_ENDS = tuple((character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029")
 
 _log = logging.getLogger("deepmesh.gateway")
@@ -37,8 +37,8 @@ BodyT = TypeVar("BodyT", bound=RequestBody)
 
 
 class Endpoint(Generic[BodyT]):
-    """`body_type` reads requests, `form_of` says how the answer of a model to one is written, and `refusal` how an
-    error is written that comes before it.
+    """`body_type` reads requests. `form_of` gives the form in which an answer to a request is written. `refusal` writes
+    an error that comes before the answer.
     """
 
     def __init__(
@@ -71,12 +71,13 @@ class Endpoint(Generic[BodyT]):
         model = self._gateway.catalog.resolve(body.model)
         form = self._form(body, tenant, model, self._gateway.catalog.text(model).tokenizer)
         count = len(asks) * choices_per_prompt
-        # Several answers have no position in common: no gateway goes on with them, and no worker need keep them.
+        # Streams of several answers cannot be resumed, since they have no common position; workers need not keep them.
         if body.streams and count == 1:
             asks = [replace(ask, written=form.written()) for ask in asks]
         opened = open_choices(self._gateway, asks, choices_per_prompt, tenant, form.API)
         async with while_connected(receive), opened as choices:
-            # Errors of admission come before the first delta, while there is still a status to send them with.
+            # Wait for the first delta before the status is sent, so that an error of admission can still set the
+            # status.
             first = await choices.next()
             answer = stream_events if body.streams else self._whole
             await answer(form, choices, count, first, reply)
@@ -92,7 +93,7 @@ class Endpoint(Generic[BodyT]):
         await reply.json(await form.whole(answers))
 
     async def _completed(self, body: BodyT, tenant: Tenant) -> BodyT:
-        """The request with what it only refers to."""
+        """The request, with everything that it refers to filled in."""
         return body
 
     def _form(self, body: BodyT, tenant: Tenant, model: str, tokenizer: Tokenizer | None) -> Form:
@@ -107,7 +108,9 @@ async def answering(
     send: Send,
     refusal: Callable[[MeshError], Response] = error_response,
 ) -> AsyncIterator[tuple[Headers, "Reply"]]:
-    """A call with its id and its trace: its headers, and where its answer goes. An error in it is answered."""
+    """Surrounds one call: sets its request id and trace, yields its headers and its reply, and answers with an error if
+    one is raised.
+    """
     headers = Headers(scope=scope)
     request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
     trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
@@ -124,7 +127,7 @@ async def answering(
 async def stream_events(
     form: Form, choices: Choices, count: int, first: Piece, reply: "Reply", opens: bool = True
 ) -> None:
-    """opens: the answer begins with them; otherwise the client has its first part."""
+    """opens: whether the answer begins here; if not, the client has its first part already."""
     token = choices.stream_token
     reply.note_stream(token)
     await reply.start_events(form)
@@ -143,7 +146,7 @@ async def stream_events(
 
 
 def credential(headers: Headers) -> str | None:
-    """What a client authenticates with: OpenAI's send `authorization`, Anthropic's `x-api-key`."""
+    """A client's credential: OpenAI's clients send `authorization`, Anthropic's `x-api-key`."""
     key = headers.get("x-api-key")
     return headers.get("authorization") or (key and f"Bearer {key}")
 
@@ -158,17 +161,17 @@ class Reply:
         self._receive = receive
         self._send = send
         self._refusal = refusal
-        # How the events are written, once they have begun.
+        # The form of the events, once they have begun; None before.
         self._form: Form | None = None
         self._headers = {REQUEST_ID_KEY: request_id.get() or ""}
 
     def note_ignored(self, fields: Sequence[str]) -> None:
-        """Name the fields of the request that were left out in a header of the response."""
+        """Name the request's ignored fields in a header of the response."""
         if fields:
             self._headers[IGNORED_FIELDS_HEADER] = header_text(", ".join(fields))
 
     def note_stream(self, token: str) -> None:
-        """Name the stream in a header, if its client may go on with it."""
+        """Name the stream in a header, if the client can resume it."""
         if token:
             self._headers[STREAM_HEADER] = token
 
@@ -176,13 +179,13 @@ class Reply:
         await self._respond(Response(body, media_type="application/json"))
 
     async def fail(self, error: MeshError) -> None:
-        """The error as the response, or as the last event of one that has begun."""
+        """Send the error as the response, or as the last event if events have begun."""
         if self._form is None:
             await self._respond(self._refusal(error))
             return
         await self.events((self._form.failure(error),))
         if isinstance(error, ShuttingDown):
-            # Clients that know only this for an end must not take it for a broken connection.
+            # Clients that know no other end must not mistake this one for a broken connection.
             await self.end_events()
         else:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -192,14 +195,14 @@ class Reply:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            # Proxies that buffer would hold tokens back.
+            # Keeps proxies from buffering, which would delay tokens.
             (b"x-accel-buffering", b"no"),
             *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def events(self, events: Sequence[Event], position: int | None = None) -> None:
-        """position: the id of the one event that there is then."""
+        """position: the id of the event; only for a single event."""
         body = b"".join(_written_event(event, position) for event in events)
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
@@ -220,20 +223,20 @@ def _written_event(event: Event, position: int | None) -> bytes:
 
 
 def on_one_line(data: bytes) -> bytes:
-    """JSON in which the characters that many clients take for the end of a line are escaped."""
+    """`data`, which is JSON, with the characters escaped that many clients treat as the end of a line."""
     for character, escaped in LINE_ENDS:
         data = data.replace(character, escaped)
     return data
 
 
 def accepted_request_id(given: str | None) -> str:
-    """The client's id if it is short printable ASCII, as metadata and logs need it, or else a new one."""
+    """The client's id if it is short printable ASCII, which metadata and logs need; otherwise a new one."""
     if given and len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     return new_request_id()
 
 
 def header_text(text: str) -> str:
-    """Text of a client's as a header may carry it: printable ASCII, and not too much of it."""
+    """A client's text, made fit for a header: printable ASCII of limited length."""
     printable = (character if character.isascii() and character.isprintable() else "?" for character in text)
     return "".join(printable)[:MAX_HEADER_CHARACTERS]

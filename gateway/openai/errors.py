@@ -1,4 +1,4 @@
-"""Mesh errors as OpenAI's clients read them."""
+"""Mesh errors in the form of OpenAI's API."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.openai.answer_bodies import ErrorBody, ErrorDetail
 from mesh.errors import BodyTooLarge, MeshError, Retry, shortened
 
-# By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
+# HTTP status and OpenAI's error type, by the name of the gRPC code. Any other code is 500.
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "INVALID_ARGUMENT": (400, "invalid_request_error"),
@@ -24,7 +24,7 @@ STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
         "DEADLINE_EXCEEDED": (504, "server_error"),
     }
 )
-# OpenAI's codes by our reasons. Any other reason is its own code, in lower case.
+# OpenAI's codes by our reasons. Any other reason becomes its own code, in lower case.
 CODES: Mapping[str, str] = MappingProxyType(
     {
         "CONTEXT_EXCEEDED": "context_length_exceeded",
@@ -39,7 +39,7 @@ CODES: Mapping[str, str] = MappingProxyType(
     }
 )
 DEFAULT_RETRY_AFTER_MS = 1000
-# A field's name may be one that its client made up.
+# The name of a field may come from the client, so it is shortened.
 MAX_FIELD_CHARACTERS = 200
 
 
@@ -56,7 +56,7 @@ def error_body(error: MeshError) -> ErrorBody:
 
 
 def error_field(error: MeshError) -> str | None:
-    """The field that is wrong, if it is one."""
+    """The field that the error names, if it names one."""
     field = error.metadata.get("field")
     return None if field is None else shortened(field, MAX_FIELD_CHARACTERS)
 
@@ -66,7 +66,7 @@ def error_json(error: MeshError) -> bytes:
 
 
 def error_headers(error: MeshError) -> dict[str, str]:
-    """Retry-After, in whole seconds, if the client may try again: the mesh above it is the client."""
+    """Retry-After, in whole seconds, unless trying again cannot help."""
     if error.retry is Retry.NEVER:
         return {}
     delay_ms = DEFAULT_RETRY_AFTER_MS if error.retry_after_ms is None else error.retry_after_ms
@@ -78,7 +78,7 @@ def error_response(error: MeshError) -> Response:
 
 
 async def route_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, in the form of every other error."""
+    """Answers unknown paths and methods with an error in the usual form."""
     assert isinstance(error, HTTPException)
     message = shortened(f"{request.method} {request.url.path}: {error.detail.lower()}")
     code = "method_not_supported" if error.status_code == 405 else "unknown_url"

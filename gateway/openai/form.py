@@ -1,4 +1,4 @@
-"""How an endpoint's answers are written: what every form of them can do."""
+"""The form of an endpoint's answers: the interface that every API's form implements."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mesh.errors import MeshError
 
 
 class Event(NamedTuple):
-    """A server-sent event: JSON, and the event's name where clients expect one."""
+    """A server-sent event: its JSON, and its name if clients expect one."""
 
     data: bytes
     name: str | None = None
@@ -41,7 +41,7 @@ class Answer:
         self.calls.extend(delta.calls)
 
     def as_delta(self) -> Delta:
-        """All of it in one piece."""
+        """All deltas in one."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)
         return Delta(self.token_ids, content, reasoning, self.logprobs, self.calls, self.finish)
 
@@ -51,27 +51,27 @@ class Form(ABC):
 
     # The API's name in metrics.
     API: ClassVar[str] = "openai"
-    # A stream's last event is OpenAI's [DONE].
+    # Whether a stream's last event is OpenAI's [DONE].
     ENDS_WITH_DONE: ClassVar[bool] = True
 
     def written(self) -> bytes | None:
-        """What another gateway needs to go on with the events; None if none can."""
+        """What another gateway needs to resume the events; None if none can."""
         return None
 
     def opening(self, index: int) -> Sequence[Event]:
-        """The events of a choice before its first delta."""
+        """The events of a choice that come before its first delta."""
         return ()
 
     @abstractmethod
     def chunk(self, piece: Piece) -> Sequence[Event]:
-        """The events of one delta; exactly one where another gateway can go on with them."""
+        """The events of one delta. A form whose streams can be resumed returns exactly one."""
 
     def takes_long(self, piece: Piece) -> bool:
-        """Whether `chunk` is to be called on a thread for this piece, since it brings a long prompt."""
+        """Whether `chunk` must run on a thread for this piece, because it contains a long prompt."""
         return False
 
     async def closing(self) -> Sequence[Event]:
-        """The events behind the last delta of all choices."""
+        """The events after the last delta of all choices."""
         return ()
 
     @abstractmethod

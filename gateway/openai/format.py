@@ -1,4 +1,4 @@
-"""Deltas in the forms of OpenAI's chats and completions."""
+"""Writes deltas in the forms of OpenAI's chats and completions."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ from mesh.observe import new_request_id, request_id
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
-    # OpenAI has no word for it; its clients accept an answer that stopped.
+    # OpenAI has no reason for this; its clients accept an answer that stopped.
     FinishReason.CANCELLED: "stop",
 }
 Choices = list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
@@ -49,7 +49,7 @@ Choices = list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of one answer repeats."""
+    """Values that every chunk of an answer repeats, and the options of its form."""
 
     id: str
     # Unix time in seconds.
@@ -57,28 +57,29 @@ class Head:
     model: str
     with_token_ids: bool
     with_usage: bool
-    # Every chunk has the usage so far.
+    # Whether every chunk has the usage so far.
     with_continuous_usage: bool
     choices_per_prompt: int
-    # How many of a prompt's choices are given, the likeliest; None if all are.
+    # How many of a prompt's choices are returned, the likeliest first; None returns all.
     chosen_per_prompt: int | None = None
-    # Log probabilities serve only to choose.
+    # Whether log probabilities are used only to choose among answers, and not shown.
     hides_logprobs: bool = False
-    # Alternatives that prompts are reported with: by themselves, and before the texts that begin with them.
+    # Number of alternatives for each prompt token: in a report of its own, and in the logprobs of a text that begins
+    # with the prompt. None means no report.
     prompt_logprobs: int | None = None
     echo_logprobs: int | None = None
 
 
 class StreamForm(msgspec.Struct, frozen=True):
-    """How a stream's events are written, for the gateway that goes on with it."""
+    """How a stream's events are written, for the gateway that resumes it."""
 
     head: Head
-    # Or a completion.
+    # False for a completion.
     chat: bool
 
 
 class Format(Form):
-    """One answer as choices; encodes to JSON."""
+    """Writes one answer as choices, in JSON."""
 
     WHOLE: ClassVar[str]
     CHUNK: ClassVar[str]
@@ -119,13 +120,13 @@ class Format(Form):
     def _whole(self, answers: Sequence[Answer]) -> bytes:
         each = self._head.choices_per_prompt
         for index, answer in enumerate(answers):
-            # The first answer to a prompt scored it for all of them.
+            # Only the first answer to a prompt has its log probabilities; they hold for all of them.
             answer.prompt = answers[index - index % each].prompt
         for index, answer in enumerate(answers):
             assert answer.finish is not None
             self._usage.note(index, answer.finish.usage)
         choices = self._whole_choices(answers)
-        # A chat is one prompt.
+        # A chat has only one prompt.
         scored = self._scored(answers[0].prompt) if isinstance(self, ChatFormat) else UNSET
         return self._body(self.WHOLE, choices, self._usage.total(), scored)
 
@@ -153,7 +154,7 @@ class Format(Form):
         )
 
     def _scored(self, prompt: ScoredPrompt | None) -> PromptLogprobsBody | UnsetType:
-        """The prompt's log probabilities, if the client asked for them by themselves."""
+        """The prompt's log probabilities, if the client asked for a report of their own."""
         if prompt is None or self._head.prompt_logprobs is None:
             return UNSET
         return prompt_logprobs(self._tokenizer, prompt, self._head.prompt_logprobs)
@@ -218,7 +219,7 @@ class CompletionFormat(Format):
     def __init__(self, head: Head, tokenizer: Tokenizer | None) -> None:
         super().__init__(head, tokenizer)
         self._reports = CompletionReports(tokenizer, head.echo_logprobs)
-        # By prompt, and by choice while its text has not begun.
+        # Scored prompts by number, and the choices whose text has begun.
         self._prompts: dict[int, ScoredPrompt] = {}
         self._begun: set[int] = set()
 
@@ -252,7 +253,9 @@ class CompletionFormat(Format):
         return prompt is not None and prompt.is_long
 
     def _opening_prompt(self, index: int, delta: Delta) -> ScoredPrompt | None:
-        """The prompt that a choice's text begins with, beside its first delta."""
+        """The scored prompt that belongs before a choice's first delta; None if the text does not begin with the
+        prompt, or has begun.
+        """
         if self._head.echo_logprobs is None or index in self._begun:
             return None
         prompt = index // self._head.choices_per_prompt

@@ -48,7 +48,7 @@ def application(gateway: Gateway) -> Starlette:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", ResponsesEndpoint(gateway), methods=["POST"]),
-            # A route of OpenAI's that is not here, and no id.
+            # OpenAI has this route and we do not; without this line "compact" would be taken for an id.
             Route("/v1/responses/compact", absent, methods=["POST"]),
             Route("/v1/responses/{response_id}", stored.get),
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
@@ -95,12 +95,12 @@ async def mesh_error(request: Request, error: Exception) -> Response:
 
 
 async def client_gone(request: Request, error: Exception) -> Response:
-    """Nobody reads it; the status is the one that proxies log for this."""
+    """Nobody reads this response; 499 is the status that proxies log for a client that left."""
     return Response(status_code=499)
 
 
 class Routes:
-    """What answers at once."""
+    """Handlers of the requests that generate nothing."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -1,4 +1,4 @@
-"""Which values a field takes, where it takes only certain ones."""
+"""Finds the values that a field takes, if it takes only certain ones."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,14 @@ from msgspec import Struct, inspect
 
 
 def known_values(kind: type[Struct], steps: list[str | int]) -> list[str]:
-    """The texts that may stand at a place of a body, by field names and indices; none if it may be others, too."""
+    """The texts allowed at a place in a body, given by field names and indices; none if other values are allowed
+    too.
+    """
     return sorted({text for found in _at(inspect.type_info(kind), steps) for text in _texts(found)})
 
 
 def _at(found: inspect.Type, steps: list[str | int]) -> Iterator[inspect.Type]:
-    """What types a value at the place has, if one at `found` is of this type."""
+    """The types that a value at the place may have; `found` is the type at the place where the steps begin."""
     match found:
         case inspect.Metadata():
             yield from _at(found.type, steps)

@@ -39,7 +39,7 @@ class Operation:
     summary: str
     response: Any
     request: type[Struct] | None = None
-    # One server-sent event, if the answer can be streamed.
+    # Type of one server-sent event's data, if the answer can be streamed.
     event: Any = None
     needs_key: bool = True
     failure: type[Struct] = ErrorBody
@@ -137,13 +137,13 @@ def _operation(operation: Operation, by_kind: Mapping[Any, Mapping[str, Any]]) -
             {"name": name, "in": "path", "required": True, "schema": string} for name in parameters
         ]
     if operation.needs_key:
-        # An empty requirement: a mesh without keys asks for none.
+        # The empty requirement says that a key is optional: a mesh without keys asks for none.
         described["security"] = [{"key": []}, {}]
     return described
 
 
 def _event(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server-sent event whose data is JSON of this schema, or says that it was the last."""
+    """A server-sent event whose data is JSON of this schema, or [DONE] at the end."""
     text = {"type": "string"}
     json = {**text, "contentMediaType": "application/json", "contentSchema": schema}
     data = {"anyOf": [{"const": "[DONE]"}, json]}

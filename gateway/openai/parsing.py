@@ -1,4 +1,4 @@
-"""From a body's bytes to one of the request types; what is wrong is named by its field."""
+"""Decodes a body into one of the request types; errors name the wrong field."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import msgspec
 from gateway.openai.known_values import known_values
 from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
 
-# Unknown fields that one body may have where they are ignored; each costs another reading of the body.
+# Unknown fields that one body may have if they are ignored; each costs another reading of the body.
 MAX_IGNORED_FIELDS = 32
 
 _PLACE = re.compile(r".* - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
@@ -48,7 +48,8 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
             try:
                 content = _without(content, place, name)
             except LookupError:
-                # The name itself reads like the end of msgspec's message, and so hides where the field is.
+                # The field's name looks like the end of msgspec's message, so its place cannot be read from the
+                # message.
                 raise _complaint(str(error), kind) from error
             ignored.append(_join(place, name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -76,7 +77,7 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
 
 
 def _place(message: str) -> str:
-    """The path of the object or value that a message of msgspec is about; empty if it is the body itself."""
+    """The path in msgspec's message of the object or value that is wrong; empty if it is the whole body."""
     found = _PLACE.match(message)
     return "" if found is None else found["place"]
 
@@ -93,7 +94,7 @@ def _join(place: str, name: str) -> str:
 def _without(content: bytes, place: str, name: str) -> bytes:
     """The same body without one field of the object at `place`.
 
-    Raises InvalidRequest if it is nested too deep, LookupError if there is no such field.
+    Raises InvalidRequest if the body is nested too deep, LookupError if it has no such field.
     """
     try:
         tree: Any = msgspec.json.decode(content)

@@ -1,4 +1,4 @@
-"""What the endpoint asks of a request's body, whichever API it belongs to."""
+"""The interface that the endpoint needs from a request's body, whichever API the body belongs to."""
 
 from abc import abstractmethod
 
@@ -7,15 +7,15 @@ from gateway.openai.sampling import SamplingFields
 
 
 class RequestBody(SamplingFields, kw_only=True):
-    """The fields that every generating endpoint has. Types are strict: "5" is no number."""
+    """The fields that every generating endpoint has. Types are strict: "5" is not a number."""
 
     model: str = ""
     stream: bool | None = None
-    # Share cached prefixes only with requests that have the same one.
+    # Share cached prefixes only with requests that have the same salt.
     cache_salt: str | None = None
-    # Among the requests of the same API key the lowest goes first.
+    # Requests of one API key run in the order of this number, lowest first.
     priority: int | None = None
-    # Whether attention of a long prompt leaves out what hardly counts; by default as the workers are configured.
+    # Whether the attention of a long prompt may skip positions that hardly count; by default the workers' setting.
     sparse_prefill: bool | None = None
 
     @property
@@ -28,4 +28,4 @@ class RequestBody(SamplingFields, kw_only=True):
 
     @abstractmethod
     def asks(self, request_id: str) -> list[Ask]:
-        """The same in the gateway's terms, for each prompt. Raises InvalidRequest."""
+        """The request in the gateway's terms: one ask for each prompt. Raises InvalidRequest."""

@@ -1,6 +1,6 @@
 """The requests of OpenAI's clients.
 
-Decoded straight into these types: a body of 16 MiB is never held as a tree of objects as well.
+Bodies are decoded directly into these types, so a body of 16 MiB is not also held as a tree of objects.
 """
 
 from abc import abstractmethod
@@ -25,30 +25,31 @@ MAX_CHOICES = 128
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    # Report in every chunk how many tokens there are so far.
+    # Whether every chunk reports the tokens so far.
     continuous_usage_stats: bool | None = None
-    # OpenAI pads chunks against guesses from their lengths; we do not.
+    # Accepted and ignored: OpenAI pads chunks so that their lengths reveal nothing; we do not.
     include_obfuscation: bool | None = None
 
 
 class GenerationBody(ConstraintFields, kw_only=True):
-    """The fields that chats and completions have."""
+    """The fields that chats and completions share."""
 
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    # Report token ids beside the text.
+    # Whether to report token ids beside the text.
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
-    # Answers to each prompt; they share its computation.
+    # Answers to each prompt; they share the prompt's computation.
     n: int | None = None
-    # Texts that the answer must not hold.
+    # Texts that the answer must not contain.
     bad_words: list[str] | None = None
-    # The answer ends of itself no earlier.
+    # The model cannot end the answer before this many tokens.
     min_tokens: int | None = None
-    # Report the log probabilities of the prompt's tokens, with so many alternatives. The prompt is computed whole.
+    # Report the prompt's log probabilities, with this many alternatives. The whole prompt is then computed, without
+    # cached prefixes.
     prompt_logprobs: int | None = None
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
     truncate_prompt_tokens: int | None = None
@@ -67,17 +68,19 @@ class GenerationBody(ConstraintFields, kw_only=True):
 
     @property
     def chosen_per_prompt(self) -> int | None:
-        """How many of the answers to each prompt are given; None if all are."""
+        """How many of the answers to each prompt are returned; None returns all."""
         return None
 
     @property
     def hides_logprobs(self) -> bool:
-        """Log probabilities serve only to choose among answers."""
+        """Whether log probabilities are used only to choose among answers."""
         return False
 
     @property
     def echo_logprobs(self) -> int | None:
-        """With how many alternatives the prompt's tokens stand before the answer's; None if they do not."""
+        """Number of alternatives for the prompt's tokens in the logprobs of a text that begins with the prompt; None if
+        they are not reported there.
+        """
         return None
 
     def asks(self, request_id: str) -> list[Ask]:
@@ -125,7 +128,9 @@ class GenerationBody(ConstraintFields, kw_only=True):
 
 
 class ContentPart(Struct, forbid_unknown_fields=True):
-    """A part of a message. Only text is taken; the fields of other parts are known so that their type is refused."""
+    """A part of a message; only text is taken. Other parts' fields are declared so that the error names their type, not
+    an unknown field.
+    """
 
     type: str
     text: str = ""
@@ -136,7 +141,9 @@ class ContentPart(Struct, forbid_unknown_fields=True):
 
 
 class Message(Struct, forbid_unknown_fields=True):
-    """An answer may come back as it was given: fields that hold nothing for the model are taken, and not used."""
+    """A message. Clients may send an answer's message back unchanged: fields without meaning for the model are
+    ignored.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -164,7 +171,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
 
 class TemplateFields(Struct, forbid_unknown_fields=True):
-    """`thinking` is DeepSeek's name of it, `enable_thinking` Qwen's."""
+    """Variables of the chat template. `thinking` is DeepSeek's name, `enable_thinking` Qwen's."""
 
     thinking: bool | None = None
     enable_thinking: bool | None = None
@@ -178,7 +185,7 @@ class TemplateFields(Struct, forbid_unknown_fields=True):
 
 
 def template_options(fields: TemplateFields | None, reasoning_effort: str | None = None) -> TemplateOptions:
-    """An effort of "none" turns reasoning off and any other on, unless the template's own fields say otherwise."""
+    """Effort "none" turns reasoning off, any other turns it on, unless the template's own fields say otherwise."""
     thinking = None if fields is None else fields.settled()
     if thinking is None and reasoning_effort is not None:
         thinking = reasoning_effort != "none"
@@ -215,9 +222,9 @@ class CompletionBody(GenerationBody, kw_only=True):
     # Text, token ids, or a list of either.
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
-    # The text begins with the prompt's.
+    # Whether the answer's text begins with the prompt.
     echo: bool | None = None
-    # So many answers to each prompt are made, and the n likeliest given.
+    # Answers that are generated for each prompt; the n likeliest are returned.
     best_of: int | None = None
 
     @property
@@ -248,7 +255,9 @@ class CompletionBody(GenerationBody, kw_only=True):
         return [self._echoing(ask) for ask in asks] if self.echo else asks
 
     def _echoing(self, ask: Ask) -> Ask:
-        """The answer begins with the prompt: with logprobs the prompt's tokens have them, too."""
+        """`ask`, with the prompt at the beginning of its answer; if logprobs are asked for, the prompt's tokens get
+        them too.
+        """
         wanted = [each for each in (self.echo_logprobs, self.prompt_logprobs) if each is not None]
         return replace(
             ask, echo=True, sampling=structs.replace(ask.sampling, prompt_logprobs=max(wanted, default=None))

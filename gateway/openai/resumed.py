@@ -1,4 +1,4 @@
-"""GET /v1/streams/{token}: goes on with a stream whose gateway, or connection, is gone."""
+"""GET /v1/streams/{token}: resumes a stream whose gateway, or connection, is gone."""
 
 import msgspec
 from starlette.datastructures import Headers
@@ -12,7 +12,7 @@ from gateway.openai.endpoint import Reply, answering, credential, stream_events
 from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamForm
 from mesh.errors import InvalidRequest, UnknownStream
 
-# As clients of server-sent events send it, with the id of the last event that they saw.
+# Clients of server-sent events send this header with the id of the last event that they received.
 LAST_EVENT_ID = "last-event-id"
 LARGEST_POSITION = 2**31
 
@@ -44,7 +44,9 @@ class ResumedStreams:
 
 
 async def _first(choices: OneChoice) -> Piece:
-    """Raises InvalidRequest, naming the header, if the client says that it has more than the answer."""
+    """The first piece. Raises InvalidRequest naming the header if the client claims to have more tokens than the
+    answer.
+    """
     try:
         return await choices.next()
     except InvalidRequest as error:
@@ -57,7 +59,7 @@ def _position(last_event_id: str | None) -> int:
     """Tokens that the client has. Raises InvalidRequest."""
     if not last_event_id:
         return 0
-    # int() takes more than digits, and any number of them.
+    # int() accepts more than ASCII digits, and any number of them.
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
         raise InvalidRequest("Last-Event-ID must be the id of an event of this stream", field="last-event-id")
     return min(int(last_event_id), LARGEST_POSITION)

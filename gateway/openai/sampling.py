@@ -1,4 +1,4 @@
-"""How OpenAI's clients ask for tokens to be drawn."""
+"""How OpenAI's clients control the sampling of tokens."""
 
 from typing import Literal
 
@@ -11,24 +11,24 @@ DEFAULT_TEMPERATURE = 1.0
 
 
 class SamplingFields(Accepted, kw_only=True):
-    """The part of a body that has `Sampling`'s fields under their own names; None leaves the choice to us."""
+    """The fields of a body that have the same names as `Sampling`'s; None leaves the choice to us."""
 
     temperature: float | None = None
     top_p: float | None = None
-    # -1 asks for all tokens, as 0 does.
+    # -1 means all tokens, as 0 does.
     top_k: int | None = None
     seed: int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    # By token id, which JSON writes as text.
+    # By token id, which is text in JSON.
     logit_bias: dict[int, float] | None = None
-    # What the worker may do with tokens that it guesses: see docs/drafts.md.
+    # How the worker may use drafts: see docs/drafts.md.
     drafts: Literal["off", "strict", "relaxed"] | None = None
 
     def sampling(self, top_logprobs: int | None) -> Sampling:
-        """`check_sampling` has yet to judge it."""
+        """The `Sampling` that the fields give. The caller must still pass it to `check_sampling`."""
         named = ((name, getattr(self, name)) for name in Sampling.__struct_fields__ if hasattr(self, name))
         given = {"temperature": DEFAULT_TEMPERATURE, **{name: value for name, value in named if value is not None}}
         if self.top_k == -1:

@@ -1,4 +1,4 @@
-"""The log probabilities of prompts, as completions and chats report them."""
+"""The log probabilities of prompts, in the forms of completions and chats."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from mesh.domain.outputs import Logprobs
 
 
 def scored_tokens(prompt: ScoredPrompt) -> Iterator[tuple[int, int, Logprobs]]:
-    """Each token from the second on, its rank, and its log probabilities."""
+    """Each token from the second on, with its rank and its log probabilities."""
     for token_id, (rank, entry) in zip(prompt.token_ids[1:], prompt.logprobs.positions(), strict=True):
         yield token_id, rank, entry
 
@@ -18,8 +18,8 @@ def scored_tokens(prompt: ScoredPrompt) -> Iterator[tuple[int, int, Logprobs]]:
 def prompt_logprobs(
     tokenizer: Tokenizer | None, prompt: ScoredPrompt, count: int
 ) -> list[dict[str, PromptTokenLogprob] | None]:
-    """As vLLM reports them: at each position the `count` likeliest tokens and the prompt's own, by id; null for the
-    first token, which nothing stands before.
+    """The report in vLLM's form: at each position the `count` likeliest tokens and the prompt's own, by id; null for
+    the first token, which has nothing before it.
     """
     report: list[dict[str, PromptTokenLogprob] | None] = [None]
     for token_id, rank, entry in scored_tokens(prompt):

@@ -1,4 +1,4 @@
-"""An HTTP server on the event loop that everything else runs on."""
+"""An HTTP server on the event loop of the gateway."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """Stops at once, where uvicorn looks for a reason ten times a second, and then waits a tenth of one."""
+    """Stops at once; uvicorn's own server checks for a stop every tenth of a second and then waits another tenth."""
 
     def __init__(self, config: LimitedConfig) -> None:
         super().__init__(config)
@@ -31,11 +31,11 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process, which calls `stop`."""
+        """Leave signals to the process: it calls `stop`."""
         yield
 
     async def main_loop(self) -> None:
-        # A tick makes the date that answers are sent with.
+        # A tick updates the date header of answers.
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -65,7 +65,7 @@ class HttpServer:
     """`async with HttpServer(config, application, ...) as server:` listens until the block ends.
 
     Raises ConfigError if the server cannot listen on the port. The end of the block waits up to `drain_seconds` for
-    responses that have begun. A connection whose client reads nothing for `stalled_seconds` is closed.
+    open responses. A connection whose client reads nothing for `stalled_seconds` is closed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HttpServer:
         stalled_seconds: float,
         share_port: bool = False,
     ) -> None:
-        """share_port: other processes of ours listen on it, too."""
+        """share_port: whether other processes of this gateway listen on the port too."""
         self.port = 0
         self._share_port = share_port
         self._config = config
@@ -100,7 +100,7 @@ class HttpServer:
     async def __aenter__(self) -> Self:
         listener = _listen(self._config.host, self._config.port, self._share_port)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it. Only the system can close one that is full of bytes nobody reads.
+            # Connections inherit this option. If nobody reads a full connection, only the system can close it.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._stalled_seconds))
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))

@@ -1,4 +1,4 @@
-"""Single tokens as clients read them."""
+"""The texts of single tokens, as clients read them."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,14 @@ from mesh.domain.outputs import Logprobs
 
 
 def spelled_token(tokenizer: Tokenizer | None, token_id: int) -> tuple[str, list[int]]:
-    """A token's text and bytes, or its number if the model has no tokenizer."""
+    """A token's text and bytes; its number as text if the model has no tokenizer."""
     if tokenizer is None:
         return f"token_id:{token_id}", []
     return tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id))
 
 
 def token_logprobs(tokenizer: Tokenizer | None, entries: Iterable[tuple[int, Logprobs]]) -> list[TokenLogprob]:
-    """Tokens with their log probabilities, and those of the likeliest ones, as chats report them."""
+    """Tokens with their log probabilities and their likeliest alternatives, in the form of chats."""
     report = []
     for token_id, entry in entries:
         text, spelled = spelled_token(tokenizer, token_id)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, without generating anything."""
+"""Endpoints that turn text into token ids and back, without generating anything."""
 
 from msgspec import Struct, json
 from starlette.requests import Request
@@ -24,7 +24,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     chat_template_kwargs: TemplateFields | None = None
-    # Put the model's beginning-of-sequence token before a raw prompt, as a completion does.
+    # Put the model's beginning-of-sequence token before a raw prompt, as completions do.
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -61,7 +61,7 @@ class TokenRoutes:
         return _answer(Detokenized(self._tokenizer(model).spell(body.tokens)))
 
     async def _content(self, request: Request) -> bytes:
-        """The body of a client that may call. Raises Unauthenticated, and what `read_body` raises."""
+        """The body, if its client has a valid key. Raises Unauthenticated, and what `read_body` raises."""
         self._gateway.tenants.authenticate(credential(request.headers))
         http = self._gateway.config.http
         return await read_body(request.receive, http.body_bytes, http.body_seconds)

@@ -1,4 +1,4 @@
-"""Tools in the words of OpenAI's chats: what is offered, what may be called, what was called."""
+"""Tools in the form of OpenAI's chats: those offered, those that may be called, and the calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class AllowedTools(Struct, forbid_unknown_fields=True):
 
 
 class ChoiceBody(Struct, forbid_unknown_fields=True):
-    """The one that is called, or those that may be."""
+    """The one tool that must be called, or those that may be."""
 
     type: Literal["function", "allowed_tools"] = "function"
     function: ChosenFunction | None = None
@@ -66,24 +66,24 @@ ToolChoice = Literal["none", "auto", "required"] | ChoiceBody
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """The model must call this one."""
+    """The model must call this tool."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedNames:
-    """The model sees only these of the tools."""
+    """The model sees only these tools."""
 
     names: Sequence[str]
     mode: Literal["auto", "required"]
-    # What its request calls them.
+    # The request field that names them.
     field: str
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
     name: str
-    # JSON.
+    # The arguments, as JSON.
     arguments: str
 
 
@@ -91,7 +91,7 @@ class CallBody(Struct, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    # Clients that add up a stream send its field back.
+    # Accepted and ignored: clients that assemble calls from a stream send it back.
     index: int | UnsetType = UNSET
 
     def to_call(self) -> ToolCall:
@@ -104,7 +104,7 @@ class FunctionDelta(Struct):
 
 
 class CallDelta(Struct):
-    """A piece of a call: the first has its id, type and name."""
+    """A piece of a call. A call's first piece has its id, type and name."""
 
     index: int
     function: FunctionDelta
@@ -117,7 +117,7 @@ def toolbox(
     choice: Literal["none", "auto", "required"] | NamedTool | AllowedNames | None,
     parallel: bool | None,
 ) -> Toolbox | None:
-    """What the model may call; None if it may call nothing. `check_toolbox` has yet to judge it."""
+    """The tools that the model may call; None if it may call none. The caller must still pass it to `check_toolbox`."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="tool_choice")
@@ -141,7 +141,7 @@ def _missing(field: str) -> MissingField:
 
 
 def call_deltas(deltas: list[ToolCallDelta]) -> list[CallDelta]:
-    """One entry a call."""
+    """The deltas merged to one entry for each call."""
     merged: dict[int, CallDelta] = {}
     for delta in deltas:
         entry = merged.setdefault(delta.index, CallDelta(delta.index, FunctionDelta("")))
@@ -152,6 +152,6 @@ def call_deltas(deltas: list[ToolCallDelta]) -> list[CallDelta]:
 
 
 def whole_calls(deltas: list[ToolCallDelta]) -> list[CallBody]:
-    """The calls that these deltas make, from the first on."""
+    """Whole calls, made from all of their deltas."""
     calls = call_deltas(deltas)
     return [CallBody(str(call.id), CalledFunction(str(call.function.name), call.function.arguments)) for call in calls]

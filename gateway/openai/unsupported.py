@@ -1,4 +1,4 @@
-"""What clients of the chat and completion endpoints may ask for that we lack."""
+"""Features that clients of the chat and completion endpoints may ask for and that we lack."""
 
 from typing import Annotated, Any
 

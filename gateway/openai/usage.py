@@ -1,18 +1,18 @@
-"""Counting the tokens of a request with several choices."""
+"""Counts the tokens of a request with several choices."""
 
 from gateway.delta import Usage
 from gateway.openai.answer_bodies import CompletionDetails, PromptDetails, UsageBody
 
 
 class UsageTally:
-    """Adds up what the choices report. Choices of the same prompt share its tokens, which count once."""
+    """Adds up what the choices report. Choices of one prompt share its tokens, which count once."""
 
     def __init__(self, choices_per_prompt: int) -> None:
         self._choices_per_prompt = choices_per_prompt
         self._latest: dict[int, Usage] = {}
 
     def note(self, index: int, usage: Usage) -> None:
-        """What choice `index` has so far."""
+        """Take the latest counts of choice `index`."""
         self._latest[index] = usage
 
     def total(self) -> UsageBody:

@@ -1,4 +1,4 @@
-"""Looks at the mesh while somebody watches, once for all who do."""
+"""Watches the mesh while somebody looks at the page; all viewers share one look."""
 
 import asyncio
 import time
@@ -21,9 +21,9 @@ DECISIONS = 30
 
 
 class MeshLink:
-    """The page's link to the scheduler that `followed` names, by its address.
+    """The page's link to the scheduler whose address `followed` returns.
 
-    `views` yields the mesh as JSON, about once a second; `close` it at the end.
+    `views` yields the mesh as JSON, about once a second; call `close` at the end.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class MeshLink:
         received_tokens: Callable[[], int],
         keys: bool,
     ) -> None:
-        """`keys`: whether the playground needs one."""
+        """`keys`: whether the playground needs an API key."""
         self._followed = followed
         self._channels = channels
-        # By the scheduler's address.
+        # Open channels, by the scheduler's address.
         self._open: dict[str, grpc.aio.Channel] = {}
         self._live_generations = live_generations
         self._received_tokens = received_tokens
@@ -49,12 +49,12 @@ class MeshLink:
             await channel.close()
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """Until the caller stops."""
+        """Yields views until the caller stops."""
         while True:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
             looking = self._looking
-            # Whoever leaves must not end it for the others.
+            # Shielded: a viewer that leaves must not cancel the look that others wait for.
             yield await asyncio.shield(looking)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -94,7 +94,7 @@ class MeshLink:
             raise from_rpc_error(error) from error
         finally:
             watch.cancel()
-        # gRPC gives None for what it cannot read.
+        # gRPC returns None for a message that it cannot parse.
         if isinstance(response, scheduler_pb2.WatchWorkersResponse):
             return response
         return scheduler_pb2.WatchWorkersResponse()

@@ -1,6 +1,6 @@
 """What the gateway serves on its metrics port: Prometheus' metrics, and a page that shows the mesh at work.
 
-The port is for operators: only the playground, which generates, asks for a key where keys are set.
+The port is for operators. Only the playground, which generates, asks for a key, and only if keys are configured.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from gateway.processes.siblings import Siblings
 from mesh.channel import Channels
 from mesh.errors import MeshError, Overloaded
 
-# Nothing of the page comes from elsewhere, and no other page may show it.
+# The page loads nothing from other hosts, and no other page may embed it.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -57,7 +57,7 @@ async def operator_server(
 ) -> AsyncIterator[int | None]:
     """Serve for the length of the block, if there is a metrics port; yields the port.
 
-    siblings: the gateway's processes, if there are several; their metrics are served here, too.
+    siblings: the gateway's processes, if there are several; their metrics are served here too.
     """
     server = config.server
     if server.metrics_port is None:
@@ -84,7 +84,7 @@ async def operator_server(
 
 
 def operator_application(gateway: Gateway, link: MeshLink, collect: Callable[[], Awaitable[bytes]]) -> Starlette:
-    """The ASGI application. collect: makes Prometheus' text of the metrics."""
+    """The ASGI application. collect: renders the metrics in Prometheus' text format."""
 
     async def metrics(request: Request) -> Response:
         return Response(await collect(), media_type=CONTENT_TYPE_LATEST)
@@ -101,7 +101,7 @@ def operator_application(gateway: Gateway, link: MeshLink, collect: Callable[[],
 
 
 async def own_metrics() -> bytes:
-    # In a thread: it takes milliseconds, in which no token would leave.
+    # On a thread: this takes milliseconds, during which the event loop could send no token.
     return await asyncio.to_thread(generate_latest)
 
 
@@ -111,7 +111,9 @@ def _file(name: str, kind: str) -> Response:
 
 
 class Live:
-    """An ASGI application that sends events: `mesh` with what there is, `answers` with those ended since the last."""
+    """An ASGI application that sends two events: `mesh` with a view, `answers` with those that ended since the last
+    event.
+    """
 
     def __init__(self, link: MeshLink, answers: RecentAnswers) -> None:
         self._link = link

@@ -1,14 +1,14 @@
-"""The mesh as the page shows it: plain data, made once a second while somebody looks."""
+"""The mesh as the page shows it: plain data, renewed once a second while somebody looks."""
 
 import msgspec
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """KV transfers of one process: bytes since its start, and what is open now."""
+    """KV transfers of one process: bytes since its start, and transfers that are open now."""
 
     received_bytes: int
     sent_bytes: int
-    # Names of UCX transports that carried any.
+    # UCX transports that carried any of the bytes.
     transports: list[str]
     open: int
     free_slots: int
@@ -17,7 +17,7 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 class LoadView(msgspec.Struct, frozen=True):
-    """What a worker has to do, or one of its DP ranks, which batches requests of its own."""
+    """The load of a worker, or of one of its DP ranks: each rank batches its own requests."""
 
     running: int
     waiting: int
@@ -34,9 +34,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     role: str
     model: str
     state: str
-    # Nothing is heard of it any more, and its lease has not run out yet.
+    # Whether the worker has stopped reporting although its lease has not run out yet.
     silent: bool
-    # Why no decode worker can read its KV, if it is a prefill worker; empty otherwise.
+    # For a prefill worker, why no decode worker can read its KV; empty otherwise.
     kv_unreadable: str
     lease_ms: int
     # All ranks together.
@@ -45,7 +45,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     prefill_tokens_per_second: float
     decode_step_ms: float
     moves: Moves
-    # In order; none if the worker has one.
+    # One entry per rank, in order; empty if the worker has one rank.
     ranks: list[LoadView]
 
 
@@ -74,15 +74,15 @@ class DecisionView(msgspec.Struct, frozen=True):
     attempt: int
     # Empty if the request was refused.
     worker_id: str
-    # None if the worker has one.
+    # None if the worker has one rank.
     rank: int | None
-    # Empty if the decode worker computes the prompt, or asks no store.
+    # Empty if the decode worker computes the prompt, or if no store is asked, respectively.
     prefill_worker_id: str
     store_id: str
     reason: str
     # Empty until the request has ended.
     outcome: str
-    # Those that were not taken, and why.
+    # The candidates that were not taken, and why.
     rejected: list[str]
 
 
@@ -90,7 +90,7 @@ class MeshView(msgspec.Struct, frozen=True):
     time: float
     # Why the scheduler does not answer; empty while it does.
     problem: str
-    # Generations that this gateway has live, and tokens that it has received since its start.
+    # Live generations of this gateway, and tokens that it has received since its start.
     live: int
     received_tokens: int
     keys: bool

@@ -1,4 +1,4 @@
-"""The scheduler's messages, as the page shows them."""
+"""Turns the scheduler's messages into what the page shows."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 from gateway.page.view import DecisionView, LoadView, Moves, StoreView, TierView, WorkerView
 from mesh.domain.worker_wire import unreadable_kv
 
-# Candidates that are listed beside the one that was taken.
+# Most rejected candidates that are listed beside the chosen one.
 MOST_REJECTED = 8
 
 
@@ -38,7 +38,7 @@ def _worker(status: scheduler_pb2.WorkerStatus, kv_unreadable: str) -> WorkerVie
 def _load(
     load: workers_pb2.WorkerLoad, cached_blocks: int, identity: workers_pb2.WorkerIdentity, parts: int
 ) -> LoadView:
-    """The load of a worker, or of one of so many equal parts of it."""
+    """The load of a worker, or of one of its `parts` equal parts."""
     return LoadView(
         running=load.running_requests,
         waiting=load.waiting_requests,
@@ -97,5 +97,5 @@ def _name(candidate: scheduler_pb2.Candidate) -> str:
 
 
 def _word(name: str) -> str:
-    """WORKER_STATE_SERVING is "serving"."""
+    """The last word of an enum's name: WORKER_STATE_SERVING gives "serving"."""
     return name.rpartition("_")[2].lower()

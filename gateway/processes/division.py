@@ -1,4 +1,4 @@
-"""From the configuration of a gateway to that of each of its processes."""
+"""Divides the configuration of a gateway among its processes."""
 
 import atexit
 import secrets
@@ -19,25 +19,25 @@ from mesh.ports import why_not
 
 
 class Division:
-    """Which of a gateway's processes this is, and what it shares with the others; all of it, unless there are several.
+    """This process's number among the gateway's, and what it shares with the others; a single process has all.
 
-    They share the ports (the kernel deals connections out), the allowances of tenants, and the secret that seals
-    streams. Each has its own part of `limits.live_generations`, an id of its own, and a link to each worker and
-    scheduler.
+    The processes share the ports (the kernel spreads connections over them), the allowances of tenants, and the secret
+    that seals streams. Each has its own part of `limits.live_generations`, its own id, and its own link to each worker
+    and scheduler.
     """
 
     def __init__(self) -> None:
         self.processes = 1
         self.ledger: Ledger
         self._number = 0
-        # None where there is one process.
+        # None if there is only one process.
         self._directory: SharedDirectory | None = None
-        # They hold ports for the processes, and listen to none.
+        # Sockets that reserve ports for the processes; nobody listens on these sockets.
         self._reserved: list[socket.socket] = []
 
     def divide(self, config: GatewayConfig) -> GatewayConfig:
-        """The configuration of this process. Where there are several, returns in each of them, and the process that
-        called it keeps them running. Raises ConfigError for a port that cannot be had.
+        """The configuration of this process. If there are several, the call forks them and returns in each; the calling
+        process stays inside it and keeps them running. Raises ConfigError if a port is not available.
         """
         self.processes = config.processes
         self.ledger = Ledger([key.name for key in config.api_keys], self.processes)
@@ -54,7 +54,7 @@ class Division:
 
     @asynccontextmanager
     async def siblings(self) -> AsyncIterator[Siblings | None]:
-        """For the length of the block, what the processes tell each other; None if there is one."""
+        """Yields the link to the other processes for the length of the block; None if there is only one."""
         if self._directory is None:
             yield None
             return
@@ -63,20 +63,20 @@ class Division:
 
     def _part(self, config: GatewayConfig) -> GatewayConfig:
         number, limits = self._number, config.limits
-        # The first ones take what is left of the division.
+        # The first processes get one more each if the limit does not divide evenly.
         live = limits.live_generations // self.processes + (number < limits.live_generations % self.processes)
         gateway_id = config.gateway_id or f"{socket.gethostname()}:{config.server.port}"
         return config.model_copy(
             update={
                 "gateway_id": f"{gateway_id}{PROCESS_SEPARATOR}{number}",
                 "limits": limits.model_copy(update={"live_generations": max(1, live)}),
-                # One serves the metrics of all.
+                # Only the first process has the metrics port; it serves the metrics of all.
                 "server": config.server.model_copy(update={"metrics_port": None} if number else {}),
             }
         )
 
     def _with_ports(self, config: GatewayConfig) -> GatewayConfig:
-        """With ports that are held for the processes, where any free one would have done."""
+        """The configuration, with ports reserved for all processes; a port of 0 is replaced by a free one."""
         server = config.server
         ports = {"port": self._reserve("server.port", server.host, server.port)}
         if server.health_port is not None:
@@ -90,7 +90,7 @@ class Division:
         )
 
     def _reserve(self, key: str, host: str, port: int) -> int:
-        """Nobody else can listen on the port from here on. Several of ours can."""
+        """Reserve a port: from now on only this gateway's processes can listen on it."""
         why = why_not(host, port)
         if why is not None:
             raise ConfigError(

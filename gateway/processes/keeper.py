@@ -12,30 +12,30 @@ from mesh.tether import die_with
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOPPING, signal.SIGCHLD)
 FIRST_PAUSE_SECONDS = 0.5
-# Ends in a row, of one process, after which all of them end.
+# If one process ends this many times in a row, all are ended.
 MOST_ENDS = 5
-# A process that ran for so long had a good start.
+# A process that ran longer than this counts as well started.
 STEADY_SECONDS = 10.0
 
 
 class Keeper:
-    """Nothing but forks and signals: it must have no threads, so that what it forks is whole."""
+    """Does nothing but fork and handle signals. It must have no threads: a fork would copy only one of them."""
 
     def __init__(self, count: int, ended: Callable[[int], None]) -> None:
-        """ended: is told the number of each process that ended."""
+        """ended: called with the number of each process that ended."""
         self._count = count
         self._ended = ended
-        # Numbers and begins of what runs, by process id.
+        # Number and start time of each running process, by process id.
         self._running: dict[int, tuple[int, float]] = {}
-        # When those that do not are started again.
+        # When each process that is not running is started again, by number.
         self._due: dict[int, float] = {}
         self._ends = [0] * count
         self._stopping = False
         self._status = 0
 
     def run(self) -> int:
-        """In each process that it forks it returns the process's number. The caller itself is not returned to: it gets
-        SystemExit once all processes have ended.
+        """Fork the processes and keep them running. Returns the process's number in each forked process. In the caller
+        it does not return: it raises SystemExit once all processes have ended.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._due = dict.fromkeys(range(self._count), 0.0)
@@ -48,27 +48,27 @@ class Keeper:
                 sys.exit(self._status)
             pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
             received = signal.sigwaitinfo(SIGNALS) if pause is None else signal.sigtimedwait(SIGNALS, pause)
-            # Stopped (SIGSTOP) until the pause was over, CPython tells of a signal that nobody sent.
+            # If this process was stopped (SIGSTOP) until the pause was over, CPython reports a signal that nobody sent.
             if received is not None and received.si_signo in STOPPING:
                 self._stop()
             self._reap()
 
     def _start_due(self) -> int | None:
-        """The number of the process, in a new one; None in the caller."""
+        """Start the processes that are due. Returns the number in a new process, None in the caller."""
         parent, now = os.getpid(), time.monotonic()
         for number in [number for number, due in self._due.items() if due <= now]:
             del self._due[number]
             process_id = os.fork()
             if process_id == 0:
                 die_with(parent)
-                # A terminal's Ctrl-C goes to the parent alone, which passes it on.
+                # A group of its own: Ctrl-C in a terminal then reaches only the parent, which passes it on.
                 os.setpgid(0, 0)
                 return number
             self._running[process_id] = (number, now)
         return None
 
     def _stop(self) -> None:
-        """Ask all to stop; asked again, kill them."""
+        """Ask all processes to stop; the second time, kill them."""
         for process_id in self._running:
             os.kill(process_id, signal.SIGKILL if self._stopping else signal.SIGTERM)
         self._stopping = True

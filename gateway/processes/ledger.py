@@ -1,4 +1,4 @@
-"""What the processes of one gateway count together: allowances of tenants, and their live generations."""
+"""Counts that the processes of one gateway share: allowances of tenants, and their live generations."""
 
 import fcntl
 import math
@@ -9,13 +9,13 @@ from mmap import mmap
 from tempfile import TemporaryFile
 
 KINDS = ("requests", "tokens")
-# An allowance is two: what is left, and when it was last filled.
+# An allowance is two numbers: what is left, and when it was last filled.
 NUMBERS = 2
 _NEVER_FILLED = array("d", (0.0, -math.inf))
 
 
 class LiveCount:
-    """Generations that a tenant has, in all processes. Each process counts its own."""
+    """A tenant's live generations in all processes. Each process counts its own."""
 
     def __init__(self, row: "memoryview[float]", process: int) -> None:
         self._row = row
@@ -30,22 +30,23 @@ class LiveCount:
 
 
 class Ledger:
-    """Numbers in memory that forked processes share; for one process, its own.
+    """Numbers in memory that forked processes share; a single process has its own.
 
-    What is read and changed together is changed within `held`. The system lets go of it for a process that dies there.
+    Hold `held` while reading and changing numbers that belong together. If a process dies there, the system releases
+    the lock.
     """
 
     def __init__(self, tenants: Sequence[str], processes: int = 1) -> None:
-        # Which of the processes this is; set behind the fork.
+        # This process's number; set after the fork.
         self.process = 0
         self._places = {tenant: place for place, tenant in enumerate(tenants)}
         self._processes = processes
-        # Behind all allowances come the rows of live generations.
+        # The rows of live generations come after all allowances.
         self._rows_at = len(tenants) * len(KINDS) * NUMBERS
         size = self._rows_at + len(tenants) * processes
         self._numbers = memoryview(mmap(-1, 8 * max(1, size))).cast("d")
         for place in range(0, self._rows_at, NUMBERS):
-            # Full, whatever the clock says.
+            # The first fill makes an allowance full, whatever the clock says.
             self._numbers[place : place + NUMBERS] = memoryview(_NEVER_FILLED)
         self._lock = TemporaryFile() if processes > 1 else None  # noqa: SIM115 - open for as long as the process
 
@@ -61,7 +62,7 @@ class Ledger:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
     def allowance(self, tenant: str, kind: str) -> "memoryview[float]":
-        """[what is left, when that was computed], as doubles."""
+        """[what is left, when it was last filled], as doubles."""
         place = (self._places[tenant] * len(KINDS) + KINDS.index(kind)) * NUMBERS
         return self._numbers[place : place + NUMBERS]
 
@@ -70,6 +71,6 @@ class Ledger:
         return LiveCount(self._numbers[place : place + self._processes], self.process)
 
     def forget(self, process: int) -> None:
-        """A process is gone, and its generations with it."""
+        """Clear the generations of a process that is gone."""
         for row in range(self._rows_at, self._rows_at + len(self._places) * self._processes, self._processes):
             self._numbers[row + process] = 0.0

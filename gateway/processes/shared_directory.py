@@ -1,5 +1,6 @@
-"""A directory for the sockets between a gateway's processes, which is removed with the last of them at the latest when
-another gateway starts.
+"""A directory for the sockets between a gateway's processes.
+
+Its owner removes it; if the gateway was killed, the next gateway to start does.
 """
 
 import fcntl
@@ -11,22 +12,22 @@ from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
 PREFIX = "deepmesh-gateway-"
-# Locked for as long as a process lives that has, or inherited, the directory.
+# Locked for as long as any process lives that made or inherited the directory.
 LOCK = "alive"
 
 
 class SharedDirectory:
-    """`path` is its place. What is forked inherits it; only who made it removes it."""
+    """`path` is the directory. Forked processes inherit it; only the process that made it removes it."""
 
     def __init__(self) -> None:
         remove_abandoned()
         self._owner = os.getpid()
         self.path = Path(mkdtemp(prefix=PREFIX))
         made = self.path / "making"
-        # Never closed: the lock ends with the last process that has it.
+        # Never closed, so the lock lasts until the last process that holds it ends.
         self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Nobody sees it without its lock.
+        # Renamed into place only once it is locked, so that nobody sees an unlocked one.
         made.rename(self.path / LOCK)
 
     def remove(self) -> None:
@@ -35,7 +36,9 @@ class SharedDirectory:
 
 
 def remove_abandoned() -> None:
-    """Remove what gateways of this user left that were killed. One without a lock is not judged."""
+    """Remove the directories of this user's gateways that were killed. A directory without a lock file is left
+    alone.
+    """
     for path in Path(gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             status = path.lstat()

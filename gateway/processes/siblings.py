@@ -1,4 +1,4 @@
-"""The metrics of all processes of a gateway, which its first one serves."""
+"""Collects the metrics of all processes of a gateway; the first one serves them."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 LABEL = "process"
-# How long a process may take to tell its metrics: without an answer they are left out.
+# How long a process may take to send its metrics; if it takes longer they are left out.
 ANSWER_SECONDS = 2.0
-# Before its text comes how long that is.
+# Size of the length that precedes a process's text.
 LENGTH_BYTES = 8
 
 
 class Siblings:
-    """`async with Siblings(directory, process, processes) as siblings:` tells this process's metrics to the others
-    through a socket in the directory, which is theirs alone.
+    """`async with Siblings(directory, process, processes) as siblings:` serves this process's metrics to the others
+    through a socket in their common directory.
     """
 
     def __init__(self, directory: Path, process: int, processes: int) -> None:
@@ -30,7 +30,7 @@ class Siblings:
 
     async def __aenter__(self) -> Self:
         path = self._path(self._process)
-        # An earlier process of this number may have left it.
+        # An earlier process with this number may have left its socket.
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(_tell, path)
         return self
@@ -41,7 +41,9 @@ class Siblings:
         self._server.close()
 
     async def metrics(self) -> bytes:
-        """Those of all processes that answer, in Prometheus' text format. Each series says whose it is."""
+        """The metrics of all processes that answer, in Prometheus' text format. A label of each series names its
+        process.
+        """
         others = [number for number in range(self._processes) if number != self._process]
         told = await asyncio.gather(*map(self._ask, others))
         own = await asyncio.to_thread(generate_latest)
@@ -57,7 +59,7 @@ class Siblings:
                 finally:
                     writer.close()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            # It ended, perhaps in the middle of its answer.
+            # The process ended, perhaps in the middle of its answer.
             return b""
 
     def _path(self, number: int) -> Path:
@@ -65,7 +67,7 @@ class Siblings:
 
 
 def together(texts: dict[int, bytes]) -> bytes:
-    """The texts of several processes as one."""
+    """The texts of several processes, merged into one."""
     registry = CollectorRegistry()
     registry.register(_Labelled(texts))
     return generate_latest(registry)
@@ -76,7 +78,7 @@ class _Labelled(Collector):
         self._texts = texts
 
     def describe(self) -> Sequence[Metric]:
-        # The registry would collect everything to learn the names.
+        # Empty, because the registry would otherwise collect everything to learn the names.
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -99,7 +101,7 @@ async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(len(text).to_bytes(LENGTH_BYTES) + text)
         await writer.drain()
     except ConnectionError:
-        # Whoever asked did not wait.
+        # The process that asked did not wait for the answer.
         pass
     finally:
         writer.close()

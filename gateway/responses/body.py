@@ -16,13 +16,13 @@ from gateway.responses.tools import AllowedTools, FunctionTool, NamedFunction, o
 from mesh.errors import MissingField, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
-# Encrypted reasoning is for services that hide it; ours stands in the answer as it is.
+# Accepted and ignored: encrypted reasoning is for services that hide it; our answers show it.
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
 
 class ReasoningFields(Struct, forbid_unknown_fields=True):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    # The reasoning itself is given, which is more than any summary.
+    # Accepted and ignored: clients get the reasoning itself, which is more than any summary.
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -31,7 +31,7 @@ class TextFormat(Struct, forbid_unknown_fields=True):
     name: str | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
-    # Refuse a schema of which a part cannot be enforced, rather than leave that part out.
+    # Whether to refuse a schema if a part of it cannot be enforced, rather than leave that part out.
     strict: bool | None = None
 
     def form(self) -> AnswerForm | None:
@@ -50,7 +50,7 @@ class TextFields(Struct, forbid_unknown_fields=True):
 
 
 class EventOptions(Struct, forbid_unknown_fields=True):
-    # OpenAI pads events against guesses from their lengths; we do not.
+    # Accepted and ignored: OpenAI pads events so that their lengths reveal nothing; we do not.
     include_obfuscation: bool | None = None
 
 
@@ -67,16 +67,16 @@ class ResponseRequest(RequestBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: TemplateFields | None = None
     stream_options: EventOptions | None = None
-    # It bounds calls of tools that a service brings along; there are none.
+    # Accepted and ignored: it bounds calls of tools that a service provides itself, and we provide none.
     max_tool_calls: int | None = None
     background: Annotated[Any, harmless(None, False)] = None
     context_management: Annotated[Any, harmless(None, [])] = None
     conversation: Annotated[Any, harmless(None, why="go on from a response by previous_response_id")] = None
     moderation: Annotated[Any, harmless(None)] = None
-    # Go on from this response of the same API key. Its instructions are not carried over.
+    # Continue the conversation of this response of the same API key. Its instructions are not carried over.
     previous_response_id: str | None = None
     prompt: Annotated[Any, harmless(None)] = None
-    # Keep the response for GET and previous_response_id: by default wherever the gateway can.
+    # Whether to keep the response for GET and previous_response_id; by default it is kept if the gateway can.
     store: bool | None = None
     truncation: Annotated[Any, harmless(None, "disabled")] = None
 

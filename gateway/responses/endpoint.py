@@ -1,4 +1,4 @@
-"""The routes of the Responses API: answers, of which some are kept, and those that were."""
+"""The routes of the Responses API: new answers, and access to stored ones."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ from mesh.errors import (
 )
 
 NOTHING_IS_STORED = "no response is stored here (the gateway has no responses.redis_url)"
-# Query parameters of GET, with the values that ask for nothing more.
+# Query parameters of GET, with the values that ask for nothing that we lack.
 HARMLESS = {"stream": ("false",), "include_obfuscation": ("true", "false")}
 
 
@@ -37,8 +37,8 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
         self._store = gateway.responses
 
     async def _completed(self, body: ResponseRequest, tenant: Tenant) -> ResponseRequest:
-        """The request with the conversation that it goes on from before its own items."""
-        # What is wrong with its own is named by its own numbers, and before anything is looked up.
+        """The request, with the conversation that it continues before its own items."""
+        # Check the request's own items first: errors then name their own indices, and nothing is looked up in vain.
         messages_of(body.instructions, body.input)
         if self._store is None:
             self._refuse_to_store(body)
@@ -109,7 +109,7 @@ class StoredResponses:
 
 
 async def _keep(store: ResponseStore, tenant: str, items: list[InputItem], response: ResponseBody) -> bool:
-    """Whether the response is kept. The answer is given in both cases: it was computed, and says what became of it."""
+    """Whether the response was stored. The client gets the answer in either case; its field `store` tells which."""
     conversation = Conversation([*items, *answered(response.output)], Raw(msgspec.json.encode(response)))
     try:
         await store.keep(tenant, response.id, conversation)

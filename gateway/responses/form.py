@@ -1,4 +1,4 @@
-"""The answers of the Responses API, whole and as events."""
+"""Writes the answers of the Responses API, whole or as events."""
 
 import secrets
 import time
@@ -35,7 +35,7 @@ from gateway.tokenizer import Tokenizer
 from mesh.domain.outputs import FinishReason
 from mesh.errors import InvalidRequest, MeshError
 
-# Nobody guesses an id, and no client's request id makes two the same.
+# Random, so that nobody can guess an id and a repeated request id gives a new one.
 ID_BYTES = 16
 STATUSES: dict[FinishReason, Literal["completed", "incomplete", "cancelled"]] = {
     FinishReason.STOP: "completed",
@@ -45,7 +45,7 @@ STATUSES: dict[FinishReason, Literal["completed", "incomplete", "cancelled"]] = 
 
 
 class ResponsesForm(Form):
-    """Events are counted, and carry the response as it is then."""
+    """Numbers its events; each carries the response as it is at that time."""
 
     def __init__(self, settings: Settings, name: str, model: str, tokenizer: Tokenizer | None) -> None:
         self._response = Response(
@@ -67,7 +67,7 @@ class ResponsesForm(Form):
         return cls(settings_of(body), secrets.token_hex(ID_BYTES), model, tokenizer)
 
     def kept_by(self, keep: Callable[[Response], Awaitable[bool]]) -> Self:
-        """`keep` is called with the response at its end, and says whether it is kept from then on."""
+        """Call `keep` with the response at its end; its result says whether the response was stored."""
         self._keep = keep
         self._response.store = True
         return self
@@ -101,7 +101,7 @@ class ResponsesForm(Form):
         return self.so_far()
 
     async def _settle(self) -> None:
-        """Keep the response before its client hears of its end, and may ask for it."""
+        """Store the response before its client hears of the end, since the client may then ask for it."""
         ended = self._response.status in ("completed", "incomplete")
         self._response.store = self._keep is not None and ended and await self._keep(self._response)
 
@@ -127,7 +127,7 @@ class ResponsesForm(Form):
             response.completed_at = int(time.time())
 
     def _numbered(self, events: "Sequence[ResponseEvent] | Iterator[ResponseEvent]") -> list[Event]:
-        """The events as they are sent; an event shows the response as it is when it is made."""
+        """The events as they are sent. Each is written at once, so that it shows the response as it is now."""
         written = []
         for event in events:
             event.sequence_number = self._events
@@ -137,7 +137,7 @@ class ResponsesForm(Form):
 
 
 def settings_of(body: ResponseRequest) -> Settings:
-    """Raises InvalidRequest if what is repeated is nested deeper than can be written."""
+    """The settings that the response repeats. Raises InvalidRequest if they are nested too deep to be written."""
     try:
         return _settings(body)
     except RecursionError:
@@ -176,7 +176,9 @@ def _settings(body: ResponseRequest) -> Settings:
 
 
 def _written(value: Any) -> Raw:
-    """Written once, before the answer: of what is as deep as may be read, an event around it could not be written."""
+    """JSON of `value`, written before the answer begins: a value at the depth limit would be too deep inside an
+    event.
+    """
     return Raw(msgspec.json.encode(value))
 
 

@@ -1,4 +1,4 @@
-"""The items of a request's input, as messages of a chat."""
+"""Turns the items of a request's input into the messages of a chat."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,9 @@ ValueT = TypeVar("ValueT")
 
 
 class InputPart(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of an item. Only text is taken; the fields of other parts are known so that their type is refused."""
+    """A part of an item; only text is taken. Other parts' fields are declared so that the error names their type, not
+    an unknown field.
+    """
 
     type: str
     text: str = ""
@@ -33,16 +35,16 @@ class InputPart(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Any item; `type` says which fields it must have. An answer's items may come back as they were given."""
+    """Any item; `type` says which fields it must have. Clients may send an answer's items back unchanged."""
 
     type: str = "message"
     role: str | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    # A call's, JSON.
+    # A call's arguments, as JSON.
     arguments: str | None = None
-    # What the function that was called returned.
+    # The result of a function call.
     output: str | list[InputPart] | None = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -56,8 +58,8 @@ def items_of(given: str | list[InputItem]) -> list[InputItem]:
 
 
 def remembered(items: Sequence[InputItem]) -> list[InputItem]:
-    """What later prompts take of items that `messages_of` takes. What is left out may be nested as deep as can be read,
-    and so too deep to be written.
+    """The parts of items that later prompts need, for items that `messages_of` accepts. The rest may be nested so deep
+    that it could be read but not written.
     """
     return [
         InputItem(
@@ -79,7 +81,9 @@ def _joined(content: str | list[InputPart] | None) -> str | None:
 
 
 def answered(output: Sequence[OutputItem]) -> list[InputItem]:
-    """The items of an answer, for the requests that go on from it: without reasoning, which is in no later prompt."""
+    """The items of an answer, for requests that continue from it. Reasoning is left out, since no later prompt has
+    it.
+    """
     items = []
     for item in output:
         if isinstance(item, MessageItem):
@@ -90,14 +94,14 @@ def answered(output: Sequence[OutputItem]) -> list[InputItem]:
 
 
 def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> list[ChatMessage]:
-    """The chat that these items are. Reasoning of earlier answers is left out, as chat templates do.
+    """The chat that these items make. Reasoning of earlier answers is left out, as chat templates do.
 
     Raises InvalidRequest naming the item and its field.
     """
     messages = [] if instructions is None else [ChatMessage("system", instructions)]
     if isinstance(given, str):
         return [*messages, ChatMessage("user", given)]
-    # What the assistant says and calls in one turn is one message.
+    # All that the assistant says and calls in one turn becomes one message.
     said, calls = list[str](), list[ToolCall]()
     for index, item in enumerate(given):
         field = f"input[{index}]"

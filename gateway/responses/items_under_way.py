@@ -1,4 +1,4 @@
-"""The items of one answer while it is generated: deltas in, items and their events out."""
+"""Builds the items of one answer while it is generated: deltas in, items and their events out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class _UnderWay(ABC):
     PREFIX: str
 
     def __init__(self, name: str, index: int) -> None:
-        """name: the response's; index: the item's in its output."""
+        """name: the response's name; index: the item's index in its output."""
         self.id = f"{self.PREFIX}_{name}_{index}"
         self.index = index
         self.pieces: list[str] = []
@@ -47,7 +47,7 @@ class _UnderWay(ABC):
 
     @abstractmethod
     def end(self) -> Iterator[ResponseEvent]:
-        """The events before the one that says that the item is done."""
+        """The events that come before the one that says that the item is done."""
 
 
 class _Reasoning(_UnderWay):
@@ -120,18 +120,18 @@ class _Call(_UnderWay):
 
 
 class ItemsUnderWay:
-    """An answer is reasoning, then a message, then calls, each of which may be missing."""
+    """Tracks the items of one answer: reasoning, then a message, then tool calls; each may be missing."""
 
     def __init__(self, name: str) -> None:
-        """name: the response's, for the ids of its items."""
+        """name: the response's name, for the ids of its items."""
         self.done: list[OutputItem] = []
         self._name = name
         self._open: _UnderWay | None = None
-        # Tokens of the message whose text is held back.
+        # Log probabilities of the message's tokens whose text is still held back.
         self._waiting: list[TokenLogprob] = []
 
     def add(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[ResponseEvent]:
-        """logprobs: of the delta's tokens behind the reasoning."""
+        """logprobs: those of the delta's tokens that come after the reasoning."""
         self._waiting += logprobs
         if delta.reasoning:
             if not isinstance(self._open, _Reasoning):
@@ -145,7 +145,7 @@ class ItemsUnderWay:
             yield from self._call(call)
 
     def end(self, status: Status) -> Iterator[ResponseEvent]:
-        """There is always an answer: an empty message if the model neither said nor called anything."""
+        """End the answer. If the model neither said nor called anything, the answer is an empty message."""
         if self._open is None or isinstance(self._open, _Reasoning):
             yield from self._close("completed")
             yield from self._begin(_Message(self._name, len(self.done)))

@@ -1,4 +1,4 @@
-"""What clients of the Responses API read: the response, its items, and the events that bring them."""
+"""What clients of the Responses API receive: the response, its items, and the events that carry them."""
 
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class CallItem(Struct, tag_field="type", tag="function_call"):
     id: str
     call_id: str
     name: str
-    # JSON.
+    # The arguments, as JSON.
     arguments: str
     status: Status
 
@@ -105,7 +105,7 @@ class Response(Settings, kw_only=True):
     error: None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
-    # If drafts were taken in place of tokens that the seed gives: it is best effort then.
+    # Set if drafts were taken in place of tokens that the seed gives, so that the seed is best effort.
     relaxed: bool | UnsetType = UNSET
 
 
@@ -116,7 +116,7 @@ class Deleted(Struct):
 
 
 class _Event(Struct, tag_field="type", kw_only=True):
-    # Counts the events of the stream from 0 on.
+    # Numbers the events of the stream from 0 on.
     sequence_number: int = 0
 
 
@@ -192,7 +192,9 @@ class ArgumentsDone(_Event, tag="response.function_call_arguments.done", kw_only
 
 
 class Failed(_Event, tag="error", kw_only=True):
-    """An error that ends a stream: flat as OpenAI documents it, and nested as its clients look for it."""
+    """An error that ends a stream. Its fields are both at the top level, as OpenAI documents, and nested, where
+    OpenAI's clients look for them.
+    """
 
     code: str
     message: str

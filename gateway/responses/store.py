@@ -1,7 +1,7 @@
-"""Responses that are kept in Redis, so that any gateway goes on from them.
+"""Keeps responses in Redis, so that any gateway can continue from them.
 
-Each stands under the SHA-256 of its tenant's name and its id: with another's key it is simply not there. It holds the
-whole conversation up to its end, so that it needs no earlier one, and expires by itself.
+The key is the SHA-256 of the tenant's name and the response's id, so another tenant cannot find it. A record holds the
+whole conversation up to the response's end, so no earlier record is needed, and it expires by itself.
 """
 
 import logging
@@ -23,16 +23,16 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 class Conversation(Struct, frozen=True):
-    """A response with all that came before it."""
+    """A response with the conversation before it."""
 
-    # Those of the request, behind those that it went on from, and the answer's.
+    # The items of the earlier conversation, of the request, and of the answer, in this order.
     items: list[InputItem]
-    # As its client read it.
+    # The response, as its client received it.
     response: Raw
 
 
 class ResponseStore:
-    """Every call may raise ResponsesUnavailable, and takes one round trip."""
+    """Every call takes one round trip and may raise ResponsesUnavailable."""
 
     def __init__(self, config: ResponsesConfig) -> None:
         self._link = RedisLink(config, "the store of responses", ResponsesUnavailable, GATEWAY_RESPONSE_STORE_FAILURES)
@@ -45,7 +45,8 @@ class ResponseStore:
         try:
             return None if kept is None else msgspec.json.decode(kept, type=Conversation)
         except (ValueError, TypeError, RecursionError) as error:
-            # Another version of a gateway may have written it. What it says is the tenant's alone.
+            # A gateway of another version may have written it. The decoding error may quote the tenant's data, so it is
+            # not reported.
             raise ResponsesUnavailable("the store of responses has this one in a form that is unknown here") from error
 
     async def keep(self, tenant: str, response_id: str, conversation: Conversation) -> None:
@@ -53,7 +54,7 @@ class ResponseStore:
         await self._ask((b"SET", _key(tenant, response_id), kept, b"PX", self._milliseconds))
 
     async def forget(self, tenant: str, response_id: str) -> bool:
-        """Whether there was such a response."""
+        """Delete the response. Returns whether there was one."""
         return bool(await self._ask((b"UNLINK", _key(tenant, response_id))))
 
     async def close(self) -> None:
@@ -63,13 +64,13 @@ class ResponseStore:
         try:
             [answer] = await self._link.ask(command)
         except ResponsesUnavailable as error:
-            # Where Redis is, and what it says, is for the operator and not for clients.
+            # The address of Redis and its messages are for the operator, not for clients.
             _log.warning("a response was neither stored nor found: %s", error)
             raise ResponsesUnavailable("the store of responses does not answer: retry") from error
         return answer
 
 
 def _key(tenant: str, response_id: str) -> bytes:
-    # No two pairs give the same text: a digest has a length of its own.
+    # The digest has a fixed length, so no two pairs give the same text.
     named = sha256(tenant.encode()).digest() + response_id.encode()
     return PREFIX + sha256(named).hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Tools in the words of the Responses API."""
+"""Tools in the form of the Responses API."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from mesh.errors import MissingField, Unsupported
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True):
-    """A function. The tools that OpenAI runs itself have other types, which are refused."""
+    """A function tool. Tools that OpenAI runs itself have other types and are refused."""
 
     type: str = "function"
     name: str | None = None
@@ -29,7 +29,7 @@ class NamedFunction(Struct, forbid_unknown_fields=True, tag_field="type", tag="f
 
 
 class AllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """The model sees only these of the tools."""
+    """The model sees only these tools."""
 
     tools: list[FunctionTool]
     mode: Literal["auto", "required"] = "auto"
