@@ -15,7 +15,9 @@ def host_of(address: str) -> str:
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Those of a list that is separated by commas, at least one; a comma more counts for nothing. Raises ValueError."""
+    """Splits a list of addresses that are separated by commas; empty entries are dropped. Raises ValueError if none is
+    left.
+    """
     split = tuple(stripped for address in addresses.split(",") if (stripped := address.strip()))
     if not split:
         raise ValueError("expected host:port, or several separated by commas")

@@ -1,4 +1,6 @@
-"""Pauses between the tries of a link that failed: longer each time, and logged once in a row."""
+"""Pauses between the attempts of a link that failed: longer each time, and only the first failure in a row is a
+warning.
+"""
 
 import asyncio
 import logging
@@ -25,7 +27,7 @@ class Backoff:
 
     async def failed(self, what: str, error: MeshError) -> None:
         """Log what failed, and return when it is time for another try."""
-        # A warning once, and not at every try of a service that is away for long.
+        # Warn once, not at every attempt while a service is away for long.
         level = logging.WARNING if self._seconds == FIRST_SECONDS else logging.DEBUG
         self._log.log(level, "%s: %s", what, error.message)
         await self._sleep(self._seconds * random.uniform(0.5, 1.0))

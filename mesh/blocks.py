@@ -1,4 +1,4 @@
-"""Content addresses of KV blocks: one function, which gateway, scheduler, engine and store share."""
+"""Content addresses of KV blocks: the one hash function that gateway, scheduler, engine and store share."""
 
 import hashlib
 import struct
@@ -9,12 +9,12 @@ from mesh.domain.sparse_prefill import SparsePrefill
 BLOCK_TOKENS = 64
 HASH_BYTES = 16
 _TOKENS = struct.Struct(f"<{BLOCK_TOKENS}I")
-# Copied for each block: setting up another takes as long as hashing one.
+# Copied for each block: creating a new hash object takes as long as hashing a block.
 _BLOCK_HASH = hashlib.blake2b(digest_size=HASH_BYTES, person=b"deepmesh-block")
 
 
 def blocks_for(tokens: int) -> int:
-    """How many blocks so many tokens take; the last may be partial."""
+    """How many blocks `tokens` tokens take; the last may be partial."""
     return -(-tokens // BLOCK_TOKENS)
 
 
@@ -32,10 +32,10 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def parent_hash(before: bytes, index: int, sparse: SparsePrefill | None) -> bytes:
-    """What the block of that index is hashed behind: the block before it, or the root.
+    """The parent hash of block `index`. `before` is the hash of the block before it, or the root.
 
-    From the first token on whose attention is sparse KV is not what an exact prompt has, so there the chain becomes
-    another one, which requests share only if they leave out as much.
+    From the first token with sparse attention on, KV differs from that of an exact prompt. At that block the chain
+    therefore branches, and only requests with the same sparse setting share what follows.
     """
     if sparse is None or index != sparse.from_tokens // BLOCK_TOKENS:
         return before
@@ -48,7 +48,7 @@ def iter_chain(
 ) -> Iterator[bytes]:
     """Hashes of every full block of `token_ids`, root first; a partial last block has none.
 
-    sparse: how the attention of its later tokens is computed; None if exactly.
+    sparse: how the attention of later tokens is computed; None if exactly.
     """
     before = root_hash(cache_salt)
     for index in range(len(token_ids) // BLOCK_TOKENS):

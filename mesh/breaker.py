@@ -1,12 +1,12 @@
-"""A circuit breaker: what keeps failing is not asked again for a while, so that nobody waits for it."""
+"""A circuit breaker: stops asking a service that keeps failing for a while, so that nobody waits for it."""
 
 from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Opens after `failures` in a row, and then lets one try through every `rest_seconds` until one succeeds.
+    """Opens after `failures` failures in a row; then lets one attempt through every `rest_seconds` until one succeeds.
 
-    `clock` counts seconds and never goes back.
+    `clock` is monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float], failures: int, rest_seconds: float) -> None:
@@ -17,7 +17,7 @@ class CircuitBreaker:
         self._next_try = 0.0
 
     def allows(self) -> bool:
-        """Whether to ask now. While open, a yes is the one try of its period."""
+        """Whether to ask now. While the breaker is open, True uses up the one attempt of its period."""
         if self._failures < self._limit:
             return True
         if self._clock() < self._next_try:

@@ -19,8 +19,8 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A channel waits after failures of its own alone: one that is opened to a service that has just come back connects
-    # at once, even if an older channel to the same address still waits for its next try.
+    # Each channel keeps its own reconnection backoff. A new channel to a service that is back connects at once, even if
+    # an older channel to the same address still waits for its next attempt.
     ("grpc.use_local_subchannel_pool", 1),
     # Services of the mesh are never behind the environment's web proxy.
     ("grpc.enable_http_proxy", 0),
@@ -30,7 +30,7 @@ OPTIONS = (
 class Channels:
     """Opens every channel of a process with the same credentials.
 
-    Made once, where the process is put together, and handed to whatever calls other services. Without credentials
+    Created once, where the process is put together, and passed to whatever calls other services. Without credentials
     channels are plaintext: for loopback, or behind a service mesh that encrypts by itself.
     """
 
@@ -38,16 +38,17 @@ class Channels:
         self._credentials = credentials
 
     def open(self, endpoint: str, role: Role | None = None) -> grpc.aio.Channel:
-        """A channel to `endpoint` ("host:port") that connects at the first call and reconnects by itself, within 2 s.
+        """A channel to `endpoint` ("host:port"). It connects at the first call, and reconnects by itself within 2 s.
 
-        `role` is what must answer there, where services have certificates. Unary calls carry the request id and raise
-        MeshError; see `mesh.interceptors.CallInterceptor` for streams.
+        `role`: the role that must answer there, if services have certificates. Unary calls carry the request id and
+        raise MeshError; for streams see `mesh.interceptors.CallInterceptor`.
         """
         return _open(endpoint, self._credentials)
 
 
 class MutualTlsChannels(Channels):
-    """Channels that show this service's certificate, and answer to a role's: one that is renewed serves the next call.
+    """Channels that show this service's certificate and accept only a peer of the given role. A renewed certificate is
+    used from the next call on.
 
     Raises ConfigError if the files cannot be read.
     """
@@ -55,7 +56,7 @@ class MutualTlsChannels(Channels):
     def __init__(self, config: TlsConfig) -> None:
         super().__init__()
         self._files = CertificateFiles.of(config)
-        # Version of the files as they were last read.
+        # Counts the changes of the files that were read.
         self._version = 0
         self._current = self._files.pem.channel_credentials()
 
@@ -67,7 +68,7 @@ class MutualTlsChannels(Channels):
         return _open(endpoint, self._current, name)
 
     def _read_again(self) -> int:
-        """The version of the certificates, one higher after each change."""
+        """Read the files again if they changed. Returns the version, which each change raises by one."""
         pem = self._files.read_again()
         if pem is not None:
             self._current = pem.channel_credentials()

@@ -13,7 +13,7 @@ from mesh.addresses import is_loopback
 from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
 from mesh.errors import ConfigError
 
-# Kinds of pydantic's errors for which the key's type and bounds say all.
+# Kinds of pydantic's errors that are explained by the key's type and bounds alone.
 _OF_ANOTHER_KIND = ("greater_than", "less_than", "literal_error", "int_from_float")
 _NO_VALUE_OF_ITS_KIND = ("_type", "_parsing")
 _OF_ANOTHER_LENGTH = ("too_short", "too_long")
@@ -31,23 +31,25 @@ class ServerConfig(Config):
     """Where a service listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen on: 0.0.0.0 is every one of the machine."""
+    """Address to listen on; 0.0.0.0 listens on all of the machine's addresses."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
     advertise: str | None = None
-    """host:port at which others reach this service; by default its host (the machine's name if host is every address)
-    and the port that it listens on.
+    """host:port at which other services reach this one. By default its host (the machine's name if host means all
+    addresses) and the port that it listens on.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of Prometheus' /metrics over HTTP; null serves no metrics, 0 picks a free port."""
     metrics_host: str | None = None
-    """Address of that port, which asks for no key; by default server.host."""
+    """Address of metrics_port; by default server.host. The port asks for no key."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port of gRPC health alone, in plaintext: probes bring no certificate; null serves it with all else."""
+    """Port that serves only gRPC health, in plaintext, for probes without a certificate; null serves health on
+    server.port.
+    """
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Largest gRPC message that is received or sent."""
     max_calls: int = Field(default=8192, ge=1)
-    """Calls that may be in progress at once; more are refused with a delay after which to call again."""
+    """Calls that may be in progress at once; further ones are refused and told when to retry."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """How long a stopping service waits for its requests to end."""
 
@@ -58,9 +60,9 @@ class ObserveConfig(Config):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages that are logged; DEBUG has every span."""
     log_format: Literal["text", "json"] = "text"
-    """Lines to read, or one JSON object a line, with date and zone."""
+    """Lines for people, or one JSON object a line, with date and time zone."""
     access_log: bool = False
-    """Log every generation at its end: tenant, API, model, outcome, lengths and times, and nothing of its content."""
+    """Log every generation at its end: tenant, API, model, outcome, lengths and times, but no content."""
     trace_file: Path | None = None
     """File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
@@ -68,20 +70,18 @@ class ObserveConfig(Config):
     the extra `deepmesh[otlp]`.
     """
     trace_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of the requests for which a gateway with otlp_endpoint begins a trace, where the client has not decided (by
-    its traceparent).
-    """
+    """Share of requests for which a gateway with otlp_endpoint begins a trace. A client's traceparent overrides it."""
 
 
 class TlsConfig(Config):
     """PEM files of a service. They are read again when they change."""
 
     certificate: Path
-    """Shown to the others; it names this service."""
+    """The service's certificate; it names the service."""
     key: Path
     """The certificate's private key."""
     ca: Path
-    """The CAs that sign the certificates of the others."""
+    """The CAs that sign the other services' certificates."""
 
 
 class SecurityConfig(Config):
@@ -90,7 +90,7 @@ class SecurityConfig(Config):
     tls: TlsConfig | None = None
     """Mutual TLS: every call between services is encrypted, and both sides show a certificate that names them."""
     plaintext: bool = False
-    """Plaintext off loopback: for a service mesh that does mTLS of its own, or a network that nobody else is in."""
+    """Allow plaintext off loopback: if a service mesh encrypts, or if nobody else is in the network."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -103,11 +103,11 @@ class RedisTlsConfig(Config):
     """PEM files for TLS with Redis. They are read at each connection."""
 
     ca: Path | None = None
-    """The CAs that may sign Redis' certificate, which must name the URL's host; by default the system's."""
+    """The CAs that may sign Redis' certificate, which must name the URL's host; by default the system's CAs."""
     certificate: Path | None = None
-    """Shown to Redis, if it asks."""
+    """Certificate to show if Redis asks for one."""
     key: Path | None = None
-    """The certificate's private key; by default it stands in the certificate's file."""
+    """The certificate's private key; by default it is in the certificate's file."""
 
     @model_validator(mode="after")
     def _key_has_a_certificate(self) -> Self:
@@ -117,22 +117,22 @@ class RedisTlsConfig(Config):
 
 
 class RedisConfig(Config):
-    """Redis or Valkey: base of the configuration of what a service keeps there (docs/redis.md)."""
+    """Redis or Valkey: base of the configuration of what a service stores there (docs/redis.md)."""
 
     redis_url: str | None = None
     """redis://host:port/database, or rediss:// for TLS."""
     redis_user: str | None = Field(default=None, min_length=1)
-    """A user of Redis' ACL, unless the URL has one; null is its default user."""
+    """A user of Redis' ACL, if the URL names none; null is Redis' default user."""
     redis_password: SecretStr | None = Field(default=None, min_length=1)
-    """That user's, unless the URL has one."""
+    """That user's password, if the URL has none."""
     redis_tls: RedisTlsConfig | None = None
-    """For rediss://: a CA of your own, and a certificate of the service."""
+    """For rediss://: a CA of your own, and a certificate for this service."""
     timeout_seconds: float = Field(default=0.1, gt=0)
     """Longest wait for Redis."""
 
     @field_serializer("redis_url", when_used="json")
     def _without_login(self, url: str | None) -> str | None:
-        """As any secret, a password in the URL is not printed."""
+        """Hide the password in a printed URL, as of any secret."""
         return None if url is None else re.sub(r"//.*@", "//**********@", url)
 
 
@@ -145,7 +145,9 @@ class ServiceConfig(Config):
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:
-        """Hosts, or host:port, of calls between services: where this one listens for them, and whom it calls."""
+        """Hosts, or host:port, of the calls between services: where this service listens for them, and whom it
+        calls.
+        """
         return (self.server.host,)
 
     @model_validator(mode="after")
@@ -170,11 +172,11 @@ def load(
     origin: str = "configuration",
     overlays: Sequence[Path] = (),
 ) -> ConfigT:
-    """Read `path` (YAML; absent means all defaults), lay the files `overlays` over it, apply `overrides`
-    ("engine.max_requests=8"), validate.
+    """Read `path` (YAML; None means all defaults), lay the files `overlays` over it, apply `overrides`
+    ("engine.max_requests=8"), and validate.
 
-    Raises ConfigError naming every offending key, and where the values are from: the files, and --set beside them, or
-    `origin` without a file.
+    Raises ConfigError naming every wrong key and the source of the values: the files and --set, or `origin` if there is
+    no file.
     """
     values = _read(path) if path is not None else {}
     for overlay in overlays:
@@ -187,7 +189,7 @@ def load(
 
 
 def overridden(overrides: Sequence[str]) -> dict[str, Any]:
-    """What these overrides set, key below key. Raises ConfigError for one that is none."""
+    """The values that these overrides set, as nested dicts. Raises ConfigError for a malformed one."""
     values: dict[str, Any] = {}
     for override in overrides:
         _apply(values, override)
@@ -199,7 +201,7 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        # A value that may be of several kinds has an error for each kind.
+        # A value with several possible types has an error for each type.
         problems = dict.fromkeys(_in_words(model, each) for each in error.errors(include_input=False))
         raise ConfigError(f"{origin}: {'; '.join(problems)}") from error
 
@@ -215,13 +217,13 @@ def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
     if known_key is not None and kind == "missing":
         return f"missing key {key}: expected {known_key.kind}"
     if kind != "extra_forbidden":
-        # Our own validators name the keys that do not go together.
+        # The messages of our own validators name the keys that conflict.
         message = message.removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     known = [each.path for each in keys_of(model)]
     *parents, _ = location
     for parent in parents:
-        # A number names an entry of a list of models.
+        # A number is an index into a list of models.
         if isinstance(parent, str):
             model = model_in(model.model_fields[parent].annotation) or model
     where = f"of {'.'.join(map(str, parents))} " if parents else ""
@@ -230,7 +232,7 @@ def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
 
 
 def _length(is_text: bool, bounds: Mapping[str, Any]) -> str:
-    """In the words of the value's kind: pydantic counts the items of a secret."""
+    """The wrong length in words. The unit depends on the type: pydantic calls a secret's characters items."""
     bound, number = ("at least", bounds["min_length"]) if "min_length" in bounds else ("at most", bounds["max_length"])
     unit = "character" if is_text else "value"
     return f"{bound} {number} {unit}{'' if number == 1 else 's'}"
@@ -251,7 +253,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _lay_over(values: dict[str, Any], others: Mapping[str, Any]) -> None:
-    """Set what `others` has, key by key; a list or a single value replaces the one before."""
+    """Set all that `others` has, key by key; a list or a single value replaces the previous one."""
     for key, value in others.items():
         current = values.get(key)
         if isinstance(current, dict) and isinstance(value, dict):
@@ -273,7 +275,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    """A value in YAML, or in the file after an @, with which no YAML begins."""
+    """A value in YAML, or read from the file named after an @. No YAML value begins with @."""
     if text.startswith("@"):
         return _in_file(Path(text[1:]))
     try:
@@ -283,7 +285,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _in_file(path: Path) -> Any:
-    """A value that stays off command lines: a secret, which no message may quote."""
+    """A value from a file, which keeps it off command lines. It may be a secret, so no message may quote it."""
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -293,6 +295,6 @@ def _in_file(path: Path) -> Any:
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """Where it is wrong, without the text that stands there: secrets come from files and the environment too."""
+    """Line and column of the error, without the text there: it may be a secret, since secrets come from files too."""
     mark = getattr(error, "problem_mark", None)
     return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"

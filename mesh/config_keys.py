@@ -1,4 +1,4 @@
-"""The keys of a configuration model, in words, and the key that somebody may have meant."""
+"""Describes the keys of a configuration model, and finds the key that somebody may have meant."""
 
 import json
 import re
@@ -15,16 +15,16 @@ from pydantic.fields import FieldInfo
 _TYPES = {int: "integer", float: "number", bool: "true or false", str: "text", SecretStr: "text", Path: "path"}
 _OR_NULL = " or null"
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-# How alike two keys must be, as difflib measures it, for one to be offered in place of the other.
+# Similarity (of difflib) that two keys must have for one to be suggested in place of the other.
 _ALIKE = 0.75
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a configuration file. `path` has dots, and "[]" behind what is a list: "models[].name"."""
+    """One key of a configuration file. `path` is dotted, with "[]" after a list: "models[].name"."""
 
     path: str
-    # Its type and bounds, and its default, in words.
+    # Type and bounds, and the default, in words.
     kind: str
     default: str
     meaning: str
@@ -48,9 +48,9 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 
 
 def key_at(model: type[BaseModel], location: Sequence[int | str]) -> Key | None:
-    """The key of the value at this place of a configuration, as pydantic's errors name it; None if there is none.
+    """The key at this location of a configuration, as pydantic's errors give it; None if there is none.
 
-    A number is an entry of a list. Behind the key may stand which of a value's types is meant.
+    A number is a list index. After the key, the location may name one of the value's types.
     """
     known = {each.path: each for each in keys_of(model)}
     path = ".".join(map(str, location))
@@ -63,14 +63,14 @@ def key_at(model: type[BaseModel], location: Sequence[int | str]) -> Key | None:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that values of this type are, or hold."""
+    """The model that values of this type are, or contain."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := model_in(part))), None)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """ " (did you mean KEY?)" for the known key that `given` is most like; empty if none is."""
+    """ " (did you mean KEY?)" with the known key most similar to `given`; empty if none is similar."""
     known = list(known)
     leaf = given.rpartition(".")[2]
     same_leaf = [key for key in known if key.rpartition(".")[2] == leaf]
@@ -112,7 +112,7 @@ def _default(field: FieldInfo, section: type[BaseModel] | None) -> str:
         return "required"
     default = field.get_default(call_default_factory=True)
     if section is not None and isinstance(default, section):
-        # Those of its keys.
+        # A section's keys have their own defaults.
         return ""
     return json.dumps(default, default=str)
 

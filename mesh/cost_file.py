@@ -9,7 +9,7 @@ from mesh.errors import ConfigError
 
 
 def load_costs(path: Path) -> CostFile:
-    """Raises ConfigError in one sentence."""
+    """Raises ConfigError with a message of one sentence."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CostFile)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What work costs a worker: the one model of time that placement, scaling, the simulator and `deepmesh plan` share."""
+"""What work costs a worker: the cost model that placement, scaling, the simulator and `deepmesh plan` share."""
 
 from bisect import bisect_left
 
@@ -8,35 +8,38 @@ MILLION = 1e6
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of one kind of worker. The defaults are what is assumed of a worker that nobody has measured."""
+    """Times of one kind of worker. The defaults are assumed for a worker that nobody has measured."""
 
-    # Requests in a decode step, ascending, and milliseconds of that step; linear between them and behind the last.
+    # Points (requests in a decode step, milliseconds of that step), ascending; linear between them and beyond the last.
     decode_steps: tuple[tuple[float, float], ...] = ((1.0, 20.0), (51.0, 39.607843137254903))
-    # Context of each request in these steps, and milliseconds that a million tokens of context more take.
+    # Context of each request in these measurements, and milliseconds for each further million tokens of context.
     decode_context_tokens: float = 0.0
     decode_context_ms: float = 0.0
-    # What decoding adds to a step with prompts, as a share of its own step: a GPU reads the weights once for both.
+    # What decoding adds to a step with prompts, as a share of a decode step's own time: a GPU reads the weights once
+    # for both.
     decode_beside_prompts: float = 1.0
-    # Prompts without what came before them, and milliseconds of a million pairs of a prompt's token and one before it.
+    # Speed of prompt tokens apart from attention to earlier tokens, and milliseconds of attention for a million pairs
+    # of a prompt token and an earlier token.
     prefill_tokens_per_second: float = 5000.0
     prefill_pairs_ms: float = 0.0
-    # What a rank's prompts take if no other rank of its worker computes any, as a share of that if all compute as many.
+    # Time of a rank's prompts if no other rank of its worker computes any, as a share of their time if all ranks
+    # compute as many.
     prefill_alone: float = 1.0
-    # What a step with prompts takes besides their tokens, as weights are read and the host launches it.
+    # Time of a step with prompts besides its tokens': reading weights, and launching it from the host.
     prefill_step_ms: float = 0.0
-    # The same of tokens whose attention is sparse; null: as if it were exact, until workers measure it.
+    # As prefill_pairs_ms, for tokens with sparse attention; null uses prefill_pairs_ms until workers measure it.
     sparse_pairs_ms: float | None = None
-    # A push of KV to a decode worker: rate, and time of the calls, from the decode worker's landing to the prefill
-    # worker's first chunk, and from the last byte of KV to the decode worker's next step.
+    # Push of KV to a decode worker: its rate, and the time of its calls: from the decode worker's landing to the
+    # prefill worker's first chunk, and from the last byte of KV to the decode worker's next step.
     push_bytes_per_second: float = 2e9
     handover_ms: float = 5.0
-    # A fetch from a store: time before its first byte, and its rate from the store's memory and from its disk.
+    # Fetch from a store: time before its first byte, and its rate from the store's memory and from its disk.
     fetch_latency_ms: float = 2.0
     fetch_bytes_per_second: float = 1e9
     disk_fetch_bytes_per_second: float = 5e8
-    # What a request spends in gateway and scheduler until a worker has it, and its first token on the way back.
+    # Time that a request spends in gateway and scheduler until a worker has it, and its first token on the way back.
     request_ms: float = 0.0
-    # From the decision to start a worker until it takes requests.
+    # Time from the decision to start a worker until it takes requests.
     start_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -48,11 +51,11 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("times of steps and rates must be above 0")
 
     def decode_ms(self, requests: float) -> float:
-        """A step in which so many requests decode, at the context that was measured."""
+        """Milliseconds of a step in which `requests` requests decode, at the measured context."""
         points = self.decode_steps
         if requests <= points[0][0] or len(points) == 1:
             return points[0][1]
-        # Placement asks for each worker: most models have two points.
+        # Placement calls this for each worker, so the usual model of two points skips the search.
         after = 1 if len(points) == 2 else min(max(bisect_left(points, (requests,)), 1), len(points) - 1)
         (left, low), (right, high) = points[after - 1], points[after]
         return low + (high - low) * (requests - left) / (right - left)
@@ -62,23 +65,23 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bisect_left(range(1, most + 1), True, key=lambda requests: self.decode_ms(requests) > ms)
 
     def prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
-        """Computing `tokens` of a prompt behind `cached_tokens` of it."""
+        """Milliseconds to compute `tokens` of a prompt after `cached_tokens` of it."""
         return tokens * self.prompt_token_ms(cached_tokens + tokens / 2)
 
     def sparse_prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
-        """The same with sparse attention of all of them."""
+        """As `prefill_ms`, if all of `tokens` have sparse attention."""
         return tokens * self.prompt_token_ms(cached_tokens + tokens / 2, sparse=True)
 
     def prompt_token_ms(self, context_tokens: float, sparse: bool = False) -> float:
-        """One token of a prompt that has so many before it."""
+        """Milliseconds of one prompt token with `context_tokens` before it."""
         pairs_ms = self.prefill_pairs_ms
         if sparse and self.sparse_pairs_ms is not None:
             pairs_ms = self.sparse_pairs_ms
         return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
-        """A step in which requests with so much context together decode, beside chunks of prompts. However short these
-        are, it takes as long as one without them.
+        """Milliseconds of a step that decodes `requests` requests with `context_tokens` in total beside chunks of
+        prompts. However short the chunks are, the step takes at least as long as one without them.
         """
         prompts_ms = chunks_ms + self.prefill_step_ms if chunks_ms else 0.0
         if not requests:
@@ -94,15 +97,15 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A calibrated cost model, what it was calibrated on, and how far it is off."""
+    """A calibrated cost model, the setup it was measured on, and its error."""
 
     costs: CostModel
-    # What was measured, in words.
+    # The measured setup, in words.
     device: str = ""
     model: str = ""
     # How the worker's ranks share the model, and its number formats, e.g. "ep8" and "fp8, bf16 KV".
     layout: str = ""
     format: str = ""
     source: str = ""
-    # Largest relative difference between a measurement and the model without it; None if there were too few to tell.
+    # Largest relative difference between a measurement and a model fitted without it; None if there were too few to tell.
     error: float | None = None

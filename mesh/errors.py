@@ -1,6 +1,6 @@
-"""The one tree of errors. Each class names its gRPC code, its stable reason, and what its caller may try again.
+"""The one tree of errors. Each class has a gRPC code, a stable reason, and what its caller may retry.
 
-Interceptors translate at the edges. `rebuild` is the one way back from a reason to its class.
+Interceptors translate errors at the edges. `rebuild` is the only way back from a reason to its class.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from types import MappingProxyType
 from grpc import StatusCode
 
 DOMAIN = "deepmesh"
-# What others are told travels in headers, which they limit to a few KiB, and may repeat a request of megabytes.
+# Messages travel in headers, which are limited to a few KiB, and may quote a request of megabytes.
 MAX_TOLD_CHARACTERS = 1000
 _CUT = " … "
 
 
 def shortened(text: str, characters: int = MAX_TOLD_CHARACTERS) -> str:
-    """Text without its middle, if it has more characters: what is wrong stands at its begin, what to do at its end."""
+    """Text with its middle cut out if it is too long: the beginning says what is wrong, the end what to do."""
     if len(text) <= characters:
         return text
     end = characters // 3
@@ -25,20 +25,20 @@ def shortened(text: str, characters: int = MAX_TOLD_CHARACTERS) -> str:
 
 
 class Retry(Enum):
-    """What may be tried again after an error."""
+    """What may be retried after an error."""
 
-    # The callee did nothing, or is not there: the same call, to it or to another like it.
+    # The callee did nothing, or is not there: make the same call again, to it or to another like it.
     THIS_CALL = "this call"
-    # The step above: place the request again, attach again, open another landing.
+    # Repeat the step above: place the request again, attach again, open another landing.
     HIGHER_UP = "higher up"
-    # The same call, once there is room.
+    # Make the same call again, once there is room.
     AFTER_DELAY = "after a delay"
-    # Nothing: the same would fail again, or nobody can say.
+    # Nothing: it would fail again, or nobody can say.
     NEVER = "never"
 
     @classmethod
     def of(cls, code: StatusCode) -> "Retry":
-        """What deepmesh's contracts mean by a code."""
+        """What a code means in deepmesh's contracts."""
         return _RETRIES.get(code, cls.NEVER)
 
 
@@ -54,8 +54,8 @@ _RETRIES: Mapping[StatusCode, Retry] = MappingProxyType(
 class MeshError(Exception):
     """An error with a meaning across the wire.
 
-    `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo. A class that sets no `retry` has the one
-    of its code.
+    `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo. A class that sets no `retry` gets that of
+    its code.
     """
 
     code: StatusCode = StatusCode.INTERNAL
@@ -76,7 +76,7 @@ class MeshError(Exception):
 
 
 class InvalidRequest(MeshError):
-    """The request can never succeed. `field` names the offending field, if it is one."""
+    """The request can never succeed. `field` names the wrong field, if it is a field."""
 
     code = StatusCode.INVALID_ARGUMENT
     reason = "INVALID_REQUEST"
@@ -86,31 +86,31 @@ class InvalidRequest(MeshError):
 
 
 class UnknownField(InvalidRequest):
-    """The request has a field that no request of its kind has."""
+    """The request has a field that requests of its kind do not have."""
 
     reason = "UNKNOWN_FIELD"
 
 
 class MissingField(InvalidRequest):
-    """The request lacks a field that it must have."""
+    """The request lacks a required field."""
 
     reason = "MISSING_FIELD"
 
 
 class WrongType(InvalidRequest):
-    """A field has a value of another type than it takes."""
+    """A field's value has the wrong type."""
 
     reason = "WRONG_TYPE"
 
 
 class Unsupported(InvalidRequest):
-    """The request asks for something that clients of this API know and that we lack."""
+    """The request asks for a feature that clients of this API know and that we lack."""
 
     reason = "UNSUPPORTED"
 
 
 class InvalidConstraint(InvalidRequest):
-    """The answer cannot be constrained as the request asks: it is no grammar, or one that takes too long."""
+    """The answer cannot be constrained as asked: the grammar is invalid, or takes too long."""
 
     reason = "INVALID_CONSTRAINT"
 
@@ -135,21 +135,21 @@ class Unauthenticated(MeshError):
 
 
 class PermissionDenied(MeshError):
-    """The caller's certificate allows no such call, or says that it is another than it claims to be."""
+    """The caller's certificate does not allow this call, or names another service than the caller claims to be."""
 
     code = StatusCode.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
 
 
 class UnknownModel(MeshError):
-    """No worker ever served that model."""
+    """No worker serves, or has lately served, that model."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_MODEL"
 
 
 class UnknownRequest(MeshError):
-    """The worker does not know that request (it restarted, or the grace period ended): place it again."""
+    """The worker does not know that request, because it restarted or the grace period ended: place it again."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_REQUEST"
@@ -164,7 +164,7 @@ class Overloaded(MeshError):
 
 
 class SlowClient(MeshError):
-    """The client did not read its stream; its buffer filled and the request was cancelled."""
+    """The client did not read its stream: its buffer filled up and the request was cancelled."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = "SLOW_CLIENT"
@@ -190,20 +190,22 @@ class WorkerDraining(PlaceAgain):
 
 
 class GrammarSpent(PlaceAgain):
-    """Another answer made the lexer that both share too complex: with a grammar compiled anew, this one goes on."""
+    """Another answer made the lexer that both share too complex. The request can continue with a newly compiled
+    grammar.
+    """
 
     reason = "GRAMMAR_SPENT"
 
 
 class NamespaceMismatch(MeshError):
-    """KV of other weights, another dtype or another layout: its bytes mean something else here and are never mixed."""
+    """KV of other weights, another dtype or another layout: its bytes have another meaning here and are never mixed."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "NAMESPACE_MISMATCH"
 
 
 class PrefillLost(PlaceAgain):
-    """The prefill worker refused the prompt, died, or sent no KV in time. Its id is metadata's `worker_id`."""
+    """The prefill worker refused the prompt, died, or sent no KV in time. `worker_id` in the metadata names it."""
 
     reason = "PREFILL_LOST"
 
@@ -215,28 +217,28 @@ class PushFailed(PlaceAgain):
 
 
 class StreamReplaced(MeshError):
-    """The same gateway opened another stream; this one is over."""
+    """The same gateway opened another stream, which replaced this one."""
 
     code = StatusCode.ABORTED
     reason = "STREAM_REPLACED"
 
 
 class UnknownStream(MeshError):
-    """No stream has that name, its token has expired, or it is another tenant's."""
+    """No stream has that name, its token has expired, or it belongs to another tenant."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_STREAM"
 
 
 class StreamGone(MeshError):
-    """No worker has the stream's log any more: the request itself is needed to go on with it."""
+    """No worker has the stream's log any more: only the request itself can continue it."""
 
     code = StatusCode.NOT_FOUND
     reason = "STREAM_GONE"
 
 
 class StreamTaken(MeshError):
-    """The client goes on with the stream through another call, which ended this one."""
+    """The client resumed the stream by another call, which ended this one."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "STREAM_TAKEN"
@@ -250,7 +252,7 @@ class NoWorker(MeshError):
 
 
 class NoWorkerYet(NoWorker):
-    """A scheduler that started less than a lease ago finds no worker: it may not know all of them yet."""
+    """A scheduler that started less than a lease ago finds no worker, but may not know all of them yet."""
 
     reason = "NO_WORKER_YET"
 
@@ -270,14 +272,14 @@ class SchedulerUnavailable(MeshError):
 
 
 class EndpointUnavailable(MeshError):
-    """The endpoint that a client was given does not answer, or is no such service."""
+    """The endpoint that a client was given does not answer, or is not the expected service."""
 
     code = StatusCode.UNAVAILABLE
     reason = "ENDPOINT_UNAVAILABLE"
 
 
 class EndpointRefused(EndpointUnavailable):
-    """An HTTP endpoint answered with the status of an error."""
+    """An HTTP endpoint answered with an error status."""
 
     reason = "ENDPOINT_REFUSED"
 
@@ -291,13 +293,13 @@ class EndpointRefused(EndpointUnavailable):
 
 
 class AnswerBroken(EndpointUnavailable):
-    """An endpoint's answer is malformed, or tells of an error after it has begun."""
+    """An endpoint's answer is malformed, or reports an error after it has begun."""
 
     reason = "ANSWER_BROKEN"
 
 
 class AnswerIncomplete(AnswerBroken):
-    """A streamed answer ended without saying that it was complete."""
+    """A streamed answer ended without its end marker."""
 
     reason = "ANSWER_INCOMPLETE"
 
@@ -324,7 +326,7 @@ class LeaseConflict(MeshError):
 
 
 class LeaseExpired(MeshError):
-    """A status stream outlived its lease, or another stream took it: begin again with identity and a snapshot."""
+    """A status stream outlived its lease, or another stream replaced it: begin again with identity and a snapshot."""
 
     code = StatusCode.ABORTED
     reason = "LEASE_EXPIRED"
@@ -352,14 +354,14 @@ class EngineFailed(MeshError):
 
 
 class RankLost(EngineFailed):
-    """A rank waited for another one of its worker, which has ended or hangs."""
+    """A rank waited for another rank of its worker, which has ended or hangs."""
 
     reason = "RANK_LOST"
 
 
 class RemoteError(MeshError):
-    """An error of another process that has no class here: its code and reason are kept as they came, and the code says
-    what may be tried again.
+    """An error of another process that has no class here. It keeps its code and reason, and its code decides what may
+    be retried.
     """
 
     def __init__(
@@ -378,14 +380,14 @@ class RemoteError(MeshError):
 
 
 class ProcessFailed(MeshError):
-    """A service's process ended, or did not become ready in time."""
+    """A service's process ended, or was not ready in time."""
 
     code = StatusCode.UNAVAILABLE
     reason = "PROCESS_FAILED"
 
 
 class UnknownSession(MeshError):
-    """The KV store knows no such session (it restarted, or the lease ran out): attach again."""
+    """The KV store does not know that session, because it restarted or the lease ran out: attach again."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_SESSION"
@@ -393,7 +395,7 @@ class UnknownSession(MeshError):
 
 
 class UnknownTransfer(MeshError):
-    """That session has no landing with that transfer id: it has ended, or never existed."""
+    """That session has no landing with that transfer id: the landing has ended, or never existed."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_TRANSFER"
@@ -428,7 +430,7 @@ class UnknownResponse(MeshError):
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """The request goes on from a response that is not stored, or is another tenant's."""
+    """The request continues from a response that is not stored, or that belongs to another tenant."""
 
     reason = "PREVIOUS_RESPONSE_NOT_FOUND"
 
@@ -441,10 +443,10 @@ def rebuild(
     metadata: Mapping[str, str] | None = None,
     retry_after_ms: int | None = None,
 ) -> MeshError:
-    """The error that another process raised, in its class.
+    """The error that another process raised, in its class here.
 
-    RemoteError for a reason that has no class here, or that came under another code than its class has. `code` is None
-    where only the reason was sent; an unknown reason is then INTERNAL, since nothing says what it means.
+    RemoteError if the reason has no class here, or came with another code than its class has. `code` is None if only
+    the reason was sent; an unknown reason then counts as INTERNAL, since nothing says what it means.
     """
     known = _classes().get(reason)
     if known is None or code not in (None, known.code):
@@ -455,7 +457,7 @@ def rebuild(
             metadata=metadata,
             retry_after_ms=retry_after_ms,
         )
-    # Past the subclass's own constructor, whose arguments are already folded into metadata.
+    # Bypass the subclass's constructor: its arguments are already in the metadata.
     error = known.__new__(known)
     MeshError.__init__(error, message, metadata=metadata, retry_after_ms=retry_after_ms)
     return error
@@ -463,7 +465,7 @@ def rebuild(
 
 @cache
 def _classes() -> Mapping[str, type[MeshError]]:
-    """Every class of the tree by its reason."""
+    """All classes of the tree by reason."""
     pending: list[type[MeshError]] = [MeshError]
     classes: dict[str, type[MeshError]] = {}
     while pending:

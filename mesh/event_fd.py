@@ -4,24 +4,26 @@ import os
 
 
 class EventFd:
-    """An eventfd: like threading.Event, but a thread waits for it by polling it together with other descriptors.
+    """An eventfd: like threading.Event, but a thread can poll it together with other descriptors.
 
     It is readable from `set` until the next `clear`.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """descriptor: of an eventfd that does not block, made by another process; by default a new one."""
+        """descriptor: a non-blocking eventfd that another process made; by default a new one."""
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if descriptor is None else descriptor
 
     def fileno(self) -> int:
         return self._descriptor
 
     def set(self) -> None:
-        """From any thread, or another process."""
+        """May be called from any thread, and from another process."""
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> bool:
-        """Whether it was set. Look at what it announces after this, not before, or news in between is missed."""
+        """Clear it; returns whether it was set. Check for news after this call, not before, or news in between is
+        missed.
+        """
         try:
             os.eventfd_read(self._descriptor)
         except BlockingIOError:

@@ -24,7 +24,7 @@ def to_failure(error: MeshError) -> failure_pb2.Failure:
 
 
 def from_failure(failure: failure_pb2.Failure) -> MeshError:
-    """The error that `to_failure` was given, in its class if its reason has one here."""
+    """The error that was passed to `to_failure`, in its class if its reason has one here."""
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
     return rebuild(
         failure.reason,
@@ -36,7 +36,7 @@ def from_failure(failure: failure_pb2.Failure) -> MeshError:
 
 
 def to_status(error: MeshError) -> status_pb2.Status:
-    """The error with ErrorInfo and, if it names a delay, RetryInfo."""
+    """The error with ErrorInfo and, if it has a delay, RetryInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     status = status_pb2.Status(code=_number(error.code), message=shortened(error.message), details=[_packed(info)])
     if error.retry_after_ms is not None:
@@ -47,7 +47,7 @@ def to_status(error: MeshError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
-    """The error that ended a call: the callee's own, or gRPC's for a broken connection or a deadline that passed."""
+    """The error that ended a call: the callee's own, or gRPC's for a broken connection or a missed deadline."""
     status = _rich_status(error)
     if status is None:
         return _plain(error.code(), error.details() or "the call failed")
@@ -65,7 +65,8 @@ def _plain(code: StatusCode, message: str) -> MeshError:
     if code is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)
     if code is StatusCode.CANCELLED:
-        # Not by us, who would not be told: a server that stops cancels the calls that it has.
+        # The callee cancelled: a stopping server cancels its open calls. A cancellation of our own would not reach this
+        # code.
         return EndpointUnavailable(f"the other side ended the call: {message}")
     return RemoteError(message, code=code, reason=code.name)
 

@@ -1,4 +1,4 @@
-"""Compiles grammars, within bounds of time and memory that hold for every grammar a client may write."""
+"""Compiles grammars within bounds of time and memory, whatever grammar a client writes."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from mesh.errors import InvalidConstraint
 
 MAX_COMPLAINT_CHARACTERS = 300
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
-# How the library says that no token goes on, and none may end the answer either.
+# The library's message if no token can follow and the answer cannot end either.
 _NOTHING_FOLLOWS = "NoExtensionBias"
 
 
 def limits() -> LLParserLimits:
-    """A mask then takes a few milliseconds at the most, and compiling about a second.
+    """Limits under which a mask takes a few milliseconds at most, and compiling about a second.
 
     Measured on 400 schemas of JSONSchemaBench with DeepSeek's vocabulary: the slowest mask took 3.5 ms of a core, and
-    one more schema than with llguidance's own limits was given up while its answer was drawn.
+    one more schema failed during generation than with llguidance's own limits.
     """
     return LLParserLimits(
         step_lexer_fuel=50_000,
@@ -32,9 +32,9 @@ def limits() -> LLParserLimits:
 
 
 def load_grammar_tokenizer(path: Path, vocabulary_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    """The vocabulary that masks are made for, from tokenizer.json. It may take seconds, in which no thread runs.
+    """The vocabulary for masks, from tokenizer.json. Loading may take seconds, during which no other thread runs.
 
-    Grammars name control tokens by their ids alone.
+    Grammars refer to control tokens by id only.
     """
     description = json.loads(path.read_text(encoding="utf-8"))
     _hide_control_tokens(description)
@@ -42,10 +42,10 @@ def load_grammar_tokenizer(path: Path, vocabulary_size: int, eos_token_ids: froz
 
 
 def _hide_control_tokens(description: dict[str, Any]) -> None:
-    """Give control tokens names that no client can know, and allow them nowhere but by their ids.
+    """Give control tokens names that no client can know, so that only their ids can produce them.
 
-    The library spells what a grammar forces with the whole vocabulary. So the text "</think>" in a list of choices
-    would become the control token, which ends the answer, or the reasoning, or is no text to the grammar.
+    If a grammar forces some text, the library tokenizes it with the whole vocabulary. The text "</think>" in a list of
+    choices would become the control token, which ends the answer or the reasoning, or is no text to the grammar.
     """
     vocabulary = description.get("model", {}).get("vocab")
     secret = token_hex(8)
@@ -56,14 +56,14 @@ def _hide_control_tokens(description: dict[str, Any]) -> None:
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the grammar's begin. Other threads run meanwhile.
+    """A matcher at the start of the grammar. Other threads run during the compilation.
 
     Raises InvalidConstraint, also if no token can begin an answer.
     """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(matcher.get_error())}")
-    # Where reasoning comes first this would else be found only behind it.
+    # Compute a first mask now: if reasoning precedes the answer, the error would otherwise appear only after it.
     begun = matcher.deep_copy()
     begun.compute_bitmask()
     if begun.is_error():
@@ -72,12 +72,12 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises InvalidConstraint for what no vocabulary makes a grammar; other threads run meanwhile."""
+    """Raises InvalidConstraint if the text is invalid for any vocabulary. Other threads run during the check."""
     try:
         wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
     except BaseException as error:
-        # Rust's panics come as no Exception, and their class has no name to import. The library panics where it cuts a
-        # wrong value of a schema, which it is about to tell of, within a character.
+        # A panic in Rust is no subclass of Exception, and its class has no name to import. The library panics while it
+        # builds a message about a wrong value in a schema, if it cuts the value inside a character.
         if type(error).__name__ != "PanicException":
             raise
         raise InvalidConstraint("the constraint cannot be compiled: a keyword may have a wrong value") from error
@@ -86,7 +86,7 @@ def check_grammar(grammar: str) -> None:
 
 
 def complaint(error: str) -> str:
-    """What is wrong, in a line: the library adds the place, in a grammar that the client did not write."""
+    """The error in one line. The library also gives a place, but in a grammar that the client did not write."""
     if _NOTHING_FOLLOWS in error:
         return "no text matches it"
     lines = [line.strip() for line in error.splitlines() if line.strip()] or [error]

@@ -1,7 +1,7 @@
-"""Who calls: the role and the name that a certificate gives, and what a caller may claim to be.
+"""The caller's role and name, from its certificate, and checks of what a caller claims to be.
 
-A certificate names one service by its URI, spiffe://deepmesh/ROLE/NAME. The name is a worker's id, a gateway's id or a
-store's id, with what is no letter, digit, "-", "." or "_" written as %XX.
+A certificate names one service by its URI, spiffe://deepmesh/ROLE/NAME. The name is a worker's, a gateway's or a
+store's id, with every character except letters, digits, "-", "." and "_" written as %XX.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,24 +14,24 @@ from urllib.parse import quote, unquote
 from mesh.domain.workers import WorkerRole
 from mesh.errors import PermissionDenied
 
-# In the id of one of a service's processes, between the service's name and the process's number.
+# Separates, in an id, a service's name from the number of one of its processes.
 PROCESS_SEPARATOR = "#"
 TRUST_DOMAIN = "spiffe://deepmesh/"
-# What gRPC calls the URIs of a certificate.
+# gRPC's name for the URIs of a certificate.
 _ALTERNATIVE_NAME = "x509_subject_alternative_name"
 
 
 class Role(Enum):
-    """What a service of the mesh is, as its certificate says."""
+    """The role of a service of the mesh, as its certificate says."""
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
     PREFILL = "prefill"
     DECODE = "decode"
     KVSTORE = "kvstore"
-    # What starts and stops workers by the scheduler's word.
+    # Starts and stops workers on the scheduler's advice.
     AUTOSCALER = "autoscaler"
-    # A person with the command line, who may look and not act.
+    # A person with the command line, who may look but not act.
     OPERATOR = "operator"
 
 
@@ -59,12 +59,12 @@ class Identity:
         return f"{self.role.value} {self.name!r}"
 
 
-# Who made the call that is being served; None on a server that does not ask for certificates.
+# The caller of the call being served; None on a server that does not ask for certificates.
 caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
 
 
 def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """The identity in a peer's verified certificate. Raises PermissionDenied if it has none, or more than one."""
+    """The identity in a peer's verified certificate. Raises PermissionDenied unless it has exactly one."""
     names = [name.decode(errors="replace") for name in auth_context.get(_ALTERNATIVE_NAME, ())]
     found = [identity for name in names if (identity := Identity.parse(name)) is not None]
     if len(found) != 1:
@@ -73,7 +73,7 @@ def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
 
 
 def check_role(method: str, roles: Collection[Role]) -> None:
-    """Raises PermissionDenied if the caller, where it is known, has none of these roles."""
+    """Raises PermissionDenied if the caller is known and has none of these roles."""
     identity = caller.get()
     if identity is not None and identity.role not in roles:
         allowed = " and ".join(sorted(role.value for role in roles)) or "nobody"
@@ -81,14 +81,16 @@ def check_role(method: str, roles: Collection[Role]) -> None:
 
 
 def check_claim(what: str, name: str) -> None:
-    """Raises PermissionDenied if the caller, where it is known, has another name than it claims ("worker_id")."""
+    """Raises PermissionDenied if the caller is known and its name is not `name`. `what`: the claimed field
+    ("worker_id").
+    """
     identity = caller.get()
     if identity is not None and identity.name != name:
         raise PermissionDenied(f"{identity} claims that {what} is {name!r}: it must be the name in its certificate")
 
 
 def check_worker(worker_id: str, role: WorkerRole) -> None:
-    """Raises PermissionDenied if the caller, where it is known, is another worker, or has the other role."""
+    """Raises PermissionDenied if the caller is known and is another worker, or has the other role."""
     check_claim("worker_id", worker_id)
     identity = caller.get()
     if identity is not None and identity.role.value != role.value:
@@ -96,8 +98,8 @@ def check_worker(worker_id: str, role: WorkerRole) -> None:
 
 
 def check_host(worker_id: str, host: int, role: WorkerRole) -> None:
-    """Raises PermissionDenied if the caller, where it is known, is no service of that host of the worker: it is named
-    as the worker, or as the worker with the host's number (decode-0-1), as the pods of a LeaderWorkerSet are.
+    """Raises PermissionDenied if the caller is known and is not a service on that host of the worker. It must be named
+    like the worker, or like the worker with the host's number (decode-0-1), as the pods of a LeaderWorkerSet are.
     """
     identity = caller.get()
     own = f"{worker_id}-{host}"

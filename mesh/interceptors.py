@@ -1,9 +1,9 @@
-"""What happens at the edge of every call: request ids, errors in and out of their wire form, metrics.
+"""What happens at the edge of every call: request ids, translation of errors to and from the wire, metrics.
 
-Each happens once a call; streamed messages pass without any code in between.
+All of it runs once a call; streamed messages pass without any code in between.
 """
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio
@@ -27,9 +27,9 @@ from mesh.tracing import TRACEPARENT_KEY, TraceContext, current_traceparent, tra
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
 SHED_RETRY_MS = 1000
-# How long a stopping server waits for a client that does not read what an endless call wrote.
+# How long a stopping server waits for a client that does not read what an endless call has written.
 ENDING_SECONDS = 2.0
-# Health and reflection.
+# Prefix of gRPC's own services: health and reflection.
 GRPC_OWN = "/grpc."
 
 _log = logging.getLogger("deepmesh.rpc")
@@ -40,11 +40,11 @@ Behavior = Callable[[Any, Any], Any]
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Server side, for handlers written with async def (plain, async generators, or writing to the context).
 
-    Calls beyond `max_calls` are refused with Overloaded, except gRPC's own (health, reflection).
-    `endless` names methods ("/package.Service/Method") whose calls end only with their client: a stopping server ends
-    them with SHUTTING_DOWN, after it has waited for the others. `serves` gives the roles that may call each method,
-    where callers have certificates; other methods serve nobody, except gRPC's own (health, reflection), which serve
-    all. None asks for no role.
+    Calls beyond `max_calls` are refused with Overloaded, except gRPC's own (health, reflection). `endless` names
+    methods ("/package.Service/Method") whose calls end only with their client: a stopping server first waits for all
+    other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method, if callers
+    have certificates: methods that it does not name may be called by nobody, except gRPC's own, which anyone may call.
+    None allows all roles.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         self._finite_calls: set[asyncio.Task[Any]] = set()
         self._endless_calls: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
-        # Calls in the middle of a write. It must not be cancelled: gRPC could then send the call no status, and would
-        # keep it open.
+        # Calls in the middle of a write. A write must not be cancelled: gRPC could then send the call no status and
+        # would keep it open.
         self._writing: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(
@@ -73,7 +73,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
-        # The call runs in this context, whichever tasks its handler creates.
+        # The call runs in this context, and so do all tasks that its handler creates.
         request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
         trace_context.set(TraceContext.parse(metadata.get(TRACEPARENT_KEY)))
         kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
@@ -89,7 +89,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return rewrapped
 
     async def finish_calls(self, seconds: float) -> bool:
-        """Wait for finite calls up to `seconds`, then end the endless ones. False if a finite call goes on."""
+        """Wait up to `seconds` for finite calls, then end the endless ones. False if a finite call goes on."""
         late: set[asyncio.Task[Any]] = set()
         if self._finite_calls:
             _, late = await asyncio.wait(self._finite_calls, timeout=seconds)
@@ -109,8 +109,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _streaming(self, method: str, behavior: Behavior) -> Behavior:
-        # A coroutine that writes the handler's generator out: a generator around it would make gRPC run a second loop
-        # over the same messages. It is closed here so that its cleanup runs before the call ends.
+        # This coroutine writes out the handler's generator itself: if it were a generator too, gRPC would run a second
+        # loop over the same messages. It also closes the generator, so that its cleanup runs before the call ends.
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._edge(method, context):
                 self._check_room(method)
@@ -131,7 +131,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Set `caller` to who calls. Raises PermissionDenied if the method does not serve their role."""
+        """Set `caller`. Raises PermissionDenied if the method does not serve the caller's role."""
         if self._serves is None:
             return
         caller.set(identity_of(context.auth_context()))
@@ -139,7 +139,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             check_role(method, self._serves.get(method, ()))
 
     def _check_room(self, method: str) -> None:
-        """Raises Overloaded if the call, which is counted already, is one too many."""
+        """Raises Overloaded if there are too many calls, this one included."""
         if method in self._endless or method.startswith(GRPC_OWN) or len(self._finite_calls) <= self._max_calls:
             return
         RPC_SHED.labels(method).inc()
@@ -187,10 +187,10 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
 
 class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Client side, for unary calls: passes on the request id and the span, and raises MeshError for gRPC's errors.
+    """Client side, for unary calls: passes on the request id and the span, and turns gRPC's errors into MeshError.
 
-    For streams gRPC would put a generator between every message and its reader. They are given
-    `metadata=request_metadata()` instead, and their errors are translated with `mesh.failures.from_rpc_error`.
+    Streams do not use it, because gRPC would put a generator between every message and its reader. Streams pass
+    `metadata=request_metadata()` instead, and translate their errors with `mesh.failures.from_rpc_error`.
     """
 
     async def intercept_unary_unary(
@@ -222,7 +222,7 @@ _HANDLERS = {
 
 
 def _checking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """`deserializer`, which raises InvalidRequest where a stream's handler reads a message that cannot be read."""
+    """`deserializer` that raises InvalidRequest for a malformed message, where a stream's handler reads it."""
 
     def deserialize(data: bytes) -> Any:
         try:
@@ -234,7 +234,9 @@ def _checking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """`deserializer`, which returns an InvalidRequest for a message that cannot be read: gRPC would answer UNKNOWN."""
+    """`deserializer` that returns an InvalidRequest for a malformed message: if it raised, gRPC would answer
+    UNKNOWN.
+    """
 
     def deserialize(data: bytes) -> Any:
         try:
@@ -265,14 +267,14 @@ def _with_request(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDet
 
 
 def _accepted_id(given: str | bytes | None) -> str:
-    """The caller's id if it is short printable text (it ends up in logs), a new one otherwise."""
+    """The caller's id if it is short printable text (it is logged), otherwise a new one."""
     if isinstance(given, str) and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS:
         return given
     return new_request_id()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) -> None:
-    """End the call with `error`. Raises AbortError, or CancelledError if its client did not wait for that."""
+    """End the call with `error`. Raises AbortError, or CancelledError if the client has left already."""
     if context.done():
         raise _over()
     details = ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
@@ -287,5 +289,5 @@ def _stopping() -> ShuttingDown:
 
 
 def _over() -> asyncio.CancelledError:
-    """What gRPC takes as the end of a call whose deadline passed, or whose client left, while we wrote to it."""
+    """The exception by which gRPC sees that a call is over: its deadline passed or its client left during a write."""
     return asyncio.CancelledError("the call is over")

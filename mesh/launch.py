@@ -1,4 +1,4 @@
-"""How every service's `__main__` starts: arguments, configuration, logs, event loop, and errors as one line."""
+"""Common start of every service's `__main__`: arguments, configuration, logs, event loop, and errors in one line."""
 
 import argparse
 import gc
@@ -19,12 +19,12 @@ from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError, MeshError
 from mesh.observe import configure
 
-# Overrides as a JSON list of KEY=VALUE, in effect before those of the command line.
+# Overrides as a JSON list of KEY=VALUE; those of the command line are applied after them.
 SETTINGS_VARIABLE = "DEEPMESH_SETTINGS"
 EXIT_FAILED = 1
 # Starting again cannot help: the configuration or the checkpoint is wrong.
 EXIT_USELESS_TO_RETRY = 2
-# Containers made and not freed, before the youngest are searched for garbage.
+# Number of unfreed containers after which Python collects its youngest generation.
 COLLECT_AFTER_OBJECTS = 20_000
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
@@ -32,15 +32,15 @@ ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Another service, as a program: `python -m module` with these settings, KEY=VALUE, and variables."""
+    """Another service, as a program: `python -m module` with these settings (KEY=VALUE) and environment variables."""
 
     module: str
     settings: Sequence[str]
     environment: Mapping[str, str]
 
     def command(self, *options: str) -> list[str]:
-        """Its command line, which others can read, and which has no setting."""
-        # It imports the code that this process runs.
+        """Its command line. Others can read it, so it contains no settings."""
+        # The program must import the same code as this process.
         path_rule = ["-P"] if sys.flags.safe_path else []
         return [sys.executable, *path_rule, "-m", self.module, *options]
 
@@ -48,7 +48,9 @@ class Program:
         return {**inherited, SETTINGS_VARIABLE: json.dumps(list(self.settings)), **self.environment}
 
     def replace_this(self) -> None:
-        """Becomes this process, which keeps its children and the descriptors that may be inherited. Never returns."""
+        """Replace this process by the program, which keeps the children and the inheritable descriptors. Never
+        returns.
+        """
         logging.shutdown()
         os.execve(sys.executable, self.command(), self.variables(os.environ))
 
@@ -62,10 +64,10 @@ def launch(
 ) -> int:
     """Run `main(config)` to its end and return the process's exit status, as in `sys.exit(launch("scheduler", ...))`.
 
-    divide: may fork, before anything else runs, and returns this process's configuration.
+    divide: may fork, before anything else runs; returns this process's configuration.
 
-    A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise. A program that
-    `main` returns takes this process's place.
+    A MeshError becomes one line on stderr, and status 2 if starting again cannot help, otherwise 1. If `main` returns a
+    Program, it replaces this process.
     """
     options = _parse(service, arguments)
     try:
@@ -88,8 +90,8 @@ def launch(
 
 
 def _collect_rarely() -> None:
-    """Garbage is searched for among what comes from here on, and not after every 700 objects of a burst of messages:
-    that took a fifteenth of a busy gateway's time.
+    """Exclude everything allocated so far from garbage collection, and collect less often: with the default of 700
+    objects, bursts of messages made it take a fifteenth of a busy gateway's time.
     """
     gc.collect()
     gc.freeze()
@@ -99,12 +101,14 @@ def _collect_rarely() -> None:
 async def _run(main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]], config: ConfigT) -> None:
     following = await main(config)
     if following is not None:
-        # Not behind the loop's end, which would kill the processes that were started in it.
+        # Do this before the loop ends: its end would kill the processes that were started in it.
         following.replace_this()
 
 
 def _settings_of_environment() -> list[str]:
-    """What others must not read on a command line. It is removed, so that processes started from here lack it."""
+    """Settings that others must not read on a command line. The variable is removed, so that child processes lack
+    it.
+    """
     text = os.environ.pop(SETTINGS_VARIABLE, "[]")
     try:
         return msgspec.json.decode(text, type=list[str])
@@ -131,6 +135,6 @@ def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _module() -> str:
-    """The name by which `python -m` ran this process: that of a folder with a `__main__`; empty without one."""
+    """The module that `python -m` ran: a folder with a `__main__`; empty if the process was started differently."""
     specification = getattr(sys.modules["__main__"], "__spec__", None)
     return "" if specification is None else specification.name.removesuffix(".__main__")

@@ -1,4 +1,4 @@
-"""vLLM's names for figures of ours that mean the same, so that its boards and autoscalers work."""
+"""vLLM's names for those of our metrics that mean the same, so that its dashboards and autoscalers work."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-# Ours -> vLLM's; a counter without "_total".
+# Our names to vLLM's; counters without "_total".
 ALIASES: Mapping[str, str] = {
     "deepmesh_gateway_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
     "deepmesh_gateway_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
@@ -24,14 +24,14 @@ _LABELS = {"model": "model_name"}
 
 
 class Aliases(Collector):
-    """Repeats what `collectors` have under the other names; those without a series yet are left out."""
+    """Repeats the metrics of `collectors` under the other names; those without a series yet are left out."""
 
     def __init__(self, collectors: Sequence[Collector], registry: CollectorRegistry = REGISTRY) -> None:
         self._collectors = collectors
         registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """None beforehand: the registry would have to collect to know."""
+        """Empty, because the registry would have to collect everything to learn the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:

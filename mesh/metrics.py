@@ -1,11 +1,11 @@
-"""Every metric's name. A service imports those that it sets; its process exports the others as zero."""
+"""The names of all metrics. A service imports those that it sets; its process exports the others as zero."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from mesh.metric_aliases import Aliases
 from mesh.quick_histogram import QuickHistogram
 
-# Fine around 20 ms, where objectives for the time per token lie.
+# The buckets are narrow around 20 ms, where objectives for the time per token lie.
 _TOKEN_SECONDS = (
     *(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.014, 0.016, 0.018, 0.02, 0.022, 0.024, 0.026),
     *(0.028, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0),
@@ -128,7 +128,7 @@ ENGINE_SPARSE_DENSITY = Histogram(
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )
-# Each DP rank's part of the engine's figures.
+# Figures of single DP ranks.
 RANK_BLOCKS_FREE = Gauge("deepmesh_rank_blocks_free", "Blocks of a rank that no live request holds", ["rank"])
 RANK_RUNNING = Gauge("deepmesh_rank_running_requests", "Requests in a rank's running batch", ["rank"])
 RANK_WAITING = Gauge("deepmesh_rank_waiting_requests", "Requests waiting for room on a rank", ["rank"])
@@ -176,7 +176,7 @@ KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times
 # A worker's client of the KV stores.
 STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores, by their end", ["outcome"])
 
-# vLLM's names for these.
+# vLLM's names for some of these.
 Aliases(
     (
         GATEWAY_TTFT_SECONDS,

@@ -1,4 +1,4 @@
-"""Logs of one line or one JSON object, spans, and the request id that goes with a request everywhere."""
+"""Logs of one line or one JSON object, spans, and the request id that accompanies a request everywhere."""
 
 import json
 import logging
@@ -23,10 +23,10 @@ from mesh.tracing import SpanEvent, TraceContext, trace_context
 # The id of the request being served, the same from the edge to the last worker; None outside requests.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# Loggers instead of globals of our own: the standard library keeps one table of them per process.
+# Loggers replace globals of our own: the standard library has one table of them per process.
 _span_log = logging.getLogger("deepmesh.span")
 _trace_log = logging.getLogger("deepmesh.trace")
-# One line for each generation, if that is asked for.
+# One line for each generation, if the access log is on.
 access_log = logging.getLogger("deepmesh.access")
 
 
@@ -45,14 +45,14 @@ def configure(service: str, config: ObserveConfig) -> None:
         _trace_log.propagate = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(service) if config.log_format == "json" else LineFormatter(service))
-    # At DEBUG it has a line for every event of its loop.
+    # At DEBUG, grpc logs a line for every event of its loop.
     logging.getLogger("grpc").setLevel(logging.INFO)
     access_log.setLevel(logging.INFO if config.access_log else logging.CRITICAL)
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
 
 
 def _span_handlers(service: str, config: ObserveConfig) -> Iterator[logging.Handler]:
-    """Whoever writes spans out."""
+    """The handlers that write spans out."""
     if config.trace_file is not None:
         path = config.trace_file
         yield TraceFile(service, path.with_name(path.name.replace("%p", str(os.getpid()))))
@@ -102,7 +102,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The record's own fields, and the request being served."""
+    """The record's own fields, and the id of the request being served."""
     fields: dict[str, Any] = dict(getattr(record, "fields", {}))
     if (current := request_id.get()) is not None:
         fields.setdefault("request_id", current)
@@ -112,11 +112,11 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class span:
     """Times a piece of work, as in `with span("kv.push", size_bytes=n):`, in plain and in async code.
 
-    Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. `name` is one of a fixed few. Work
-    that begins in one call and ends in another has `begin` and `end` instead of the block.
+    Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. Use only a fixed small set of names.
+    Work that begins in one call and ends in another uses `begin` and `end` instead of the block.
 
     Attributes:
-        context: what the parts of this work are traced under; None outside traces.
+        context: the parent for spans inside this one; None outside traces.
     """
 
     __slots__ = ("_attributes", "_name", "_parent", "_start_ns", "context")
@@ -133,7 +133,7 @@ class span:
         return self
 
     def end(self, **attributes: object) -> None:
-        """Stop the clock. `attributes` are what is known only now."""
+        """Stop the clock. `attributes`: those that are known only now."""
         elapsed_ns = time.perf_counter_ns() - self._start_ns
         _histogram(self._name).observe(elapsed_ns * 1e-9)
         if attributes:

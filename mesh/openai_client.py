@@ -1,4 +1,4 @@
-"""OpenAI's API from the client's side: models, whole answers, streamed answers."""
+"""A client of OpenAI's API: models, whole answers, streamed answers."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -13,16 +13,16 @@ from mesh.errors import AnswerBroken, AnswerIncomplete, EndpointRefused, Endpoin
 
 SHOWN_CHARACTERS = 300
 END_OF_STREAM = b"[DONE]"
-# With it the paths of OpenAI's API begin.
+# First part of the paths of OpenAI's API.
 VERSION = "v1"
-# Listing models is quick wherever it works at all.
+# Listing models is quick, so a server that takes longer counts as unavailable.
 DISCOVERY_SECONDS = 10.0
 _JSON = {"Content-Type": "application/json"}
 
 
 class Model(msgspec.Struct):
     id: str
-    # Not a field of OpenAI's: deepmesh gives it.
+    # Not part of OpenAI's API; deepmesh adds it.
     vocabulary_size: int | None = None
 
 
@@ -32,7 +32,7 @@ class Delta(msgspec.Struct):
 
 
 class StreamedChoice(msgspec.Struct):
-    # A chat's part of an answer, or a completion's.
+    # Set in a chat's chunks; a completion's have `text`.
     delta: Delta | None = None
     text: str | None = None
 
@@ -56,7 +56,7 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """None where the endpoint does not say."""
+        """None if the endpoint does not say."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
@@ -84,7 +84,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class OpenAIClient:
-    """A connection to the API at `url` (which ends in /v1), used by any number of requests at once.
+    """A connection to the API at `url` (which ends in /v1); any number of requests may use it at once.
 
     `timeout_s` bounds each read and write of a request; None waits for ever.
     """
@@ -99,7 +99,7 @@ class OpenAIClient:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        # A proxy of the environment is not a part of what is measured or judged.
+        # trust_env=False: a proxy from the environment must not become part of what is measured.
         self._http = httpx.AsyncClient(
             headers=headers, limits=limits, timeout=timeout_s, trust_env=False, transport=transport
         )
@@ -116,7 +116,7 @@ class OpenAIClient:
         await self._http.aclose()
 
     async def find_model(self, name: str | None) -> Model:
-        """The model with this name; for None the first that is listed.
+        """The model with this name; the first one listed if `name` is None.
 
         Raises EndpointUnavailable, or UnknownModel if the endpoint does not serve it.
         """
@@ -135,10 +135,10 @@ class OpenAIClient:
         body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> AnswerT:
-        """A whole answer, decoded as `kind`. `timeout_s` replaces the client's.
+        """A whole answer, decoded as `kind`. `timeout_s` replaces the client's own.
 
-        Raises EndpointRefused for another status than success, AnswerBroken if the answer is no `kind`, and
-        EndpointUnavailable if nobody answers.
+        Raises EndpointRefused for an error status, AnswerBroken if the answer is not a `kind`, and EndpointUnavailable
+        if nothing answers.
         """
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         try:
@@ -175,7 +175,7 @@ class OpenAIClient:
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Payloads of single-line `data:` fields, which are all that OpenAI's streams use."""
+    """Payloads of single-line `data:` fields; OpenAI's streams use no others."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
@@ -205,7 +205,7 @@ def _refusal(response: httpx.Response) -> EndpointRefused:
         complaint = response.text[:SHOWN_CHARACTERS]
     if response.status_code == HTTPStatus.NOT_FOUND and VERSION not in response.url.path.split("/"):
         complaint += f" (an OpenAI API's URL ends in /{VERSION})"
-    # A date instead of seconds is not worth parsing: the caller's own delay serves.
+    # A date instead of seconds is not parsed: the caller then uses its own delay.
     seconds = response.headers.get("retry-after", "")
     return EndpointRefused(
         f"{response.url} answered {response.status_code}: {complaint}",

@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector, by OTLP over gRPC. Imported only where that is configured."""
+"""Sends spans to an OpenTelemetry collector, by OTLP over gRPC. Imported only if that is configured."""
 
 import logging
 import os
@@ -14,13 +14,13 @@ from opentelemetry.util.types import AttributeValue
 
 from mesh.tracing import SpanEvent, TraceContext
 
-# How long spans wait for others to be sent with, and how long a collector may take for them.
+# How long spans wait to be sent in a batch, and how long a collector may take for one.
 BATCH_MS = 500
 SEND_SECONDS = 5
 
 
 class OtlpSpans(logging.Handler):
-    """Sends the spans of traces from a thread of its own; those that the collector does not take are lost."""
+    """Sends the spans of traces from its own thread; spans that the collector does not take are lost."""
 
     def __init__(self, service: str, endpoint: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class OtlpSpans(logging.Handler):
         super().close()
 
     def _readable(self, name: str, span: SpanEvent, context: TraceContext) -> ReadableSpan:
-        # The collector wants the time of day, and our clock is monotonic.
+        # The collector needs wall-clock time, while spans use the monotonic clock.
         start = time.time_ns() - (time.perf_counter_ns() - span.start_ns)
         attributes = {key: _value(value) for key, value in span.attributes.items()}
         if span.request_id is not None:

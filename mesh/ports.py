@@ -1,4 +1,4 @@
-"""TCP ports: whether one can be listened on, and finding a free one."""
+"""Checks whether a TCP port can be listened on, and finds free ones."""
 
 import random
 import socket
@@ -13,8 +13,8 @@ _FEWEST = 1000
 _ATTEMPTS = 100
 _RESERVATIONS = 64
 
-# UDP sockets at the numbers of the ports that this process was given last. Nobody speaks UDP there: they tell this and
-# other processes that a number is taken before anybody listens on it, and nobody says when that has begun.
+# Unused UDP sockets that reserve the port numbers last given out. A caller listens on its TCP port only later, at an
+# unknown time; until then the socket tells this and other processes that the number is taken.
 _reserved: deque[socket.socket] = deque()
 
 
@@ -23,7 +23,7 @@ def why_not(host: str, port: int) -> str | None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # Servers set it too: connections of an earlier server that are still closing do not matter.
+            # Servers set this option too, so closing connections of an earlier server do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -35,8 +35,8 @@ def why_not(host: str, port: int) -> str | None:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listens on, outside the range from which the kernel picks ports.
 
-    No process is given it again before this one ends or was given many others.
-    Raises ConfigError if none is found.
+    No process gets the same port again until this one ends or has been given many others. Raises ConfigError if none is
+    found.
     """
     for port in random.sample(_candidates(), _ATTEMPTS):
         if why_not(host, port) is None and _reserve(host, port):

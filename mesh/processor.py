@@ -1,13 +1,13 @@
-"""How much of the processor this process gets when it wants it."""
+"""Measures how much of a core this process gets when it wants one."""
 
 from pathlib import Path
 
-# Nanoseconds that the process's first thread was on a core, and that it waited for one though it could run.
+# Nanoseconds that the process's first thread ran, and that it waited for a core although it could run.
 _SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 class ProcessorShare:
-    """The first thread's time on a core, as a part of the time in which it could run: 1 on a machine of its own.
+    """The time that the first thread ran, as a fraction of the time in which it could run: 1 if nothing else competes.
 
     Other processes on the cores and a container's CPU limit lower it; being idle does not.
     """
@@ -17,7 +17,7 @@ class ProcessorShare:
         self._ran, self._waited = self._read()
 
     def measure(self) -> float:
-        """The share since it was last measured; 1 where the system does not tell, or the thread did not run."""
+        """The share since the last call; 1 if the system does not tell, or if the thread did not run."""
         ran, waited = self._read()
         since_ran, since_waited = ran - self._ran, waited - self._waited
         self._ran, self._waited = ran, waited

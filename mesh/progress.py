@@ -1,10 +1,10 @@
-"""Says in the log how far a long piece of work is."""
+"""Logs the progress of long work."""
 
 import logging
 import time
 from collections.abc import Callable
 
-# Work that ends sooner says nothing.
+# Work that ends sooner logs nothing.
 EVERY_SECONDS = 5.0
 
 _log = logging.getLogger("deepmesh.progress")

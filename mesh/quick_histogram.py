@@ -1,4 +1,4 @@
-"""A histogram for what happens with every token: an observation costs a third of prometheus_client's."""
+"""A histogram for per-token events: an observation costs a third of prometheus_client's."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class QuickHistogram(Collector):
-    """One label. Each series has one thread that observes; any thread may collect."""
+    """Has one label. Only one thread may observe a series; any thread may collect."""
 
     def __init__(
         self, name: str, meaning: str, label: str, buckets: Sequence[float], registry: CollectorRegistry = REGISTRY
@@ -37,7 +37,7 @@ class QuickHistogram(Collector):
 
 
 class Series:
-    """Observations under one label's value: counts by bucket, the last of them without a bound."""
+    """Observations under one value of the label: counts by bucket, the last bucket without an upper bound."""
 
     __slots__ = ("_buckets", "counts", "total")
 

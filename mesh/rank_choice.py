@@ -1,7 +1,7 @@
-"""Which rank of a worker a request goes to. Pure: a function of plain data.
+"""Chooses the rank of a worker for a request. Pure: a function of plain data.
 
-A scheduler and the worker choose alike, the one by what it knows when it places the request, the other by what it knows
-when the request comes.
+The scheduler and the worker use the same function: the scheduler with what it knows at placement, the worker with what
+it knows when the request arrives.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
-# A request that is already on a rank delays a new one there about as much as so many prompt tokens would: each of its
-# steps computes a token for it and reads its KV.
+# A request that is already on a rank delays a new one about as much as this many prompt tokens would: each of its steps
+# computes a token for it and reads its KV.
 TOKENS_A_REQUEST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RankOutlook:
-    """What a new request would find on one rank."""
+    """The state of one rank that a new request would find."""
 
     live_requests: int
-    # Prompt tokens that the rank has accepted and not computed.
+    # Prompt tokens that the rank has accepted but not computed yet.
     queued_tokens: int
     # Blocks that no live request holds.
     free_blocks: int
@@ -34,16 +34,16 @@ def choose_rank(
     requests_a_rank: int,
     booked: int | None = None,
 ) -> int:
-    """Index of the rank with room and the least predicted work, the request's own included.
+    """Index of the rank that has room and the least predicted work, including the request's own.
 
-    A rank has room where the request would run at once: at most `requests_a_rank` run together, in free blocks. Of
-    equals the one with most of the prefix is chosen, then the first. `computes_prompt` is False for a prompt whose KV
-    comes from another worker.
+    A rank has room if the request would run at once: at most `requests_a_rank` run together, and there are enough free
+    blocks. Ties go to the rank that holds most of the prefix, then to the first. `computes_prompt` is False if the
+    prompt's KV comes from another worker.
 
-    booked: the rank on which a scheduler counts the request. It is chosen unless it lacks room that the best one has,
-    or has more work than that by a request and half of the prompt: what the scheduler did not know then counts more
-    than what it would book wrongly. A worker may have begun anew with fewer ranks: an index beyond them counts for
-    nothing.
+    booked: the rank on which the scheduler counts the request. It is chosen unless it lacks room that the best rank
+    has, or has more work than the best rank by a request and half of the prompt. In that case, what the scheduler did
+    not know matters more than a wrong booking. An index beyond the ranks is ignored: the worker may have restarted with
+    fewer.
     """
 
     def uncached_tokens(rank: RankOutlook) -> int:

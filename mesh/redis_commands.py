@@ -1,14 +1,14 @@
-"""Commands of Redis, as words or as they are sent."""
+"""Commands of Redis, as words or in wire format."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
-# Its words, or what `PackedKeys.after` makes.
+# The words of a command, or the packed result of `PackedKeys.after`.
 Command: TypeAlias = tuple[bytes, ...] | bytes
 
 
 class PackedKeys:
-    """The last words of commands, packed once for all of them: keys of one length, and at least one.
+    """Keys that end several commands, packed only once. There must be at least one, and all must have the same length.
 
     hiredis packs word by word, and takes eight times as long for 64 of them.
     """
@@ -20,6 +20,6 @@ class PackedKeys:
         self._packed = before + (b"\r\n" + before).join(keys) + b"\r\n"
 
     def after(self, *words: bytes) -> Command:
-        """The command of these words and the keys."""
+        """The command that consists of these words, followed by the keys."""
         head = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
         return b"*%d\r\n%b%b" % (len(words) + self._number, head, self._packed)

@@ -1,7 +1,7 @@
-"""One connection to Redis, shared by all who ask: commands leave at once, and answers come in their order.
+"""One connection to Redis, shared by all callers: commands are sent at once, and answers come in the same order.
 
-redis-py gives each command under way a connection, a lock and timers of its own, and takes two to six times as long for
-a lookup of the KV stores. hiredis parses.
+redis-py gives each concurrent command its own connection, lock and timers, and takes two to six times as long for a
+lookup of the KV stores. hiredis does the parsing.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class RedisFailure(Exception):
 
 
 class RedisRefusal(RedisFailure):
-    """Redis answered, with an error."""
+    """Redis answered with an error."""
 
     def __init__(self, message: str, is_unknown_script: bool) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class RedisRefusal(RedisFailure):
 
 
 class RedisConnection:
-    """Connects when somebody asks, and again after a loss. Used by one event loop."""
+    """Connects at the first call, and again after a loss. Used by one event loop."""
 
     def __init__(self, server: RedisServer, timeout_seconds: float) -> None:
         self._server = server
@@ -41,12 +41,12 @@ class RedisConnection:
     async def call(self, commands: Sequence[Command]) -> list[Any]:
         """Answers of commands that are sent in one round trip.
 
-        Raises RedisRefusal for the first that failed, and RedisFailure if there is no answer in time.
+        Raises RedisRefusal for the first command that failed, and RedisFailure if there is no answer in time.
         """
         stream = self._stream
         if stream is not None and not stream.lost:
             return await self._answers(stream, commands)
-        # The time is for both: to connect, and to be answered.
+        # The timeout covers both connecting and the answer.
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._answers(await self._connected(), commands)
@@ -63,7 +63,7 @@ class RedisConnection:
             self._stream.end("it was closed")
 
     async def _connected(self) -> "_Stream":
-        """All who ask meanwhile wait for one attempt, which goes on if one of them leaves."""
+        """Concurrent callers wait for the same attempt, which continues if one of them is cancelled."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._connection_ended)
@@ -71,7 +71,7 @@ class RedisConnection:
 
     def _connection_ended(self, connecting: "asyncio.Task[_Stream]") -> None:
         self._connecting = None
-        # Those who waited know; one may be left whom nobody waited for any more.
+        # Failures were raised to the callers. A connection may succeed after all of them have left, so keep it here.
         if not connecting.cancelled() and connecting.exception() is None:
             self._stream = connecting.result()
 
@@ -110,7 +110,7 @@ class RedisConnection:
 
 @dataclass(slots=True)
 class _Awaited:
-    """Whoever waits for the answers of some commands."""
+    """A caller that waits for the answers of its commands."""
 
     late_at: float
     commands: int
@@ -119,7 +119,7 @@ class _Awaited:
 
 
 class _Stream(asyncio.Protocol):
-    """The bytes of one connection. An answer that is late ends it: those behind it are late too."""
+    """The bytes of one connection. A late answer ends the connection, since all answers after it are late too."""
 
     def __init__(self, name: str, timeout_seconds: float) -> None:
         self.lost = False
@@ -134,9 +134,9 @@ class _Stream(asyncio.Protocol):
         self._answered = False
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Each answer will be a value, or a hiredis.ReplyError; RedisFailure is raised if one does not come.
+        """Each answer becomes a value or a hiredis.ReplyError. The future gets RedisFailure if an answer does not come.
 
-        What is sent in one turn of the loop leaves in one write.
+        Commands sent in one turn of the event loop leave in one write.
         """
         assert commands
         future: asyncio.Future[list[Any]] = self._loop.create_future()
@@ -150,7 +150,7 @@ class _Stream(asyncio.Protocol):
         return future
 
     def end(self, why: str) -> None:
-        """Whoever waits for an answer gets an error."""
+        """Fail all callers that wait for an answer."""
         self.lost = True
         if self._watch is not None:
             self._watch.cancel()
@@ -163,7 +163,7 @@ class _Stream(asyncio.Protocol):
                 _fail(future, f"{self._name}: {why}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -187,7 +187,7 @@ class _Stream(asyncio.Protocol):
         if self._answered:
             self.end(f"it ended the connection{why}")
         else:
-            # With TLS 1.3 a server reads the client's certificate when the client has begun to speak already.
+            # With TLS 1.3 a server checks the client's certificate only after the client has begun to send.
             self.end(f"it ended the connection before its first answer{why}: it may want TLS, or another certificate")
 
     def _look(self) -> None:
@@ -202,13 +202,13 @@ class _Stream(asyncio.Protocol):
 
 
 def _packed(command: Command) -> bytes:
-    # Its types know commands of one word alone.
+    # The type stubs accept only commands of one word.
     return command if isinstance(command, bytes) else hiredis.pack_command(command)  # type: ignore[arg-type]
 
 
 def _fail(future: asyncio.Future[Any], message: str) -> None:
     future.set_exception(RedisFailure(message))
-    # Its owner may already have the error of another answer.
+    # Mark the exception as retrieved: the caller may already have failed with another answer's error.
     future.exception()
 
 

@@ -1,4 +1,4 @@
-"""Redis, or Valkey, as services that keep state there reach it."""
+"""How services reach Redis, or Valkey, if they keep state there."""
 
 import asyncio
 import hashlib
@@ -14,13 +14,13 @@ from mesh.redis_commands import Command
 from mesh.redis_connection import RedisConnection, RedisFailure, RedisRefusal
 from mesh.redis_server import RedisServer
 
-# After so many failures in a row Redis is not asked for so long.
+# After this many failures in a row, Redis is not asked for this long.
 _FAILURES = 2
 _REST_SECONDS = 1.0
 
 
 class Script:
-    """Lua that Redis knows by its digest, or is told."""
+    """A Lua script that is called by its digest; Redis gets its text only if it does not know the digest."""
 
     def __init__(self, text: str) -> None:
         self.text = text.encode()
@@ -28,14 +28,14 @@ class Script:
 
 
 class RedisLink:
-    """`[answer] = await link.ask((b"GET", key))`: no call waits for longer than the configuration says, and a server
-    that does not answer is left alone for a while.
+    """`[answer] = await link.ask((b"GET", key))`: no call waits longer than the configured timeout, and a server that
+    does not answer is left alone for a while.
     """
 
     def __init__(self, config: RedisConfig, what: str, unavailable: type[MeshError], failures: Counter) -> None:
-        """what: names what is kept there in errors, which are of the type `unavailable`; `failures` counts them.
+        """what: names the stored data in errors, which have the type `unavailable`; `failures` counts them.
 
-        Raises ConfigError if the configuration is none of Redis.
+        Raises ConfigError if the configuration is invalid.
         """
         self._connection = RedisConnection(RedisServer.of(config), config.timeout_seconds)
         self._timeout_seconds = config.timeout_seconds
@@ -45,14 +45,14 @@ class RedisLink:
         self._breaker = CircuitBreaker(time.monotonic, _FAILURES, _REST_SECONDS)
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """Their answers, in one round trip."""
+        """The answers to `commands`, in one round trip."""
         try:
             return await self._ask(*commands)
         except RedisRefusal as error:
             raise self._failed(error) from error
 
     async def evaluate(self, script: Script, key: bytes, *arguments: bytes) -> Any:
-        """What the script answers for one key."""
+        """The script's result for one key."""
         ends_at = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             [answer] = await self._ask((b"EVALSHA", script.digest, b"1", key, *arguments))
@@ -74,7 +74,7 @@ class RedisLink:
         self._connection.close()
 
     async def _ask(self, *commands: Command) -> list[Any]:
-        """Raises RedisRefusal too."""
+        """The answers; raises RedisRefusal as well."""
         if not self._breaker.allows():
             raise self._unavailable(f"{self._what} did not answer lately, and is not asked now")
         try:

@@ -1,4 +1,4 @@
-"""Where Redis is, and how to log in."""
+"""The address of Redis, and how to log in."""
 
 import ssl
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RedisServer:
     host: str
     port: int
     database: int = 0
-    # None is the server's default user.
+    # None means the server's default user.
     user: str | None = None
     password: str | None = None
     encrypted: bool = False
@@ -27,7 +27,9 @@ class RedisServer:
 
     @classmethod
     def of(cls, config: RedisConfig) -> Self:
-        """If both the URL and the keys beside it have a user or a password, the URL counts. Raises ConfigError."""
+        """The server that a configuration names. A user or password in the URL overrides the separate keys. Raises
+        ConfigError.
+        """
         assert config.redis_url is not None
         parts = _split(config.redis_url)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
@@ -51,7 +53,7 @@ class RedisServer:
 
     @property
     def name(self) -> str:
-        """For messages: without secrets."""
+        """Name for messages; contains no secrets."""
         return f"Redis at {self.host}:{self.port}"
 
     @property
@@ -63,7 +65,9 @@ class RedisServer:
         return (b"AUTH", *user, self.password.encode())
 
     def context(self) -> ssl.SSLContext | None:
-        """Made anew for each connection, since certificates are renewed. None without TLS. Raises OSError."""
+        """A TLS context; None without TLS. Made anew for each connection, since certificates are renewed. Raises
+        OSError.
+        """
         if not self.encrypted:
             return None
         tls = self.tls or RedisTlsConfig()

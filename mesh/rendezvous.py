@@ -1,4 +1,4 @@
-"""Which of several KV stores keeps a chain: all who know the same stores agree on it without communicating."""
+"""Chooses which of several KV stores keeps a chain; all who know the same stores agree without communicating."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""A channel that opens another connection when its certificate was renewed: gRPC's own keep their credentials."""
+"""A channel that reconnects when its certificate is renewed: gRPC's own channels keep their first credentials."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio
@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc
 
-# How long calls that began before a renewal may go on.
+# How long calls that began before a renewal may continue.
 OLD_CALLS_SECONDS = 24 * 3600.0
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """Each call goes over the channel that `connect` made last; `version` says when that must be another.
+    """Each call uses the latest channel that `connect` made; a new one is made when `version` changes.
 
-    Calls that are under way end on the channel on which they began.
+    Open calls end on the channel on which they began.
     """
 
     def __init__(self, connect: Callable[[], grpc.aio.Channel], version: Callable[[], int]) -> None:
@@ -64,7 +64,7 @@ class RenewedChannel(grpc.aio.Channel):
         return self._method("stream_stream", arguments, options)
 
     def _method(self, kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A stub keeps its methods for ever; this one looks for the channel at each call."""
+        """A method that looks up the current channel at each call, because a stub keeps its methods for ever."""
 
         def call(*call_arguments: Any, **call_options: Any) -> Any:
             return getattr(self._latest(), kind)(*arguments, **options)(*call_arguments, **call_options)

@@ -1,4 +1,4 @@
-"""The gRPC server of every service: health, reflection, the edge interceptor, metrics, and an orderly end."""
+"""The gRPC server of every service: health, reflection, the edge interceptor, metrics, and an orderly stop."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
-# Calls of which no handler knows yet: as long as it takes to refuse them.
+# Calls that may wait for their handler to start; they wait only as long as it takes to refuse them.
 MAX_PENDING_CALLS = 1_000_000
-# How long they may wait: a day, since their own deadlines end them.
+# How long they may wait: a day, since their own deadlines end them earlier.
 MAX_PENDING_SECONDS = 86_400
 
-# How long a stopping server takes to send what calls have written, once they have ended.
+# How long a stopping server takes to flush what calls have written, once they have ended.
 FLUSH_SECONDS = 1.0
 # Longer than any call: a stop that waits for calls and never cancels them itself.
 UNLIMITED_SECONDS = 365.0 * 86_400
@@ -46,9 +46,9 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Registration:
     """One gRPC service: `Registration(add_XServicer_to_server, servicer, "deepmesh.v1.XService")`.
 
-    `endless` names the methods whose calls end only with their client ("WatchWorkers"): a stopping server waits for
-    the others and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method; under
-    mutual TLS a method that it does not name may be called by nobody.
+    `endless` names the methods whose calls end only with their client ("WatchWorkers"): a stopping server waits for all
+    other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method; under mutual
+    TLS nobody may call a method that it does not name.
     """
 
     add: Callable[[Any, grpc.aio.Server], None]
@@ -62,12 +62,12 @@ class MeshServer:
     """`async with MeshServer(config, "scheduler", registrations) as server:` listens until the block ends.
 
     Health answers for `liveness` (SERVING from the start), `readiness` and "" (SERVING between `ready` and `drain`).
-    The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError if a port
-    cannot be listened on.
+    The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError if a port cannot
+    be listened on.
 
-    Without `tls` it speaks plaintext and asks nobody who they are. `public`: its callers are clients of the mesh, and
-    not its services. `share_ports`: other processes of this service listen on its ports, too, and each gets a part of
-    the connections.
+    Without `tls` the server uses plaintext and does not authenticate callers. `public`: its callers are clients of the
+    mesh rather than services. `share_ports`: other processes of this service listen on the same ports, and each gets a
+    part of the connections.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class MeshServer:
         # From here on new calls are refused, while those in flight may end.
         stopped = asyncio.create_task(self._server.stop(UNLIMITED_SECONDS))
         if await self._edge.finish_calls(grace):
-            # What is left are calls whose clients do not read: they do not get the grace of the others.
+            # The calls left have clients that do not read: they do not get the full grace.
             await asyncio.wait([stopped], timeout=FLUSH_SECONDS)
         if not stopped.done():
-            # Cancels at once. One whose time is over cancels later: if the other has destroyed gRPC's server by then,
-            # the process crashes.
+            # This cancels the calls at once. A stop with a time of its own would cancel them later, and crash the
+            # process if the first stop has destroyed gRPC's server by then.
             await self._server.stop(None)
         await stopped
         if self._probed is not None:
@@ -157,7 +157,7 @@ class MeshServer:
         await until_signal()
 
     async def _serve_probes(self) -> None:
-        """Health on a plaintext port of its own."""
+        """Serve health on its own plaintext port."""
         if self._config.health_port is None:
             return
         options = [*_options(self._config, self._share_ports), *CLIENTS_KEEPALIVE]
@@ -174,7 +174,7 @@ class MeshServer:
         """Listen on the port that the configuration has under `key`; returns the port."""
         host, port = self._config.host, getattr(self._config, key)
         address = f"{host}:{port}"
-        # Asked first, since gRPC prints a line of its own for a port that it cannot have. A shared one is never free.
+        # Check first, since gRPC prints its own line for a port that is taken. A shared port is never free.
         why = None if self._share_ports else why_not(host, port)
         if why is None:
             try:
@@ -200,13 +200,14 @@ def _options(config: ServerConfig, share_ports: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # gRPC cancels calls that wait for a handler beyond 1,000, without a word. Here every call gets one, and the
-        # edge refuses those that are too many.
+        # By default gRPC silently cancels calls beyond 1,000 that wait for a handler. Here every call gets a handler,
+        # and the edge refuses those that are too many.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
-        # And those that have waited for 30 s, as where thousands come at once to a busy machine.
+        # By default it also cancels those that have waited for 30 s, as happens if thousands come at once to a busy
+        # machine.
         ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
-        # Two services that shared a port by accident would each get a part of the calls.
+        # Without this, two services that use a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", int(share_ports)),
         ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_INTERVAL_MS),
     ]

@@ -1,4 +1,4 @@
-"""Waiting for the signal to stop."""
+"""Waits for the signal to stop."""
 
 import asyncio
 import signal
@@ -7,7 +7,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def until_signal() -> None:
-    """Return at the first SIGTERM or SIGINT; a second one kills the process. To be called in the main thread."""
+    """Return at the first SIGTERM or SIGINT; a second one kills the process. Call it in the main thread."""
     loop, received = asyncio.get_running_loop(), asyncio.Event()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, received.set)

@@ -1,4 +1,4 @@
-"""How long each phase of a start took."""
+"""Measures how long each phase of a start took."""
 
 import time
 
@@ -6,19 +6,19 @@ import psutil
 
 
 def process_seconds() -> float:
-    """Since the operating system started this process; a program that was put in its place counts from there too."""
+    """Seconds since the operating system started this process; replacing the program (exec) does not reset it."""
     return time.time() - psutil.Process().create_time()
 
 
 class StartTimes:
-    """Phases follow one another: each ends when it is marked, and the next begins."""
+    """Phases follow one another: marking one ends it and begins the next."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.monotonic()
 
     def mark(self, phase: str) -> None:
-        """What was done since the last mark was this."""
+        """Count the time since the last mark as `phase`."""
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now

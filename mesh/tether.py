@@ -1,7 +1,7 @@
 """Runs a command that the kernel kills when its parent dies: `python tether.py PARENT_PID COMMAND...`.
 
-It is a program of its own that replaces itself by the command: the setting survives exec, and nothing has to run
-between fork and exec in a parent with threads. Linux only. It imports nothing of deepmesh, to start in milliseconds.
+It is a separate program that replaces itself by the command: the setting survives exec, and nothing has to run between
+fork and exec in a parent with threads. Linux only. It imports nothing of deepmesh, so it starts in milliseconds.
 """
 
 import ctypes
@@ -19,7 +19,9 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent, of that process id, dies. Raises SystemExit if it is dead already."""
+    """Have the kernel kill this process when its parent, with that process id, dies. Raises SystemExit if it is dead
+    already.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -22,15 +22,15 @@ _log = logging.getLogger("deepmesh.tls")
 def server_name(role: Role) -> str:
     """The DNS name in the certificate of every service of a role.
 
-    Clients check it in place of the host that they call: they know which kind of service must answer, while hosts and
-    addresses change.
+    Clients check it instead of the host that they call: they know which role must answer, while hosts and addresses
+    change.
     """
     return f"{role.value}.deepmesh.internal"
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What the files hold. `ca` is None where certificates are shown and none are asked for."""
+    """Contents of the files. `ca` is None if the server does not ask callers for certificates."""
 
     certificate: bytes
     key: bytes
@@ -44,11 +44,11 @@ class Pem:
 
 
 class CertificateFiles:
-    """The PEM files of a service: read at first (ConfigError if they cannot be), and again whenever they change.
+    """The PEM files of a service: read once at first (ConfigError if that fails), and again whenever they change.
 
-    Certificate and key are two files, so a renewal has a moment in which they do not fit. gRPC's servers keep what they
-    had until they get a pair that fits; it is read as soon as the second file has changed too. If a file is not there,
-    the last contents stay.
+    Certificate and key are two files, so during a renewal they do not match for a moment. gRPC's servers keep the old
+    pair until they get one that matches, which is read as soon as the second file has changed too. If a file is
+    missing, the last contents stay in use.
     """
 
     def __init__(self, certificate: Path, key: Path, ca: Path | None = None) -> None:
@@ -63,12 +63,12 @@ class CertificateFiles:
         return cls(config.certificate, config.key, config.ca)
 
     def read_again(self) -> Pem | None:
-        """What the files hold if they changed since they were last read, else None: three calls of stat."""
+        """The contents if the files changed since they were last read, otherwise None. Costs three calls of stat."""
         try:
             stamps = self._stamp()
             if stamps == self._stamps:
                 return None
-            # Stamped before it is read: what changes in between is read once more.
+            # The stamps are taken before reading: if the files change in between, they are read once more.
             self.pem, self._stamps = self._read(), stamps
         except OSError as error:
             _log.warning("certificates cannot be read: the last ones stay", extra={"fields": {"why": str(error)}})
@@ -86,7 +86,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """How a server speaks TLS. `mutual`: callers must show certificates, which name them."""
+    """How a server uses TLS. `mutual`: callers must show certificates, which name them."""
 
     credentials: grpc.ServerCredentials
     mutual: bool
@@ -108,6 +108,6 @@ def _server(files: CertificateFiles, mutual: bool) -> ServerTls:
         return None if pem is None else pem.server_configuration()
 
     first = files.pem.server_configuration()
-    # gRPC takes None for "as before", which its types do not know.
+    # gRPC takes None as "no change", which its types do not declare.
     fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], renewed)
     return ServerTls(grpc.dynamic_ssl_server_credentials(first, fetch, mutual), mutual)

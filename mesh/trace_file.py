@@ -1,8 +1,8 @@
-"""Spans in a file of Chrome trace events, for one machine.
+"""Writes spans to a file of Chrome trace events, for one machine.
 
-A trace file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read
-it with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes
-of one machine line up.
+The file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read it
+with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes on
+one machine line up.
 """
 
 import json
@@ -21,12 +21,14 @@ _log = logging.getLogger("deepmesh.observe")
 
 
 class TraceFile(logging.Handler):
-    """Writes spans as complete events ("ph": "X"), a few hundred at a time. What cannot be written is left out."""
+    """Writes spans as complete events ("ph": "X"), a few hundred at a time. Events that cannot be written are
+    dropped.
+    """
 
     def __init__(self, service: str, path: Path) -> None:
         super().__init__()
         try:
-            # Without a buffer of its own, which would write what had no room when there is room again.
+            # Unbuffered: a buffer would hold events for which there was no room, and write them later.
             self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"observe.trace_file: cannot write {path}: {error.strerror}") from error
@@ -34,7 +36,7 @@ class TraceFile(logging.Handler):
         name = {"name": "process_name", "ph": "M", "pid": self._process_id, "args": {"name": service}}
         self._path = path
         self._written_bytes = 0
-        # Whether the last events had no room, or could not be written for another reason.
+        # Whether the last write failed, for example because the disk is full.
         self._failing = False
         self._head = "[\n" + json.dumps(name)
         self._buffer: list[str] = []
@@ -71,7 +73,7 @@ class TraceFile(logging.Handler):
         super().close()
 
     def _write(self, text: str) -> None:
-        """All of it, or none: a part of an event would spoil the file."""
+        """Write all of `text` or none of it: a part of an event would spoil the file."""
         data = (text if self._written_bytes else self._head + text).encode()
         try:
             written = self._file.write(data)

@@ -1,4 +1,4 @@
-"""Traces across services: which span of which trace is current, in the form that the W3C gives it on the wire."""
+"""Traces across services: the current span of the current trace, in the W3C's wire format."""
 
 import random
 import re
@@ -13,9 +13,9 @@ _SAMPLED = 1
 
 
 class TraceContext(NamedTuple):
-    """A span by the ids that it has everywhere."""
+    """Identifies a span across services."""
 
-    # 128 and 64 bits. Span 0 is no span: a trace that has just begun.
+    # 128 and 64 bits. Span id 0 means no span: the trace has just begun.
     trace_id: int
     span_id: int
     # Whether its spans are recorded.
@@ -23,7 +23,7 @@ class TraceContext(NamedTuple):
 
     @classmethod
     def parse(cls, traceparent: str | bytes | None) -> Self | None:
-        """The span that a caller names; None if it names none, or not in W3C's form."""
+        """The span in a caller's header; None if there is none, or if it is malformed."""
         match = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
         if match is None:
             return None
@@ -35,36 +35,36 @@ class TraceContext(NamedTuple):
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     def child(self) -> "TraceContext":
-        """A span below this one; this one itself if nothing is recorded."""
+        """A new span below this one; this one itself if the trace is not recorded."""
         return self._replace(span_id=random.getrandbits(64) or 1) if self.sampled else self
 
 
-# The span that work begins under; None outside traces.
+# The parent of spans that begin now; None outside traces.
 trace_context: ContextVar[TraceContext | None] = ContextVar("trace_context", default=None)
 
 
 def current_traceparent() -> str | None:
-    """How the current span is named to another service; None outside traces."""
+    """The current span's name for other services; None outside traces."""
     current = trace_context.get()
     return current.traceparent if current is not None and current.span_id else None
 
 
 class Sampler:
-    """Begins traces where requests enter the mesh, for a share of them between 0 and 1."""
+    """Begins traces at the edge of the mesh, for the given share of requests (0 to 1)."""
 
     def __init__(self, share: float) -> None:
         self._share = share
 
     def begin(self) -> None:
-        """Begin a trace in the current context, unless the client has decided for its request."""
+        """Begin a trace in the current context, unless the client has decided about it."""
         if self._share and trace_context.get() is None and random.random() < self._share:
             trace_context.set(TraceContext(random.getrandbits(128) or 1, 0))
 
 
 class SpanEvent(NamedTuple):
-    """A span that has ended, as whoever writes spans out gets it."""
+    """A span that has ended, as it is passed to whatever writes spans out."""
 
-    # When it began, on the machine's monotonic clock.
+    # Start time on the machine's monotonic clock.
     start_ns: int
     elapsed_ns: int
     attributes: Mapping[str, object]

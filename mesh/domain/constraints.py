@@ -1,4 +1,4 @@
-"""What an answer must be, as it travels from the gateway to the engine."""
+"""The constraint on an answer, as it travels from the gateway to the engine."""
 
 from collections.abc import Sequence
 
@@ -11,26 +11,28 @@ MAX_BANNED_TOKENS = 4096
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """The answer's tokens are drawn among those that a grammar allows, once the free ones before it have ended, without
-    those that are banned. Where a grammar allows nothing else, it goes before what is banned.
+    """Tokens are free (unconstrained) at first, if `free_until` is set; after that they are drawn among those that the
+    grammar allows, without those that are banned. If the grammar allows only banned tokens, the grammar wins.
     """
 
     # In llguidance's dialect of Lark; None allows everything.
     grammar: str | None = None
-    # Tokens are free up to the first one with this id; None if none are.
+    # Tokens are free up to and including the first one with this id; None if none are free.
     free_until: int | None = None
-    # With free_until: they are free only if the answer begins with this token.
+    # With free_until: tokens are free only if the answer begins with this token.
     opened_by: int | None = None
-    # The answer may end while tokens are free.
+    # Whether the answer may end while tokens are still free.
     may_end_free: bool = False
-    # None of these sequences of tokens stands in the answer; none is empty.
+    # Token sequences that the answer must not contain; none of them is empty.
     banned: Sequence[Sequence[int]] = ()
-    # The answer ends with no stop token before it has so many tokens.
+    # No stop token may end the answer before it has this many tokens.
     min_tokens: int = 0
 
 
 def check_constraint(constraint: Constraint, vocabulary_size: int) -> None:
-    """Raises InvalidConstraint for what no rank compiles or follows; whether the grammar is one is seen there."""
+    """Raises InvalidConstraint for a constraint that no rank could compile or follow. Only the rank checks the grammar
+    itself.
+    """
     size = len(constraint.grammar or "")
     if size > MAX_GRAMMAR_CHARACTERS:
         limit = MAX_GRAMMAR_CHARACTERS

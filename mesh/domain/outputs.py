@@ -1,4 +1,4 @@
-"""What a request brings beside its tokens."""
+"""The results of a request besides its tokens."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +11,18 @@ import msgspec
 class FinishReason(StrEnum):
     """Why generation ended."""
 
-    # With a stop token, a stop string or the end of the model's answer.
+    # By a stop token, a stop string or the model's end of the answer.
     STOP = "stop"
-    # With max_tokens, or the end of the context.
+    # By max_tokens or the end of the context.
     LENGTH = "length"
-    # The caller, or the gateway on its behalf, cancelled.
+    # The client, or the gateway on its behalf, cancelled it.
     CANCELLED = "cancelled"
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logs of the probabilities at one position, at temperature 1: the drawn token's and the highest ones."""
+    """Natural logs of the probabilities at one position, at temperature 1: of the drawn token and of the likeliest
+    ones.
+    """
 
     logprob: float
     # The most likely tokens, best first.
@@ -34,36 +36,37 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logs of the probabilities of a prompt's tokens but its first, each given those before it, at temperature
-    1. In numbers of 4 bytes as they stand in memory: nobody on the way takes long prompts apart.
+    """Natural logs of the probabilities of a prompt's tokens except the first, each given the tokens before it, at
+    temperature 1. The fields are arrays of 4-byte numbers as they lie in memory, so that no process on the way unpacks
+    long prompts.
     """
 
     # How many of the most likely tokens are reported at each position.
     alternatives: int
-    # float32, one a position.
+    # float32, one per position.
     logprobs: bytes = b""
-    # uint32, one a position: the token's place among all by probability, from 1 on.
+    # uint32, one per position: the token's rank by probability among all tokens, from 1 on.
     ranks: bytes = b""
-    # uint32 and float32, `alternatives` a position, best first.
+    # uint32 and float32, `alternatives` per position, best first.
     top_token_ids: bytes = b""
     top_logprobs: bytes = b""
 
     @classmethod
     def joined(cls, alternatives: int, parts: "Sequence[PromptLogprobs]") -> Self:
-        """One after the other."""
-        # A vocabulary may have fewer tokens than were asked for.
+        """The parts concatenated."""
+        # A part may have fewer alternatives than were asked for if the vocabulary is that small.
         count = min((part.alternatives for part in parts), default=alternatives)
         names = ("logprobs", "ranks", "top_token_ids", "top_logprobs")
         return cls(count, *(b"".join(getattr(part, name) for part in parts) for name in names))
 
     @property
     def values(self) -> int:
-        """How many numbers there are, as tokens count in what a worker keeps."""
+        """How many numbers there are; each counts as a token in the bounds of what a worker keeps."""
         return (len(self.logprobs) + len(self.ranks) + len(self.top_token_ids) + len(self.top_logprobs)) // 4
 
     @property
     def fits(self) -> bool:
-        """Whether the parts have the lengths that belong together."""
+        """Whether the fields have consistent lengths."""
         size, tops = len(self.logprobs), len(self.logprobs) * self.alternatives
         return not size % 4 and (len(self.ranks), len(self.top_token_ids), len(self.top_logprobs)) == (size, tops, tops)
 

@@ -14,9 +14,9 @@ from mesh.domain.targets import StoreTarget, WorkerTarget
 class TokenRequest(msgspec.Struct, frozen=True):
     """What to generate."""
 
-    # For logs and traces.
+    # Used in logs and traces only.
     request_id: str
-    # The prompt and, after a re-placement, the tokens that were delivered.
+    # The prompt and, if the request was placed again, the tokens generated so far.
     token_ids: Sequence[int]
     sampling: Sampling
     stop: StopConditions
@@ -24,25 +24,25 @@ class TokenRequest(msgspec.Struct, frozen=True):
     cache_salt: bytes = b""
     # Counts the placements of the request.
     attempt: int = 0
-    # How many of token_ids are the client's prompt; None if all are.
+    # How many of token_ids belong to the client's prompt; None if all do.
     prompt_tokens: int | None = None
-    # What the answer must be; None allows everything.
+    # The constraint on the answer; None allows everything.
     constraint: Constraint | None = None
-    # Whose it is.
+    # The tenant's claim, which decides the order among requests.
     share: Share = ONE_TENANT
-    # The span that asks for it (`mesh.tracing`); None outside traces.
+    # The calling span (`mesh.tracing`); None outside traces.
     traceparent: str | None = None
     # How the attention of a long prompt is computed; None if exactly.
     sparse: SparsePrefill | None = None
 
 
 class StreamTag(msgspec.Struct, frozen=True):
-    """Names a stream that its client may go on with through another gateway."""
+    """Names a stream that its client may resume through another gateway."""
 
     stream_id: bytes
-    # Counts its owners: of two logs that of the later one is right.
+    # Counts the stream's owners: of two logs, the one with the later owner is right.
     epoch: int
-    # The gateways': how the answer is read. Workers keep it unread.
+    # The gateways' own record of how the answer is read. Workers store it without reading it.
     context: bytes
 
 
@@ -52,16 +52,16 @@ class Submission(msgspec.Struct, frozen=True):
     # Chosen by the gateway, used once.
     stream_id: int
     request: TokenRequest
-    # Milliseconds from receipt after which the worker gives up; None if there is no deadline.
+    # Milliseconds after receipt at which the worker gives up; None if there is no deadline.
     deadline_ms: int | None = None
-    # Where the prompt is computed; None if the decode worker does it.
+    # The worker that computes the prompt; None if the decode worker does.
     prefill: WorkerTarget | None = None
-    # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
+    # A store that may hold the prompt's prefix. The worker that computes the prompt asks it.
     store: StoreTarget | None = None
-    # None if nobody will go on with it.
+    # None if the stream cannot be resumed.
     stream: StreamTag | None = None
-    # The ranks of the decode and of the prefill worker on which the scheduler counts it; None if it does not say. The
-    # workers may know better.
+    # The ranks of the decode worker and the prefill worker on which the scheduler counts the request; None if it does
+    # not say. The workers may choose others, since they may know better.
     rank: int | None = None
     prefill_rank: int | None = None
 

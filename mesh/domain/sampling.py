@@ -1,4 +1,4 @@
-"""How tokens are drawn and when that ends, and what of both is accepted: the gateway and the workers ask here."""
+"""How tokens are sampled and when generation ends, with the checks that both the gateway and the workers apply."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -10,29 +10,31 @@ from mesh.errors import InvalidRequest
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
-# Numbers that log probabilities of a prompt may take: some 2 MB, and twice that with their ranks and ids.
+# Most numbers in the log probabilities of a prompt: some 2 MB, and twice that with their ranks and ids.
 MAX_PROMPT_LOGPROBS = 1 << 18
 # OpenAI's range.
 MAX_PENALTY = 2.0
-# Logits stay far from what 32 bits can hold.
+# Keeps logits far from the limits of 32-bit floats.
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGIT_BIASES = 300
 MAX_LOGIT_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 256
-# Token ids travel in 32 bits.
+# Token ids travel as 32-bit numbers.
 LARGEST_VOCABULARY = 2**32
 
 
 class DraftUse(IntEnum):
-    """What a request wants of drafts; its worker may have none, or only accept them strictly. Numbers of the wire."""
+    """What a request asks of drafts. Its worker may have none, or accept them only strictly. The numbers are those on
+    the wire.
+    """
 
-    # Settled by the gateway (`settled_draft_use`); workers read it as STRICT.
+    # The gateway settles it (`settled_draft_use`); workers read it as STRICT.
     UNSPECIFIED = 0
-    # Tokens are drawn one by one.
+    # No drafts: tokens are drawn one by one.
     OFF = 1
-    # Tokens are those that are drawn without drafts.
+    # Drafts change no token: the answer is the one without drafts.
     STRICT = 2
-    # While the model thinks, a worker may take drafts that are only near the likeliest token.
+    # While the model thinks, a worker may accept drafts that are only near the likeliest token.
     RELAXED = 3
 
 
@@ -42,20 +44,21 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    # Key of the random numbers, an unsigned 64-bit integer.
+    # Key of the random number generator, an unsigned 64-bit integer.
     seed: int = 0
     # Report log probabilities with this many alternatives; None reports nothing.
     top_logprobs: int | None = None
-    # Keep tokens of at least this share of the most likely one's probability; 0 keeps all.
+    # Keep tokens whose probability is at least this share of the likeliest one's; 0 keeps all.
     min_p: float = 0.0
-    # Taken from the logit of each token generated so far: once, and once for each time.
+    # Subtracted from the logit of each token generated so far: once if it occurs at all, and once per occurrence.
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    # Positive logits of tokens in the prompt or generated are divided by this, others multiplied; 1 changes none.
+    # Positive logits of tokens in the prompt or generated so far are divided by this, negative ones multiplied; 1
+    # changes none.
     repetition_penalty: float = 1.0
     # Added to the logits of these token ids, after the penalties.
     logit_bias: dict[int, float] = {}
-    # A plain number, so that one that this version does not know can be refused.
+    # A plain number rather than a DraftUse, so that a value unknown to this version can be refused.
     drafts: int = DraftUse.UNSPECIFIED
     # Report log probabilities of the prompt's own tokens, with this many alternatives; None reports nothing.
     prompt_logprobs: int | None = None
@@ -73,21 +76,23 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 class StopConditions(msgspec.Struct, frozen=True, array_like=True):
     """When generation ends, in token ids."""
 
-    # Tokens to generate at the most, at least 1.
+    # Most tokens to generate, at least 1.
     max_tokens: int
-    # Generation ends with the first of these. The engine adds the model's own end-of-sequence ids unless ignore_eos.
+    # Generation ends at the first of these. The engine adds the model's own end-of-sequence ids unless ignore_eos is
+    # set.
     token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
     def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """The tokens that end generation; eos_token_ids: the model's own."""
+        """The tokens that end generation. eos_token_ids: the model's own."""
         return frozenset(self.token_ids) if self.ignore_eos else eos_token_ids.union(self.token_ids)
 
 
 def settled_draft_use(sampling: Sampling, constrained: bool) -> int:
-    """What a request wants of drafts; if it does not say, nothing that penalties, a bias or its form would suffer by.
+    """The draft use of a request. If it does not say, it is STRICT if penalties, a bias or a constraint are in use,
+    which relaxed drafts would harm, and RELAXED otherwise.
 
-    constrained: not every answer is allowed.
+    constrained: whether the answer is constrained.
     """
     if sampling.drafts != DraftUse.UNSPECIFIED:
         return sampling.drafts
@@ -95,7 +100,7 @@ def settled_draft_use(sampling: Sampling, constrained: bool) -> int:
 
 
 def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
-    """Raises InvalidRequest naming the first field that is out of range; NaN and infinities are.
+    """Raises InvalidRequest naming the first field that is out of range; NaN and infinities always are.
 
     `vocabulary_size` is None if it is not known.
     """
@@ -123,8 +128,8 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
 
 
 def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int) -> None:
-    """Raises InvalidRequest if a prompt, or prompts that have so many tokens together, are too long for the log
-    probabilities that are asked of them.
+    """Raises InvalidRequest if prompts of `prompt_tokens` tokens in total are too long for the log probabilities that
+    are asked for.
     """
     if sampling.prompt_logprobs is None:
         return
@@ -136,14 +141,14 @@ def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int) -> None:
 
 
 def check_stop_token_ids(token_ids: Sequence[int], vocabulary_size: int | None) -> None:
-    """Raises InvalidRequest for too many, and for those that the model lacks."""
+    """Raises InvalidRequest if there are too many ids, or ids that the model lacks."""
     if len(token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids", field="stop_token_ids")
     check_token_ids(token_ids, vocabulary_size, field="stop_token_ids")
 
 
 def check_token_ids(token_ids: Sequence[int], vocabulary_size: int | None, *, field: str) -> None:
-    """Raises InvalidRequest unless every id is one of the model's; `vocabulary_size` is None if that is not known."""
+    """Raises InvalidRequest unless every id is in the vocabulary; `vocabulary_size` is None if it is not known."""
     if not token_ids:
         return
     lowest, highest = min(token_ids), max(token_ids)
@@ -173,5 +178,5 @@ def _out_of_range(field: str, value: float, allowed: str) -> InvalidRequest:
 
 
 def _shown(value: float) -> str:
-    """For messages: an integer that a client sent may have any number of digits."""
+    """The value, fit for a message: an integer that a client sent may have any number of digits."""
     return "a number beyond 1e15" if abs(value) > 1e15 else str(value) if isinstance(value, int) else f"{value:g}"

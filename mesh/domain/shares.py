@@ -1,4 +1,4 @@
-"""Whose a request is, and how much of a full mesh its tenant may have. Pure."""
+"""Which tenant a request belongs to, and how much of a full mesh that tenant may use. Pure."""
 
 import hashlib
 from collections import Counter
@@ -9,30 +9,32 @@ MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A request's claim to what tenants share. Requests without tenants are all one tenant's."""
+    """A request's claim to resources that tenants share. Requests without a tenant count as those of one tenant."""
 
     tenant: str = ""
-    # The tenant's part, relative to those of others.
+    # The tenant's weight relative to those of other tenants.
     weight: float = 1.0
-    # Among its tenant's requests the lowest goes first.
+    # Requests of one tenant run in the order of this number, lowest first.
     priority: int = 0
 
 
-# Where there are no tenants.
+# The share of all requests if there are no tenants.
 ONE_TENANT = Share()
 
 TENANT_TAG_BYTES = 16
 
 
 def tenant_tag(tenant: str) -> bytes:
-    """Names a tenant to whoever only counts what is its; empty for none. Whoever guesses the name can tell."""
+    """A tag that stands for a tenant's name in counts; empty for no tenant. Whoever guesses the name can check the
+    guess.
+    """
     if not tenant:
         return b""
     return hashlib.blake2b(tenant.encode(), digest_size=TENANT_TAG_BYTES, person=b"deepmesh-tenant").digest()
 
 
 class Census:
-    """The requests of each tenant that some place has. Its owner adds and removes each of them once."""
+    """Counts the requests of each tenant in one place. Its owner adds and removes each request once."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
@@ -51,10 +53,11 @@ class Census:
             del self._requests[share.tenant], self._weights[share.tenant]
 
     def ahead(self, share: Share) -> float:
-        """Which part of those who wait is served before one more request of this tenant, from 0 to 1.
+        """The fraction of waiting requests that is served before one more request of this tenant, from 0 to 1.
 
-        It is 1 for a tenant with its part of the requests or more, and next to nothing for one with few. So a limit on
-        those ahead lets in a tenant that has less than its part, and no more than twice as many wait as the limit says.
+        It is 1 for a tenant that has its part of the requests or more, and near 0 for one that has few. So a limit on
+        this fraction admits a tenant that has less than its part, and at most twice as many requests wait as the limit
+        says.
         """
         before = self._requests[share.tenant]
         own, others = before + 1, self._total - before

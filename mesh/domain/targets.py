@@ -7,21 +7,21 @@ class WorkerTarget(msgspec.Struct, frozen=True):
     """A worker, as a placement names it."""
 
     worker_id: str
-    # Changes at every start of the worker.
+    # Random; another one at every start of the worker.
     incarnation: str
     # host:port of its gRPC services.
     endpoint: str
-    # The largest segment of KV that it sends; None if it sends none.
+    # The largest segment of KV that the worker sends; None if it sends none.
     slot_bytes: int | None = None
-    # The draft layers of its KV; None if it does not say.
+    # The number of draft layers in its KV; None if it does not say.
     draft_layers: int | None = None
 
 
 class StoreTarget(msgspec.Struct, frozen=True, array_like=True):
-    """A KV store that is worth asking for a prompt's first blocks."""
+    """A KV store that may hold a prompt's first blocks."""
 
     store_id: str
-    # How many leading blocks of the prompt it is thought to hold.
+    # How many leading blocks of the prompt the store probably holds.
     blocks: int
-    # How many of them, the last ones, it has on its disk alone.
+    # How many of these, the last ones, it holds only on its disk.
     disk_blocks: int = 0

@@ -1,4 +1,4 @@
-"""Requests, outputs and targets in the protos: the one translation, both ways."""
+"""Translates requests, outputs and targets to protos and back; all services use this one translation."""
 
 import msgspec
 from deepmesh.internal.v1 import constraint_pb2, decode_pb2, outputs_pb2, share_pb2, sparse_prefill_pb2, targets_pb2
@@ -12,7 +12,7 @@ from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT, ONE_TENANT, Share
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
-# As near as a 32-bit float comes to "only the most likely token" without being 0, which the wire reads as 1.
+# The 32-bit float closest to "only the likeliest token" that is not 0: the wire reads 0 as 1.
 SMALLEST_TOP_P = 1e-6
 
 _FINISH_REASONS = {
@@ -24,7 +24,7 @@ _BY_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _FIN
 
 
 def submission(message: decode_pb2.Submission) -> Submission:
-    """The message as it is; the worker's admission judges it."""
+    """The message as it is; the worker's admission checks it."""
     return Submission(
         stream_id=message.stream_id,
         request=TokenRequest(
@@ -84,7 +84,7 @@ def stream_tag_message(tag: StreamTag) -> decode_pb2.StreamTag:
 
 
 def constraint(message: constraint_pb2.Constraint) -> Constraint:
-    """The message as it is; `check_constraint` judges it."""
+    """The message as it is; `check_constraint` checks it."""
     return Constraint(
         message.grammar or None,
         message.free_until if message.HasField("free_until") else None,
@@ -101,7 +101,7 @@ def constraint_message(constraint: Constraint) -> constraint_pb2.Constraint:
 
 
 def sparse_prefill(message: sparse_prefill_pb2.SparsePrefill) -> SparsePrefill:
-    """The message as it is; `check_sparse_prefill` judges it."""
+    """The message as it is; `check_sparse_prefill` checks it."""
     return SparsePrefill(message.from_tokens, message.recall)
 
 
@@ -110,8 +110,8 @@ def sparse_prefill_message(sparse: SparsePrefill) -> sparse_prefill_pb2.SparsePr
 
 
 def share(message: share_pb2.Share) -> Share:
-    """An absent one has `Share`'s defaults."""
-    # A weight that is no number, or none, would end fair order for everyone.
+    """An absent message gives `Share`'s defaults."""
+    # A weight that is NaN or not positive would break the fair order for everyone.
     weight = message.weight if MIN_WEIGHT <= message.weight <= MAX_WEIGHT else ONE_TENANT.weight
     return Share(message.tenant, weight, message.priority)
 
@@ -121,7 +121,7 @@ def share_message(share: Share) -> share_pb2.Share:
 
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:
-    """The message as it is; `check_sampling` judges it. Absent fields have `Sampling`'s defaults."""
+    """The message as it is; `check_sampling` checks it. Absent fields get `Sampling`'s defaults."""
     given = {field.name: value for field, value in message.ListFields()}
     return Sampling(**{**given, "logit_bias": dict(message.logit_bias)})
 
@@ -132,7 +132,7 @@ def sampling_message(sampling: Sampling) -> common_pb2.SamplingParams:
 
 
 def finish_reason(number: int) -> FinishReason:
-    """A reason that this version does not know reads as a stop."""
+    """A reason that this version does not know counts as a stop."""
     return _BY_NUMBER.get(number, FinishReason.STOP)
 
 
@@ -154,7 +154,7 @@ def logprobs_message(position: Logprobs) -> common_pb2.PositionLogprobs:
 
 
 def prompt_logprobs(message: outputs_pb2.PromptLogprobs) -> PromptLogprobs:
-    """The message as it is; `fits` judges it."""
+    """The message as it is; `fits` checks it."""
     return PromptLogprobs(
         message.alternatives, message.logprobs, message.ranks, message.top_token_ids, message.top_logprobs
     )

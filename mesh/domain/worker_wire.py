@@ -1,4 +1,4 @@
-"""Workers in the protos: one translation for those who report and those who listen."""
+"""Translates workers' reports to protos and back; those who report and those who listen share it."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ from mesh.errors import InvalidRequest
 MAX_NAME_CHARACTERS = 256
 # The most UCX transports, or reasons of refusal, that one process may report.
 MAX_COUNTED_NAMES = 64
-# The bits of what says which ranks hold a block.
+# Bits of the mask that says which ranks hold a block.
 MAX_RANKS = 64
 
 _ROLES: dict[int, WorkerRole] = {
@@ -40,7 +40,7 @@ _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises InvalidRequest if the name is empty or too long, or could not stand in a line of a log."""
+    """Raises InvalidRequest if the name is empty, too long, or not printable in one line of a log."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
     if not name.isprintable():
@@ -67,7 +67,7 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
 
 
 def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
-    """Who a worker is, from a message that a service of ours has checked."""
+    """The worker's identity, from a message that another service has already checked."""
     return WorkerIdentity(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
@@ -94,12 +94,14 @@ def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
 
 
 def unreadable_kv(registered: Iterable[workers_pb2.WorkerIdentity]) -> dict[str, str]:
-    """`workers.unreadable_kv` of the workers in a scheduler's registry, of which a newer one may know other roles."""
+    """`workers.unreadable_kv` for the workers in a scheduler's registry. Roles that this version does not know are
+    skipped.
+    """
     return workers.unreadable_kv(reported_identity(message) for message in registered if message.role in _ROLES)
 
 
 def role(number: int, field: str) -> WorkerRole:
-    """Raises InvalidRequest if it is none."""
+    """Raises InvalidRequest for a number that is no role."""
     if number not in _ROLES:
         raise InvalidRequest(f"{field} must be PREFILL or DECODE", field=field)
     return _ROLES[number]
@@ -132,7 +134,7 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
 
 
 def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
-    """Raises InvalidRequest if the message names no namespace, or blocks of another size."""
+    """Raises InvalidRequest if the message names no namespace, or has blocks of another size."""
     if message.block_tokens != BLOCK_TOKENS:
         raise InvalidRequest(f"blocks must be of {BLOCK_TOKENS} tokens", field=f"{field}.block_tokens")
     for part in ("weights_fingerprint", "dtype", "layout"):
@@ -143,7 +145,7 @@ def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> 
 
 
 def reported_namespace(message: workers_pb2.KvNamespace) -> KvNamespace:
-    """The namespace in a message that a service of ours has checked."""
+    """The namespace, from a message that another service has already checked."""
     return KvNamespace(
         weights_fingerprint=message.weights_fingerprint,
         dtype=message.dtype,
@@ -168,7 +170,7 @@ def namespace_message(kv: KvNamespace) -> workers_pb2.KvNamespace:
 
 
 def state(number: int) -> WorkerState:
-    """A state that this version does not know reads as draining."""
+    """A state that this version does not know counts as draining."""
     return _STATES.get(number, WorkerState.DRAINING)
 
 
@@ -282,5 +284,5 @@ def _prompt_pace_message(pace: PromptPace | None) -> workers_pb2.PromptPace | No
 
 
 def _measured(value: float) -> float | None:
-    """A rate or a mean; what is no such thing (0, negative, infinite, NaN) reads as unknown."""
+    """A rate or a mean; an impossible value (0, negative, infinite, NaN) counts as unknown."""
     return value if 0 < value < float("inf") else None

@@ -1,6 +1,6 @@
-"""What a worker reports: who it is, what its KV means, how loaded it is, what it transferred.
+"""What a worker reports: its identity, the namespace of its KV, its load, and its transfers.
 
-Structs of msgspec because they travel in the frames between a service and its rank too.
+These are msgspec Structs because they also travel in the frames between a service and its rank.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from mesh.domain.sparse_prefill import SparsePrefill
 
 class WorkerState(Enum):
     SERVING = "serving"
-    # Finishes what it has, takes nothing new.
+    # Finishes its requests and takes no new ones.
     DRAINING = "draining"
-    # Makes no progress, and takes nothing new: it goes on soon, or its service ends it.
+    # Makes no progress and takes no new requests: either it recovers soon, or its service ends it.
     STALLED = "stalled"
 
 
@@ -26,20 +26,20 @@ class WorkerRole(Enum):
 
 
 class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
-    """What cached KV bytes mean: of a block's base layers, and of the draft layers behind them, if there are any.
+    """What cached KV bytes mean, for a block's base layers and for the draft layers after them, if there are any.
 
-    Base layers may move between workers of one `base`; draft layers only if there are equally many of them too.
+    Base layers may move between workers with the same `base`; draft layers only if both have equally many of them.
     """
 
     # Digest of the weights that made the KV.
     weights_fingerprint: str
     dtype: str
-    # All, those of drafts included.
+    # All layers, draft layers included.
     layers: int
     layout: str
     scale: float = 1.0
     block_tokens: int = BLOCK_TOKENS
-    # The last of `layers`, which only workers with drafts have and need.
+    # How many of `layers`, the last ones, are draft layers; only workers with drafts have them.
     draft_layers: int = 0
 
     @property
@@ -48,7 +48,7 @@ class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
         return msgspec.structs.replace(self, layers=self.layers - self.draft_layers, draft_layers=0)
 
     def provides(self, other: "KvNamespace") -> bool:
-        """Whether blocks of this namespace hold what those of the other do: as their first layers, if it has fewer."""
+        """Whether blocks of this namespace contain all that blocks of `other` do. `other` may lack the draft layers."""
         return other.draft_layers in (0, self.draft_layers) and self.shares_base(other)
 
     def shares_base(self, other: "KvNamespace") -> bool:
@@ -56,7 +56,7 @@ class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
         return self == other or self.base == other.base
 
     def differences(self, other: "KvNamespace") -> str:
-        """In what their base layers differ, in words; empty if KV may move between their workers."""
+        """The differences of their base layers, in words; empty if KV may move between their workers."""
         ours, theirs = msgspec.structs.asdict(self.base), msgspec.structs.asdict(other.base)
         return ", ".join(
             f"{field} {value} against {theirs[field]}" for field, value in ours.items() if value != theirs[field]
@@ -64,7 +64,7 @@ class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
-    """Who a worker is. Fixed while its process lives."""
+    """Who a worker is. Fixed for the lifetime of its process."""
 
     worker_id: str
     incarnation: str
@@ -77,44 +77,44 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     total_blocks: int
     max_requests: int
     can_prefill: bool
-    # It takes token ids below this; None if it does not say.
+    # Token ids must be below this; None if the worker does not say.
     vocabulary_size: int | None = None
-    # One block of KV, all layers; None if it does not say.
+    # Size of one block of KV over all layers; None if the worker does not say.
     block_bytes: int | None = None
-    # Whether prefill workers can push KV to it, if it is a decode worker.
+    # Whether prefill workers can push KV to this worker, if it is a decode worker.
     receives_kv: bool = True
-    # Prompts of at least so many tokens are pushed while later layers are computed, if the other worker agrees; None if
-    # this one moves no KV.
+    # Prompts of at least this many tokens are pushed while later layers are computed, if the other worker agrees; None
+    # if this worker moves no KV.
     layerwise_tokens: int | None = None
     # The largest segment of KV that it sends or receives; None if it moves no KV.
     slot_bytes: int | None = None
-    # DP ranks: groups of its processes that batch requests each for itself. Each has an equal part of `total_blocks`
-    # and of `max_requests`, and a request lies on one.
+    # DP ranks: groups of the worker's processes that each batch their own requests. Each has an equal part of
+    # `total_blocks` and of `max_requests`, and each request lies on one rank.
     ranks: int = 1
-    # What it computes with, and how it is divided; empty if it does not say. Workers of one class are taken to be
+    # The worker's hardware and how the model is divided on it; empty if it does not say. Workers of one class count as
     # equally fast until they have measured themselves.
     worker_class: str = ""
-    # How it computes the attention of long prompts, of requests that leave the choice to it or ask for it; None if
-    # exactly.
+    # How it computes the attention of long prompts, for requests that ask for sparse prefill or leave the choice to it;
+    # None if exactly.
     sparse_prefill: SparsePrefill | None = None
-    # The most tokens that each of its ranks computes in a step; None if it does not say.
+    # Most tokens that each of its ranks computes in a step; None if it does not say.
     max_step_tokens: int | None = None
-    # If it has several ranks: for how many steps a prompt waits at most for prompts of the others, while some rank
-    # decodes.
+    # If the worker has several ranks and some rank decodes: the most steps that a prompt waits for prompts of other
+    # ranks.
     prompt_wait_steps: int = 0
-    # Tokens of a chunk that all its ranks compute together, at least: such prompts wait for no others. None: they do so
-    # with none.
+    # Least size, in tokens, of a chunk that all its ranks compute together; such prompts wait for no others. None if
+    # they never do.
     divided_tokens: int | None = None
 
 
 def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:
-    """Prefill workers whose KV none of the decode workers can take, by id, and why: prompts are placed on none of them.
+    """Prefill workers whose KV no decode worker can take, by id, with the reason. No prompt is placed on them.
 
-    Where a model has no decode worker at all its prefill workers are not among them: others may come.
+    Prefill workers of a model without any decode worker are not included: one may still come.
     """
     workers = list(workers)
     prefills = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
-    # By model: the namespaces of the KV that its decode workers take.
+    # By model: the KV namespaces that its decode workers take.
     read: dict[str, set[KvNamespace]] = {}
     for worker in workers:
         if worker.role is WorkerRole.DECODE:
@@ -132,46 +132,46 @@ def _why_unreadable(namespace: KvNamespace, read: Iterable[KvNamespace]) -> str:
 
 
 class PromptPace(msgspec.Struct, frozen=True):
-    """How fast prompt tokens of one kind are computed: measured, smoothed."""
+    """How fast prompt tokens of one kind are computed: measured and smoothed."""
 
     tokens_per_second: float
-    # Mean number of tokens before each of them: attention takes longer the more there are.
+    # Mean number of tokens before each computed token: attention takes longer the more there are.
     context_tokens: float = 0.0
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """How loaded a worker is, as of one engine step. Rates and means are smoothed, and None while unknown."""
+    """How loaded a worker is after one engine step. Rates and means are smoothed, and None while unknown."""
 
     running_requests: int = 0
     waiting_requests: int = 0
-    # Prompt tokens accepted and not yet computed.
+    # Prompt tokens accepted but not computed yet.
     queued_prefill_tokens: int = 0
-    # Blocks that no live request holds; cached content in them may still be reused.
+    # Blocks that no live request holds; their cached content may still be reused.
     free_blocks: int = 0
-    # Exact and sparse prompts count together.
+    # Counts exact and sparse prompts together.
     prefill_tokens_per_second: float | None = None
-    # Time of one token of a request: of a step, or with drafts of the share of a step that each token takes.
+    # Time per token of a request: a step's duration or, with drafts, the share of it that each token takes.
     decode_step_ms: float | None = None
     mean_output_tokens: float | None = None
-    # Requests that decoded in the steps behind decode_step_ms.
+    # Mean number of requests that decoded in the steps measured by decode_step_ms.
     decode_step_requests: float | None = None
-    # Rate of pushes that began when the whole prompt was computed.
+    # Rate of those pushes that began only after the whole prompt was computed.
     push_bytes_per_second: float | None = None
-    # If a worker's experts move: (largest - mean) / mean of what its ranks have to do for routed experts, in the layer
-    # where it is largest, and experts that were copied to another rank's slot since the start.
+    # If a worker's experts move: (largest - mean) / mean of its ranks' load of routed experts, in the layer where it is
+    # largest, and the number of experts copied to another rank's slot since the start.
     expert_imbalance: float | None = None
     experts_moved: int = 0
-    # The paces of prompt tokens whose attention is exact, and of those whose attention is sparse.
+    # Paces of prompt tokens with exact attention, and of those with sparse attention.
     exact_prompts: PromptPace | None = None
     sparse_prompts: PromptPace | None = None
-    # How many of `queued_prefill_tokens` will be attended to sparsely.
+    # How many of `queued_prefill_tokens` will attend sparsely.
     queued_sparse_tokens: int = 0
 
     @property
     def exact_pace(self) -> PromptPace | None:
-        """The pace of exact prompts, as far as it is known: what was measured of others where no exact one was.
+        """The pace of exact prompts, as far as it is known; if no exact prompt was measured, that of sparse ones.
 
-        Workers of version 0.1 do not tell them apart.
+        Workers of version 0.1 do not distinguish the two.
         """
         if self.exact_prompts is not None or self.sparse_prompts is not None:
             return self.exact_prompts or self.sparse_prompts
@@ -179,7 +179,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 
 class TransferCounters(msgspec.Struct, frozen=True):
-    """KV transfers of one process: totals since its start, and what is open now."""
+    """KV transfers of one process: totals since its start, and the transfers that are open now."""
 
     open_landings: int = 0
     open_pushes: int = 0
@@ -190,19 +190,19 @@ class TransferCounters(msgspec.Struct, frozen=True):
     # By UCX transport, e.g. {"tcp": 1024}.
     received_bytes: dict[str, int] = {}
     sent_bytes: dict[str, int] = {}
-    # Bad MAC, unknown or replayed ticket, wrong size, wrong checksum...: by reason.
+    # Counts by reason: bad MAC, unknown or replayed ticket, wrong size, wrong checksum, and so on.
     refused: dict[str, int] = {}
     fetches: int = 0
     fetched_blocks: int = 0
-    # Smoothed, of fetches from the memory of stores, and from their disks; None while unknown.
+    # Smoothed rates of fetches from stores' memory and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
     disk_fetch_bytes_per_second: float | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """What one DP rank of a worker reports."""
+    """The report of one DP rank of a worker."""
 
     load: WorkerLoad
     transfers: TransferCounters
-    # Content-addressed blocks that it holds.
+    # Content-addressed blocks that the rank holds.
     cached_blocks: int
