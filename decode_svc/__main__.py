@@ -33,7 +33,7 @@ SERVES = {"Attach": (Role.GATEWAY,), "TakeStream": (Role.GATEWAY,)}
 
 
 async def serve(config: DecodeConfig) -> Program | None:
-    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies first."""
     place, config = find_host(config, os.environ)
     if place.number:
         await serve_host(config, WorkerRole.DECODE, place)

@@ -1,4 +1,4 @@
-"""Whether this worker takes a request: it could run here, and there is room for it now. Pure."""
+"""Whether this worker takes a request: checks that it could ever run here, and that there is room for it now. Pure."""
 
 from dataclasses import dataclass
 
@@ -16,16 +16,16 @@ from worker.acceptance import check_prompt, check_salt
 class QueueLimits:
     # Requests beyond those that run at once.
     waiting_requests: int
-    # Prompts accepted and not computed; one request may exceed it alone.
+    # Prompt tokens accepted but not computed yet; a single request may exceed the limit if it is alone.
     queued_prefill_tokens: int
-    # Output that one gateway has not acknowledged.
+    # Output tokens that one gateway has not acknowledged.
     kept_tokens: int
 
 
 def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
     """Raises InvalidRequest or ContextExceeded if the request could never run on this worker.
 
-    Raises PlaceAgain if it could with a prefill worker.
+    Raises PlaceAgain if it could run here only with a prefill worker.
     """
     if submission.request.stop.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
@@ -57,9 +57,9 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
 
 
 def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull if the request has to go elsewhere; `max_requests` run at once.
+    """Raises WorkerFull if the request must go elsewhere. `max_requests` requests run at once.
 
-    Those who wait count as far as they are served before it.
+    Waiting requests count only to the extent that they are served before this one.
     """
     waiting = backlog.live_requests - max_requests
     if waiting * backlog.ahead >= limits.waiting_requests:

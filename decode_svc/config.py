@@ -9,25 +9,25 @@ from worker.config import WorkerConfig
 
 
 class QueueConfig(Config):
-    """What waits here at the most; what is over it is placed on another worker."""
+    """Limits of what waits on this worker; requests beyond them are placed on another worker."""
 
     waiting_requests: int = Field(default=1024, ge=0)
     """Requests beyond those that run at once."""
     queued_prefill_tokens: int = Field(default=1_000_000, ge=1)
-    """Prompts accepted and not computed; one request may exceed it alone."""
+    """Prompt tokens accepted but not computed yet; a single request may exceed the limit if it is alone."""
     kept_tokens: int = Field(default=8_000_000, ge=1)
-    """Output that one gateway has not acknowledged; 4 bytes a token, more with log probabilities."""
+    """Output tokens that one gateway has not acknowledged; 4 bytes a token, more with log probabilities."""
 
 
 class DecodeConfig(WorkerConfig):
     """A decode worker: requests from acceptance to their last token."""
 
     can_prefill: bool = True
-    """Whether it computes prompts that no prefill worker was chosen for."""
+    """Whether it computes the prompts of requests that have no prefill worker."""
     grace_seconds: float = Field(default=10.0, ge=0)
     """How long requests outlive a broken stream."""
     log_seconds: float = Field(default=60.0, ge=0)
-    """How long a request's output is kept after its end, for clients that go on with it through another gateway."""
+    """How long a request's output is kept after its end, for clients that resume it through another gateway."""
     queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")

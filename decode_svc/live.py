@@ -20,7 +20,7 @@ from mesh.tracing import TraceContext
 
 
 class Ranks(Protocol):
-    """Where requests run. What sends raises EngineFailed if a rank has gone."""
+    """Where requests run. Methods that send raise EngineFailed if a rank has died."""
 
     def new_key(
         self,
@@ -30,9 +30,10 @@ class Ranks(Protocol):
         sparse: SparsePrefill | None = None,
         booked: int | None = None,
     ) -> int:
-        """Name a request that is submitted next; `computes_prompt` is False where another worker computes it.
+        """A key for a request that will be submitted next. `computes_prompt` is False if another worker computes its
+        prompt.
 
-        booked: the rank on which its placement counts it, if it says so.
+        booked: the rank on which the scheduler counts the request, if it says so.
         """
         ...
 
@@ -47,11 +48,11 @@ class RemotePrompts(Protocol):
     """Prompts that prefill workers compute, by the key of their request."""
 
     def expect(self, key: int, submission: Submission) -> None:
-        """The request's landing will open."""
+        """Announce that the request's landing will open."""
         ...
 
     def drop(self, key: int) -> None:
-        """Nobody waits for the prompt any more. A key that is not there is left alone."""
+        """Nobody waits for the prompt any more. An unknown key is ignored."""
         ...
 
 
@@ -61,20 +62,20 @@ class Live:
 
     session: Session
     request: Request
-    # In seconds of the clock; None if it has no deadline.
+    # In seconds on the owner's clock; None if there is no deadline.
     deadline: float | None
-    # From its acceptance to its end.
+    # Span from acceptance to end.
     life: span
 
 
 class LiveRequests:
-    """Sets the `key` of each request while a rank has it. `clock` counts seconds and never goes back."""
+    """Sets the `key` of each request while a rank has it. `clock` is monotonic, in seconds."""
 
     def __init__(self, ranks: Ranks, prompts: RemotePrompts, clock: Callable[[], float]) -> None:
         # Set while no request is live.
         self.idle = asyncio.Event()
         self.idle.set()
-        # Prompt tokens that this worker is to compute, of requests without a first token.
+        # Prompt tokens that this worker must compute, over requests that have no first token yet.
         self.queued_prefill_tokens = 0
         self._ranks = ranks
         self._prompts = prompts
@@ -86,7 +87,7 @@ class LiveRequests:
         return len(self._by_key)
 
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
-        """Submit a request to a rank. Raises EngineFailed if a rank has gone."""
+        """Submit a request to a rank. Raises EngineFailed if a rank has died."""
         life, submission = _begin(submission)
         wanted = submission.request
         computes_prompt = submission.prefill is None
@@ -111,17 +112,19 @@ class LiveRequests:
         return list(self._by_key.values())
 
     def overdue(self) -> list[Live]:
-        """Those whose deadline has passed."""
+        """The requests whose deadline has passed."""
         now = self._clock()
         return [live for live in self._by_key.values() if live.deadline is not None and live.deadline <= now]
 
     def prompt_computed(self, request: Request) -> None:
-        """The request's first token has come."""
+        """Note that the request's first token has come."""
         self.queued_prefill_tokens -= request.own_prefill_tokens
 
     def go_on(self, first: Output) -> None:
-        """Have the rank go on behind a first token that a prefill worker drew, or forget the request if it ends so."""
-        # If the rank has gone, every request ends with that error anyway.
+        """A prefill worker drew the first token: have the rank continue after it, or forget the request if it ends
+        there.
+        """
+        # If the rank has died, every request ends with that error anyway.
         with suppress(EngineFailed):
             if first.finish is None:
                 self._ranks.first_token(FirstToken(first.key, first.token_ids[0], first.drafts_end))
@@ -129,9 +132,9 @@ class LiveRequests:
                 self._ranks.cancel(first.key)
 
     def cancel(self, request: Request) -> None:
-        """Have the rank end it. A request that no rank has (any more) is left alone: the messages crossed."""
+        """Have the rank end the request. If no rank has it (any more), nothing happens: the messages crossed."""
         if request.key is not None:
-            # If the rank has gone, nothing runs.
+            # If the rank has died, nothing runs.
             with suppress(EngineFailed):
                 self._ranks.cancel(request.key)
 
@@ -150,7 +153,7 @@ class LiveRequests:
 
 
 def _begin(submission: Submission) -> tuple[span, Submission]:
-    """The span of a request's life here, and the submission whose parts stand under it."""
+    """Begins the span of a request's life here. Returns it, and the submission with that span as its parent."""
     request = submission.request
     life = span("decode.request", request_id=request.request_id, attempt=request.attempt)
     life.begin(TraceContext.parse(request.traceparent))

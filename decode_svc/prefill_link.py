@@ -1,4 +1,4 @@
-"""Prefill calls to other workers, over one channel to each."""
+"""Calls to prefill workers, over one channel to each."""
 
 import asyncio
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from mesh.failures import from_rpc_error
 from mesh.identity import Role
 from mesh.interceptors import request_metadata
 
-# Idle channels that are kept: in time many workers are gone for good.
+# Most idle channels that are kept: over time many workers disappear for good.
 MAX_IDLE_CHANNELS = 64
 
 
@@ -31,10 +31,10 @@ class _Channel:
 
 
 class Registered(Protocol):
-    """Which prefill workers there are."""
+    """The prefill workers that exist."""
 
     async def check(self, target: WorkerTarget) -> None:
-        """Raises PermissionDenied for any other."""
+        """Raises PermissionDenied if the target is not one of them."""
         ...
 
     def knows(self, target: WorkerTarget) -> bool: ...
@@ -68,13 +68,13 @@ class PrefillLink:
         await self._registered.check(target)
         request, position = wire.prefill_request(submission, opened), len(submission.request.token_ids)
         with self._channel(target.endpoint) as channel:
-            # The caller enforces the landing's deadline; this timeout tells the prefill worker of it.
+            # The caller enforces the landing's deadline; this timeout only tells the prefill worker of it.
             seconds = opened.ticket.deadline_ms / 1000
             stub = prefill_pb2_grpc.PrefillServiceStub(channel)
             call: Any = stub.Prefill(request, timeout=seconds, metadata=request_metadata())
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    # gRPC gives None for a message that it cannot parse.
+                    # gRPC returns None for a message that it cannot parse.
                     if response is None:
                         raise InvalidRequest("it sent a malformed message")
                     if response.HasField("first_token"):

@@ -1,4 +1,6 @@
-"""Remote prefills: prompts that prefill workers compute for this worker, from the opened landing to the call's end."""
+"""Remote prefills: prompts that prefill workers compute for this worker, from the opened landing to the end of the
+call.
+"""
 
 import asyncio
 import logging
@@ -26,7 +28,7 @@ class _RemotePrompt:
     target: WorkerTarget
     # Set once the landing is open.
     call: asyncio.Task[PrefillLost | None] | None = None
-    # At the last look the registry had its worker, which may come to it a moment after the prompt.
+    # Whether the registry listed the target at the last check. The listing may come a moment after the prompt.
     known: bool = False
 
 
@@ -34,16 +36,16 @@ class PrefillCalls(Protocol):
     """Calls to prefill workers."""
 
     def call(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> AsyncGenerator[Output, None]:
-        """Have the prompt computed and its KV pushed into the landing; ends when all of it was pushed.
+        """Have the prompt computed and its KV pushed into the landing; ends once all of the KV was pushed.
 
-        Brings the first token as soon as it is drawn: as the rank would report it, but for the end of the request.
+        Yields the first token as soon as it is drawn, as the rank would report it, but without the request's end.
 
         Raises MeshError if the worker refuses or is lost. Closing the generator cancels the call.
         """
         ...
 
     def knows(self, target: WorkerTarget) -> bool:
-        """Whether a scheduler has listed that worker within a lease."""
+        """Whether a scheduler has listed that worker within the last lease."""
         ...
 
 
@@ -51,8 +53,8 @@ class Prefills:
     """Keeps one call for each landing.
 
     `on_first_token` gets a request's first token while its KV is still on the way. `on_lost` gets the rank's key of a
-    request whose prompt does not come, unless its KV has landed already, and why: PrefillLost if another prefill worker
-    may do better, a plain MeshError if the call failed through a mistake of this service.
+    request whose prompt will not come, unless its KV has landed already, and the reason: PrefillLost if another prefill
+    worker may do better, a plain MeshError if the call failed through a mistake of this service.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Prefills:
         on_first_token: Callable[[Output], None],
         on_lost: Callable[[int, MeshError], None],
     ) -> None:
-        """ready: what the rank that receives the KV said of itself."""
+        """ready: the description that the receiving rank sent of itself."""
         self._vocabulary_size = ready.vocabulary_size
         self._eos_token_ids = ready.eos_token_ids
         self._calls = calls
@@ -77,12 +79,12 @@ class Prefills:
         return sum(prompt.call is not None for prompt in self._prompts.values())
 
     def expect(self, key: int, submission: Submission) -> None:
-        """A request was submitted; its landing will open, unless the rank computes the prompt after all."""
+        """A request was submitted; its landing will open unless the rank computes the prompt after all."""
         assert submission.prefill is not None
         self._prompts[key] = _RemotePrompt(submission, submission.prefill)
 
     def on_opened(self, opened: LandingOpened) -> None:
-        """Call the prefill worker. Nothing is called for a request that has ended meanwhile."""
+        """Call the prefill worker, unless the request has ended meanwhile."""
         prompt = self._prompts.get(opened.key)
         if prompt is None:
             return
@@ -91,10 +93,10 @@ class Prefills:
         prompt.call.add_done_callback(lambda call: self._end(opened.key, call))
 
     def on_tick(self) -> None:
-        """End prompts of workers that were lost without a word: a proxy between here and there answers our pings.
+        """End prompts of workers that disappeared silently: a proxy in between may still answer our pings.
 
-        Of a call that is over too, as long as the KV has not landed: what was sent may have got no further than the
-        other end of a network that has failed.
+        This also covers calls that are over, as long as their KV has not landed: the KV may be stuck at the far end of
+        a network that has failed.
         """
         for key, prompt in list(self._prompts.items()):
             if prompt.call is None:
@@ -105,17 +107,19 @@ class Prefills:
                 self._on_lost(key, prefill_lost(prompt.target, "no scheduler has listed it for a lease"))
 
     def drop(self, key: int) -> None:
-        """End the call of this prompt, if there is one: its request has ended."""
+        """End this prompt's call, if there is one: its request has ended."""
         self._end_early(key, "cancelled")
 
     def _end_early(self, key: int, outcome: str) -> None:
         prompt = self._prompts.pop(key, None)
-        # A call that is over was counted then.
+        # A call that is over has been counted already.
         if prompt is not None and prompt.call is not None and prompt.call.cancel():
             DECODE_PREFILLS.labels(outcome).inc()
 
     def _end(self, key: int, call: asyncio.Task[PrefillLost | None]) -> None:
-        """The call is over. An error raised here would reach no caller, and the request would wait for its deadline."""
+        """The call is over. An exception raised here would reach no caller, and the request would wait until its
+        deadline.
+        """
         if call.cancelled():
             return
         lost: MeshError | None
@@ -129,8 +133,8 @@ class Prefills:
             self._on_lost(key, lost)
 
     async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
-        """Make the call. Returns why the prompt does not come; None if all of it was pushed."""
-        # A task of its own, begun by a message of the rank.
+        """Make the call. Returns why the prompt does not come; None if all of its KV was pushed."""
+        # This task was started by a message of the rank, so it must set its own context.
         request_id.set(submission.request.request_id)
         trace_context.set(TraceContext.parse(submission.request.traceparent))
         seconds = opened.ticket.deadline_ms / 1000
@@ -161,7 +165,9 @@ class Prefills:
             raise InvalidRequest("it ended without a first token")
 
     def _check(self, first: Output, submission: Submission) -> None:
-        """Raises InvalidRequest for a first token that this prompt cannot have: rank or gateway would fail on it."""
+        """Raises InvalidRequest for a first token that is impossible for this prompt: the rank or the gateway would
+        fail on it.
+        """
         (token_id,) = first.token_ids
         if token_id >= self._vocabulary_size:
             raise InvalidRequest(f"it sent token {token_id}, and the vocabulary has {self._vocabulary_size}")
@@ -177,7 +183,7 @@ class Prefills:
 
 
 def _fits(found: PromptLogprobs | None, request: TokenRequest) -> bool:
-    """Whether these are the log probabilities of the prompt that the request asks for, or none."""
+    """Whether `found` are the prompt's log probabilities as the request wants them; None if it wants none."""
     tokens = len(request.token_ids)
     delivered = request.prompt_tokens is not None and request.prompt_tokens < tokens
     if request.sampling.prompt_logprobs is None or delivered:

@@ -1,4 +1,4 @@
-"""The scheduler's registry, watched for its prefill workers."""
+"""Watches the scheduler's registry for prefill workers."""
 
 import logging
 
@@ -33,10 +33,10 @@ class RegistryLink:
                     await self._backoff.failed(f"no registry from the scheduler at {self._endpoint}", error)
 
     async def _watch(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
-        """Raises MeshError when the stream breaks."""
+        """Raises MeshError if the stream breaks."""
         call = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         try:
-            # gRPC gives None for a message that it cannot parse.
+            # gRPC returns None for a message that it cannot parse.
             while isinstance(response := await call.read(), scheduler_pb2.WatchWorkersResponse):
                 self._backoff.succeeded()
                 self._registered.replace(

@@ -17,25 +17,25 @@ Terminal = FinishReason | MeshError
 
 
 class OutputSlice(NamedTuple):
-    """One request's part of a frame: tokens from `first_position` on, and how it ended if that is reached."""
+    """One request's part of a frame: tokens from `first_position` on, and the request's end if they reach it."""
 
     stream_id: int
     attempt: int
-    # Position of token_ids[0], prompt included.
+    # Position of token_ids[0], counted from the prompt's first token.
     first_position: int
     token_ids: Sequence[int]
-    # One for each token if the request asked for them.
+    # One entry for each token if the request asked for them.
     logprobs: Sequence[Logprobs]
-    # Beside the first token: prompt tokens that were found in a cache.
+    # Set beside the first token: prompt tokens that were found in a cache.
     cached_tokens: int | None
     terminal: Terminal | None
-    # Some tokens, these or before, were accepted in place of others that were drawn.
+    # Whether some tokens so far were accepted in place of others that were drawn.
     relaxed: bool = False
-    # Beside the first token: of the prompt's own tokens, if the request asked for them.
+    # Set beside the first token if the request asked for them: the prompt's own log probabilities.
     prompt_logprobs: PromptLogprobs | None = None
 
     def weight(self, token_weight: int) -> int:
-        """What it takes to send, in tokens without log probabilities."""
+        """The cost of sending it, in tokens without log probabilities."""
         prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.values
         return 1 + len(self.token_ids) * token_weight + prompt
 
@@ -50,31 +50,31 @@ class Request:
     # Prompt tokens that this worker computes.
     own_prefill_tokens: int = 0
     share: Share = ONE_TENANT
-    # The worker that computes the prompt, if this one does not.
+    # The worker that computes the prompt, if not this one.
     prefill: WorkerTarget | None = None
-    # What it takes to keep and send one token of the request, relative to a token without log probabilities.
+    # The cost of keeping and sending one token of the request, relative to a token without log probabilities.
     token_weight: int = 1
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[Logprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     prompt_logprobs: PromptLogprobs | None = None
     terminal: Terminal | None = None
-    # Some tokens were accepted in place of others that were drawn.
+    # Whether some tokens were accepted in place of others that were drawn.
     relaxed: bool = False
     # Names the request between service and rank; None if no rank has it (any more). Written by LiveRequests.
     key: int | None = None
-    # How many tokens frames of the current stream hold, and whether they hold the end.
+    # How many tokens the current stream's frames have taken, and whether they have taken the end.
     sent: int = 0
     sent_terminal: bool = False
 
     @property
     def next_position(self) -> int:
-        """Position of the token that comes next."""
+        """Position of the next token."""
         return self.prompt_tokens + len(self.token_ids)
 
     @property
     def kept_tokens(self) -> int:
-        """What the history takes, in plain tokens."""
+        """Size of the history, in tokens without log probabilities."""
         prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.values
         return len(self.token_ids) * self.token_weight + prompt
 
@@ -105,7 +105,7 @@ class Request:
         return True
 
     def next_slice(self, most_tokens: int) -> OutputSlice:
-        """The next unsent tokens, which count as sent from now on, and the end with the last of them."""
+        """The next unsent tokens, which count as sent from now on; with the last of them comes the end."""
         start, end = self.sent, min(self.sent + most_tokens, len(self.token_ids))
         self.sent = end
         terminal = self.terminal if end == len(self.token_ids) else None
@@ -124,7 +124,7 @@ class Request:
 
 
 def submit_of(submission: Submission, key: int) -> Submit:
-    """The request as the rank takes it, under the name that it has there."""
+    """The request as the rank takes it, with the rank's key for it."""
     prefill = submission.prefill
     return Submit(
         key=key,
@@ -152,9 +152,9 @@ def make_request(submission: Submission) -> Request:
 
 
 def finish_with(first_token_id: int, stop: StopConditions, eos_token_ids: frozenset[int]) -> FinishReason | None:
-    """How a request ends with a first token that a prefill worker drew; None if it goes on.
+    """How a request ends at a first token that a prefill worker drew; None if it continues.
 
-    eos_token_ids: the model's own. Later tokens are judged by the rank that draws them (`engine.outputs`).
+    eos_token_ids: the model's own. For later tokens the rank that draws them decides (`engine.outputs`).
     """
     if first_token_id in stop.ends(eos_token_ids):
         return FinishReason.STOP
@@ -167,7 +167,7 @@ def prefill_lost(target: WorkerTarget, message: str) -> PrefillLost:
 
 
 def terminal_of(request: Request, output: Output) -> Terminal | None:
-    """How the request ended, by a rank's output; None if it goes on."""
+    """How the request ended, according to a rank's output; None if it continues."""
     if output.refusal is None:
         return output.finish
     reason, message = output.refusal.reason, output.refusal.message

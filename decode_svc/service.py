@@ -1,6 +1,6 @@
-"""DecodeService: one stream a gateway, read and written at the same time."""
+"""DecodeService: one stream for each gateway, read and written at the same time."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +20,7 @@ HELLO_SECONDS = 10.0
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """Serves nothing until `open`: the model loads while the process is alive already."""
+    """Serves nothing until `open`: the process is alive already while the model loads."""
 
     def __init__(self) -> None:
         self._worker: DecodeWorker | None = None
@@ -48,7 +48,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         finally:
             worker.sessions.detach(attachment)
             reader.cancel()
-            # The reader's error, if any, was raised above, or gives way to the one that was.
+            # An error of the reader was either raised above already, or gives way to the error that was.
             await asyncio.gather(reader, return_exceptions=True)
 
     async def TakeStream(
@@ -76,7 +76,7 @@ async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb
 async def _read(
     worker: DecodeWorker, attachment: Attachment, requests: AsyncIterator[decode_pb2.AttachRequest]
 ) -> None:
-    """Handle the gateway's messages; whatever ends this ends the stream."""
+    """Handle the gateway's messages; the end of this ends the stream."""
     try:
         async for request in requests:
             _handle(worker, attachment, request)

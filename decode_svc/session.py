@@ -1,8 +1,8 @@
 """One gateway's requests, and the stream that carries their output to it.
 
-Output is not queued: a session remembers which requests have something unsent, and a frame is built from their
-histories when the stream can take one. A gateway that keeps up gets one frame a step; one that lags gets several steps
-in one frame; one that never reads costs the histories that are kept anyway.
+Output is not queued: a session remembers which requests have unsent output, and a frame is built from their histories
+when the stream can take one. A gateway that keeps up gets one frame per step; one that lags gets several steps in one
+frame; one that never reads costs only the histories, which are kept anyway.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from decode_svc.requests import OutputSlice, Request
 from mesh.errors import InvalidRequest, MeshError, StreamReplaced
 
-# Plain tokens in one frame at most, so that it stays far below the message limit whatever has piled up.
+# Most plain tokens in one frame, so that it stays far below the message limit whatever has piled up.
 FRAME_TOKENS = 32_768
 
 
@@ -24,7 +24,7 @@ class Frame(NamedTuple):
 
 
 class Attachment:
-    """One stream of a gateway, until it breaks or another takes its place."""
+    """One stream of a gateway, until it breaks or another stream replaces it."""
 
     def __init__(self, session: "Session") -> None:
         self.session = session
@@ -37,12 +37,14 @@ class Attachment:
         return self.session.attachment is self
 
     def check_current(self) -> None:
-        """Raises StreamReplaced if another stream took this one's place."""
+        """Raises StreamReplaced if another stream has replaced this one."""
         if not self.is_current:
             raise StreamReplaced("this gateway opened another stream to this worker, which replaces this one")
 
     async def next_frame(self) -> Frame | None:
-        """Wait for output. At the end of the stream, when all is taken: None, or raise the error that `end` got."""
+        """Wait for output. At the end of the stream, after the last output: None, or raise the error that was passed to
+        `end`.
+        """
         while True:
             self.check_current()
             if (frame := self.session.take_frame()) is not None:
@@ -58,7 +60,7 @@ class Attachment:
         self._wake.set()
 
     def end(self, error: MeshError | None = None) -> None:
-        """Nothing comes after the output that there is."""
+        """End the stream after the output that is there."""
         self._ended, self._error = True, self._error or error
         self._wake.set()
 
@@ -72,9 +74,9 @@ class Session:
         self.requests: dict[int, Request] = {}
         # None while the stream is broken.
         self.attachment: Attachment | None = None
-        # When the stream broke, in seconds of the sessions' clock.
+        # When the stream broke, in seconds on the sessions' clock.
         self.detached_at: float | None = None
-        # What the histories of all requests take, in plain tokens.
+        # Size of the histories of all requests, in plain tokens.
         self.kept_tokens = 0
         self._step = 0
         self._unsent: dict[int, Request] = {}
@@ -86,12 +88,12 @@ class Session:
         self.requests[request.stream_id] = request
 
     def mark_unsent(self, request: Request, step: int) -> None:
-        """Put the request into the next frame. Call `wake` when all requests of a step are marked."""
+        """Put the request into the next frame. Call `wake` once all requests of a step are marked."""
         self._unsent[request.stream_id] = request
         self._step = step
 
     def restart_output(self) -> None:
-        """A new stream begins: its first frame holds only requests that are marked from now on."""
+        """A new stream begins: its first frame has only requests that are marked from now on."""
         self._unsent.clear()
 
     def wake(self) -> None:
@@ -99,7 +101,7 @@ class Session:
             self.attachment.wake()
 
     def forget(self, stream_ids: Iterable[int]) -> list[Request]:
-        """Drop requests and their histories; returns those that were there."""
+        """Drop requests and their histories; returns those that existed."""
         dropped = [request for stream_id in stream_ids if (request := self.requests.pop(stream_id, None)) is not None]
         for request in dropped:
             self._unsent.pop(request.stream_id, None)
@@ -107,7 +109,7 @@ class Session:
         return dropped
 
     def take_frame(self) -> Frame | None:
-        """The unsent output, as much of it as one frame holds; None if there is none."""
+        """The unsent output, up to the size of one frame; None if there is none."""
         if not self._unsent:
             return None
         outputs, budget = [], FRAME_TOKENS
@@ -117,7 +119,7 @@ class Session:
                 output = request.next_slice(max(1, budget // request.token_weight))
                 outputs.append(output)
                 budget -= output.weight(request.token_weight)
-            # Only a request that did not fit, or not whole, has more to send.
+            # A request has more to send only if it did not fit, or not whole.
             if budget <= 0 and request.has_unsent:
                 self._unsent[request.stream_id] = request
         return Frame(self._step, outputs)

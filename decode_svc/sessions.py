@@ -2,7 +2,7 @@
 
 Knows which gateway submitted a request, which ends were acknowledged, and how long a broken stream may stay broken.
 Each request ends in exactly one terminal output, in whatever order results, cancellations, deadlines, broken streams
-and the death of a rank come.
+and the death of a rank occur.
 """
 
 import asyncio
@@ -32,27 +32,27 @@ class SessionLimits:
     """Bounds on what gateways make the worker keep, however many there are and whatever they do."""
 
     gateways: int = 256
-    # Per gateway, including those that ended and are not acknowledged.
+    # Requests per gateway, including those that ended without acknowledgement.
     requests: int = 65_536
-    # Tokens of prompts and answers that are kept of ended requests, for those who go on with them.
+    # Tokens of prompts and answers kept for ended requests, so that clients can resume them.
     logged_tokens: int = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The load that admission weighs."""
+    """The load that admission considers."""
 
     live_requests: int
-    # Prompt tokens that this worker is to compute, of live requests without a first token.
+    # Prompt tokens that this worker must compute, over live requests that have no first token yet.
     queued_prefill_tokens: int
-    # Output kept for the gateway that submits, in plain tokens.
+    # Output kept for the submitting gateway, in plain tokens.
     kept_tokens: int
-    # Which part of those who wait are served before one more request of the same tenant.
+    # The fraction of waiting requests that is served before one more request of the same tenant.
     ahead: float = 1.0
 
 
 class Sessions:
-    """`clock` counts seconds and never goes back; a broken stream may be replaced within `grace_seconds`."""
+    """`clock` is monotonic, in seconds; a broken stream may be replaced within `grace_seconds`."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Sessions:
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
 
-        Raises Overloaded if there are too many gateways, or too many requests to resume, and LeaseConflict if another
-        process of that id has a stream: two live gateways would cancel one another's requests for ever.
+        Raises Overloaded if there are too many gateways, or too many requests to resume. Raises LeaseConflict if
+        another process with that id has a stream: two live gateways would cancel each other's requests for ever.
         """
         if len(resume) > self._limits.requests:
             raise Overloaded(f"at most {self._limits.requests} requests can be resumed")
@@ -143,22 +143,22 @@ class Sessions:
             self._end(attachment.session, request, error)
 
     def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
-        """Answer a request with a failure, without a rank.
+        """Answer a request with a failure, without involving a rank.
 
         Raises InvalidRequest if the stream id is in use, Overloaded if the gateway acknowledges nothing, and
-        StreamReplaced if the stream is not the gateway's current one; each ends the stream.
+        StreamReplaced if the stream is not the gateway's current one; each of these ends the stream.
         """
         self._end(attachment.session, self._add(attachment, submission), error)
 
     def cancel(self, attachment: Attachment, stream_id: int) -> None:
-        """End a request. One that has ended, or was never there, is left alone: the messages crossed."""
+        """End a request. If it has ended, or never existed, nothing happens: the messages crossed."""
         attachment.check_current()
         request = attachment.session.requests.get(stream_id)
         if request is not None:
             self._live.cancel(request)
 
     def take(self, stream_id: bytes) -> StreamLog:
-        """What there is of a stream that goes on elsewhere: a request of it ends here. Raises UnknownStream."""
+        """The log of a stream that continues elsewhere: a live request of it ends here. Raises UnknownStream."""
         log = self._logs.get(stream_id)
         if log.request.key is not None:
             self._live.cancel(log.request)
@@ -178,7 +178,7 @@ class Sessions:
         )
 
     def on_step(self, result: StepResult) -> None:
-        """Add a step's output to the histories of its requests, and wake the streams that have some to send."""
+        """Add a step's output to the histories of its requests, and wake the streams that then have some to send."""
         self._step = result.step
         touched: dict[str, Session] = {}
         for output in result.outputs:
@@ -190,7 +190,7 @@ class Sessions:
             session.wake()
 
     def on_first_token(self, first: Output) -> None:
-        """A prefill worker drew a request's first token: it goes out while the KV is still on the way."""
+        """A prefill worker drew a request's first token: send it out while the KV is still on the way."""
         live = self._live.get(first.key)
         if live is not None:
             self._live.go_on(first)
@@ -198,18 +198,18 @@ class Sessions:
             live.session.wake()
 
     def lose_prompt(self, key: int, error: MeshError) -> None:
-        """The call to the prefill worker failed. A request that is past its first token has its KV, and goes on."""
+        """The call to the prefill worker failed. A request past its first token has its KV, so it continues."""
         live = self._live.get(key)
         if live is not None and len(live.request.token_ids) <= 1:
             self._fail(live, error)
 
     def fail_all(self, error: MeshError) -> None:
-        """The rank has gone: every live request ends with `error`."""
+        """A rank has died: every live request ends with `error`."""
         for live in self._live.all():
             self._end(live.session, live.request, error)
 
     def expire(self) -> None:
-        """End requests over their deadline, and sessions whose grace is over. Call every few milliseconds."""
+        """End requests past their deadline, and sessions past their grace. Call every few milliseconds."""
         for live in self._live.overdue():
             self._fail(live, DeadlineExceeded("the request's deadline passed"))
         self._logs.sweep()
@@ -219,7 +219,7 @@ class Sessions:
                 self._drop_session(session)
 
     def end_streams(self, error: MeshError) -> None:
-        """Let every stream deliver the output that there is, and end with `error`."""
+        """Let every stream deliver the output that is there, and then end with `error`."""
         for session in self._sessions.values():
             if session.attachment is not None:
                 session.attachment.end(error)
@@ -293,7 +293,7 @@ class Sessions:
             self.alone.set()
 
     def _drop(self, session: Session, stream_ids: Iterable[int]) -> None:
-        """Forget requests, and end those that run, without a word to the gateway."""
+        """Forget requests and end those that run, without telling the gateway."""
         for request in session.forget(stream_ids):
             self._live.cancel(request)
             self._live.release(request)

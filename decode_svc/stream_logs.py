@@ -1,4 +1,6 @@
-"""Requests whose clients may come back through another gateway: their output is kept for a time after their end."""
+"""Logs of requests whose clients may return through another gateway: output is kept for a time after the request's
+end.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ class StreamLog:
     # Its history grows while a rank has it.
     request: Request
     session: Session
-    # When it was first seen without a rank, in seconds of the logs' clock.
+    # When the request was first seen without a rank, in seconds on the logs' clock.
     ended_at: float | None = None
 
     @property
@@ -26,13 +28,13 @@ class StreamLog:
 
 
 class StreamLogs:
-    """`clock` counts seconds and never goes back. At most `max_tokens` are kept of requests that have ended."""
+    """`clock` is monotonic, in seconds. At most `max_tokens` are kept for requests that have ended."""
 
     def __init__(self, clock: Callable[[], float], keep_seconds: float, max_tokens: int) -> None:
         self._clock = clock
         self._keep_seconds = keep_seconds
         self._max_tokens = max_tokens
-        # By stream, in the order in which they were submitted.
+        # By stream id, in the order of submission.
         self._logs: dict[bytes, StreamLog] = {}
         self._swept_at = clock()
 
@@ -40,7 +42,9 @@ class StreamLogs:
         return len(self._logs)
 
     def add(self, session: Session, request: Request, submission: Submission) -> None:
-        """Keep the log of a request that can be continued. Of two owners' requests the later owner's is kept."""
+        """Keep the log of a request that can be resumed. If two owners submit the same stream, the later owner's log is
+        kept.
+        """
         if submission.stream is None or not self._keep_seconds:
             return
         known = self._logs.get(submission.stream.stream_id)
@@ -58,7 +62,7 @@ class StreamLogs:
         return log
 
     def sweep(self) -> None:
-        """Forget logs whose time is over, and the oldest beyond the limit. Call it often."""
+        """Forget logs whose time is over, and the oldest ones beyond the limit. Call it often."""
         now = self._clock()
         if now < self._swept_at + SWEEP_SECONDS:
             return

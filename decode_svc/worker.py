@@ -1,4 +1,4 @@
-"""The worker: its ranks, the sessions of its gateways, and admission between them."""
+"""The worker: its ranks, the sessions of its gateways, and the admission in between."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
 from worker.rank_host import RankHost, wait_for
 
-# How long a worker that ends waits for its gateways to read the last output.
+# How long a stopping worker waits for its gateways to read the last output.
 FLUSH_SECONDS = 2.0
 
 
 class DecodeWorker:
-    """Made by `start`. `run` reads the ranks until one goes; `drain`, then `host.close`, end it."""
+    """Made by `start`. `run` reads the ranks until one dies; to stop, call `drain` and then `host.close`."""
 
     def __init__(
         self,
@@ -50,9 +50,10 @@ class DecodeWorker:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
+        """Start the ranks, or take them over, and return once they have loaded. Raises as RankClient.start does.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join one of several.
+        `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
+        if it has several.
         """
         host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill, handover, hosts)
         return cls(config, host, prefill_calls)
@@ -62,7 +63,7 @@ class DecodeWorker:
         return self.sessions.live_requests
 
     async def run(self) -> None:
-        """Run until a rank has gone. Raises EngineFailed once every live request has ended with it."""
+        """Run until a rank dies. Raises EngineFailed once every live request has ended with it."""
         error = await self.host.run(self)
         self.sessions.fail_all(error)
         raise error
@@ -88,7 +89,7 @@ class DecodeWorker:
             self.sessions.submit(attachment, submission)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, give live requests that time to end, then end every stream."""
+        """Take nothing new, give live requests `seconds` to end, then end every stream."""
         await self.host.drain(self.sessions.idle, seconds)
         self.sessions.fail_all(WorkerDraining("the worker stops before the request has ended: place it on another"))
         self.sessions.end_streams(ShuttingDown("the worker is stopping"))

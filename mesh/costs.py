@@ -107,5 +107,5 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: str = ""
     format: str = ""
     source: str = ""
-    # Largest relative difference between a measurement and a model fitted without it; None if there were too few to tell.
+    # Largest relative difference between a measurement and a model fitted without it; None if there were too few.
     error: float | None = None

@@ -2,5 +2,6 @@
 
 import os
 
-# Read when grpc is first imported. Our child, the rank, execs before it could call gRPC, whose fork handlers complain.
+# Set before grpc is first imported. Our child, the rank, execs before it could call gRPC, whose fork handlers would log
+# complaints.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -27,7 +27,7 @@ SERVES = {"Prefill": (Role.DECODE,)}
 
 
 async def serve(config: PrefillConfig) -> Program | None:
-    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies first."""
     place, config = find_host(config, os.environ)
     if place.number:
         await serve_host(config, WorkerRole.PREFILL, place)

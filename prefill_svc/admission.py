@@ -1,4 +1,6 @@
-"""Whether this worker takes a prompt: it can be computed and pushed here, and there is room for it now. Pure."""
+"""Whether this worker takes a prompt: checks that it can be computed and pushed here, and that there is room for it
+now. Pure.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ from transfer.ticket import Ticket
 from transfer.tickets import Geometry, refusal_of
 from worker.acceptance import check_prompt, check_salt
 
-# A landing that may stay open for longer is a mistake, and would hold blocks for as long.
+# A landing with a longer deadline is a mistake, and would hold blocks for as long.
 MAX_DEADLINE_MS = 3_600_000
 MAX_ADDRESS_BYTES = 16_384
 
@@ -24,14 +26,14 @@ MAX_ADDRESS_BYTES = 16_384
 class QueueLimits:
     # Prompts beyond those that run at once.
     waiting_prompts: int
-    # Tokens accepted and not computed; one prompt may exceed it alone.
+    # Tokens accepted but not computed yet; a single prompt may exceed the limit if it is alone.
     queued_tokens: int
 
 
 def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
     """Raises InvalidRequest or ContextExceeded if this worker could never compute the prompt or push its KV.
 
-    Raises NamespaceMismatch if its KV means something else to the receiver.
+    Raises NamespaceMismatch if its KV has another meaning for the receiver.
     """
     check_salt(prompt.request.cache_salt)
     check_prompt(prompt.request.token_ids, 1, ready)
@@ -49,9 +51,9 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
 
 
 def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull if the prompt has to go elsewhere; `max_requests` run at once.
+    """Raises WorkerFull if the prompt must go elsewhere. `max_requests` prompts run at once.
 
-    Those who wait count as far as they are served before it.
+    Waiting prompts count only to the extent that they are served before this one.
     """
     waiting = backlog.live_prompts - max_requests
     if waiting * backlog.ahead >= limits.waiting_prompts:

@@ -9,16 +9,16 @@ from worker.config import WorkerConfig
 
 
 class QueueConfig(Config):
-    """What waits here at the most; what is over it is placed on another worker."""
+    """Limits of what waits on this worker; prompts beyond them are placed on another worker."""
 
     waiting_prompts: int = Field(default=256, ge=0)
     """Prompts beyond those that run at once."""
     queued_tokens: int = Field(default=1_000_000, ge=1)
-    """Tokens accepted and not computed; one prompt may exceed it alone."""
+    """Tokens accepted but not computed yet; a single prompt may exceed the limit if it is alone."""
 
 
 class PrefillConfig(WorkerConfig):
-    """A prefill worker: prompts, whose KV it pushes to decode workers."""
+    """A prefill worker: computes prompts and pushes their KV to decode workers."""
 
     queue: QueueConfig = QueueConfig()
 

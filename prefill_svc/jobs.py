@@ -15,7 +15,7 @@ from transfer.events import PushEnded
 
 
 class Ranks(Protocol):
-    """Where prompts are computed. `submit` and `cancel` raise EngineFailed if a rank has gone."""
+    """Where prompts are computed. `submit` and `cancel` raise EngineFailed if a rank has died."""
 
     def new_key(
         self,
@@ -25,7 +25,7 @@ class Ranks(Protocol):
         sparse: SparsePrefill | None = None,
         booked: int | None = None,
     ) -> int:
-        """Name a prompt that is submitted next; `computes_prompt` is True. booked: as a decode worker's."""
+        """A key for a prompt that will be submitted next; `computes_prompt` is True. booked: as on a decode worker."""
         ...
 
     def submit(self, submit: Submit) -> None: ...
@@ -35,17 +35,17 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The load that admission weighs."""
+    """The load that admission considers."""
 
     live_prompts: int
-    # Tokens of prompts without a first token.
+    # Tokens of prompts that have no first token yet.
     queued_tokens: int
-    # Which part of those who wait are served before one more prompt of the same tenant.
+    # The fraction of waiting prompts that is served before one more prompt of the same tenant.
     ahead: float = 1.0
 
 
 class Jobs:
-    """`clock` counts seconds and never goes back."""
+    """`clock` is monotonic, in seconds."""
 
     def __init__(self, ranks: Ranks, clock: Callable[[], float]) -> None:
         # Set while no prompt is live.
@@ -66,9 +66,9 @@ class Jobs:
         return Backlog(len(self._by_key), self._queued_tokens, self._census.ahead(share))
 
     def submit(self, prompt: Prompt) -> Job:
-        """Submit a prompt to a rank. Whatever comes of it, call `end`.
+        """Submit a prompt to a rank. Call `end` afterwards, whatever happens.
 
-        Raises InvalidRequest if another prompt has the same ticket, EngineFailed if a rank has gone.
+        Raises InvalidRequest if another prompt has the same ticket, EngineFailed if a rank has died.
         """
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
@@ -83,14 +83,14 @@ class Jobs:
         return job
 
     def end(self, job: Job) -> None:
-        """The prompt's call is over: stop what its rank still does for it."""
+        """The prompt's call is over: stop whatever its rank still does for it."""
         del self._by_key[job.key], self._by_transfer[job.transfer_id]
         self._census.remove(job.prompt.request.share)
         if not job.has_first_token:
             self._queued_tokens -= len(job.prompt.request.token_ids)
         if not self._by_key:
             self.idle.set()
-        # If the rank has gone, nothing runs.
+        # If the rank has died, nothing runs.
         with suppress(EngineFailed):
             self._ranks.cancel(job.key)
 
@@ -115,7 +115,7 @@ class Jobs:
             job.fail(error)
 
     def expire(self) -> None:
-        """Fail prompts whose landing is void. Call every few milliseconds."""
+        """Fail prompts whose landing has passed its deadline. Call every few milliseconds."""
         now = self._clock()
         for job in self._by_key.values():
             if job.deadline <= now:

@@ -16,14 +16,14 @@ from transfer.ticket import Ticket
 class Prompt:
     """A prompt as a decode worker sends it."""
 
-    # Ends with its first token; the decode worker decides whether that is also the last.
+    # The request ends with its first token; the decode worker decides whether that is also the answer's last.
     request: TokenRequest
-    # The landing for its KV, which begins after the blocks that the decode worker holds.
+    # The landing for its KV. It begins after the blocks that the decode worker already holds.
     ticket: Ticket
     held_blocks: int
-    # A store that may hold a prefix of it.
+    # A store that may hold a prefix of the prompt.
     store: StoreTarget | None
-    # The rank on which its placement counts it; None if it does not say.
+    # The rank on which the scheduler counts it; None if it does not say.
     rank: int | None = None
 
     def to_rank(self, key: int) -> Submit:
@@ -31,24 +31,24 @@ class Prompt:
         return Submit(key, self.request, push=PushTarget(self.ticket, self.held_blocks), fetch=self.store)
 
 
-# An output brings the first token.
+# An Output brings the first token.
 Event = Output | PushEnded
 
 
 class Job:
-    """A prompt that a rank has. Ends with its PushEnded event, or with an error.
+    """A prompt that a rank has. It ends with its PushEnded event, or with an error.
 
-    The rank may report the end of the push before the first token; the caller gets it last.
+    The rank may report the end of the push before the first token; the caller always gets it last.
     """
 
     def __init__(self, key: int, prompt: Prompt, deadline: float) -> None:
         # Names the prompt between service and rank.
         self.key = key
         self.prompt = prompt
-        # In seconds of the jobs' clock.
+        # In seconds on the jobs' clock.
         self.deadline = deadline
         self.has_first_token = False
-        # No event comes after those that are queued.
+        # Whether the queued events are the last ones.
         self._ended = False
         self._pushed: PushEnded | None = None
         self._events: asyncio.Queue[Event | MeshError] = asyncio.Queue()
@@ -82,7 +82,7 @@ class Job:
         self._end_if_pushed()
 
     def fail(self, error: MeshError) -> None:
-        """Only the first error counts."""
+        """End the prompt with an error. Only the first error counts."""
         self._emit(error)
         self._ended = True
 

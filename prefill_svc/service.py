@@ -1,6 +1,6 @@
-"""PrefillService: one call a prompt."""
+"""PrefillService: one call for each prompt."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from transfer.events import PushEnded
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
-    """Serves nothing until `open`: the model loads while the process is alive already."""
+    """Serves nothing until `open`: the process is alive already while the model loads."""
 
     def __init__(self) -> None:
         self._worker: PrefillWorker | None = None

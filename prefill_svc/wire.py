@@ -1,4 +1,4 @@
-"""Messages of PrefillService in and out."""
+"""Messages of PrefillService, in and out."""
 
 from deepmesh.internal.v1 import prefill_pb2
 
@@ -11,7 +11,7 @@ from transfer import wire as transfer_wire
 
 
 def prompt(message: prefill_pb2.PrefillRequest, traceparent: str | None = None) -> Prompt:
-    """The message as it is, in this span; admission judges it. Raises InvalidRequest for a ticket that is none."""
+    """The message as it is, under this span; admission checks it. Raises InvalidRequest for an invalid ticket."""
     return Prompt(
         request=TokenRequest(
             request_id=message.request_id,

@@ -1,4 +1,4 @@
-"""The worker: its ranks, the prompts that they compute, and admission before them."""
+"""The worker: its ranks, the prompts that they compute, and the admission before them."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from worker.rank_host import RankHost
 
 
 class PrefillWorker:
-    """Made by `start`. `run` reads the ranks until one goes; `drain`, then `host.close`, end it."""
+    """Made by `start`. `run` reads the ranks until one dies; to stop, call `drain` and then `host.close`."""
 
     def __init__(self, config: PrefillConfig, host: RankHost, clock: Callable[[], float] = time.monotonic) -> None:
         assert config.engine.transfer is not None
@@ -39,9 +39,10 @@ class PrefillWorker:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
+        """Start the ranks, or take them over, and return once they have loaded. Raises as RankClient.start does.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join one of several.
+        `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
+        if it has several.
         """
         role = WorkerRole.PREFILL
         return cls(config, await RankHost.start(config, role, endpoint, channels, handover=handover, hosts=hosts))
@@ -51,13 +52,15 @@ class PrefillWorker:
         return self.jobs.live_prompts
 
     async def run(self) -> None:
-        """Run until a rank has gone. Raises EngineFailed once every live prompt has failed with it."""
+        """Run until a rank dies. Raises EngineFailed once every live prompt has failed with it."""
         error = await self.host.run(self)
         self.jobs.fail_all(error)
         raise error
 
     def submit(self, prompt: Prompt) -> Job:
-        """Raises InvalidRequest, NamespaceMismatch, WorkerFull, WorkerDraining or EngineFailed; `jobs.end` the job."""
+        """Raises InvalidRequest, NamespaceMismatch, WorkerFull, WorkerDraining or EngineFailed. Call `jobs.end` with
+        the job.
+        """
         with span("prefill.submit", request_id=prompt.request.request_id, attempt=prompt.request.attempt):
             self.host.check_takes_new()
             check(prompt, self.host.ready, self._transfer)
@@ -73,7 +76,7 @@ class PrefillWorker:
         return tokens / load.prefill_tokens_per_second if load.prefill_tokens_per_second else 0.0
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, give the live prompts that time to end, then fail them."""
+        """Take nothing new, give the live prompts `seconds` to end, then fail them."""
         await self.host.drain(self.jobs.idle, seconds)
         self.jobs.fail_all(WorkerDraining("the worker stops before the prompt was pushed: place it on another"))
 
@@ -82,7 +85,7 @@ class PrefillWorker:
         metrics.PREFILL_CACHED_TOKENS.inc(sum(output.cached_tokens or 0 for output in result.outputs))
 
     def on_news(self, news: TransferNews) -> None:
-        # Nothing lands here.
+        # Nothing lands on a prefill worker.
         assert isinstance(news, PushEnded)
         self.jobs.on_push_ended(news)
 

@@ -41,10 +41,10 @@ SERVES = {
     "Place": (Role.GATEWAY,),
     "ReportOutcome": (Role.GATEWAY,),
     "ReportStatus": (Role.PREFILL, Role.DECODE),
-    # Decode workers take no prefill worker from a request that is not in the registry.
-    # Whoever has workers change their roles must see which there are.
+    # Decode workers watch because they call only prefill workers that are in the registry. Operators watch because they
+    # must see the workers whose roles they change.
     "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR, Role.AUTOSCALER),
-    # The gateways' page shows them.
+    # The gateways' page shows decisions.
     "ListDecisions": (Role.GATEWAY, Role.OPERATOR),
     "GetScaling": (Role.OPERATOR, Role.AUTOSCALER),
 }
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 def compose(
     config: SchedulerConfig, links: Sequence[StoreLink] = ()
 ) -> tuple[Registry, Scaler, DeletionCosts, list[Registration]]:
-    """The scheduler's parts, put together: its registry, its word on scaling in and out, and its gRPC services."""
+    """The scheduler's parts, put together: its registry, its scaler, its deletion costs, and its gRPC services."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
     gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
     registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
@@ -99,7 +99,7 @@ def compose(
 
 @asynccontextmanager
 async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
-    """A scheduler that is ready, for the length of the block."""
+    """A ready scheduler, for the length of the block."""
     channels, tls = service_channels(config.security.tls), server_tls(config.security.tls)
     links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
     registry, scaler, costs, registrations = compose(config, links)

@@ -1,4 +1,6 @@
-"""Whether a request is admitted: the objectives that its prediction must meet, and the error of a refusal. Pure."""
+"""Whether a request is admitted: checks its prediction against the objectives, and builds the error of a refusal.
+Pure.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ MAX_RETRY_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Latency that a request must be predicted to meet; None demands nothing."""
+    """Latencies that the prediction for a request must meet; None demands nothing."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -24,24 +26,24 @@ NO_OBJECTIVES = Objectives()
 
 
 def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
-    """The terms; those whose prediction exceeds an objective are rejected too."""
+    """The terms; those whose prediction exceeds an objective become rejected."""
     if objectives == NO_OBJECTIVES:
         return tuple(terms)
     return tuple(_judge(term, objectives) for term in terms)
 
 
 def meets(objectives: Objectives, term: Terms) -> bool:
-    """Whether `admit` leaves such a term as it is."""
+    """Whether `admit` would leave these terms unrejected."""
     return (objectives.ttft_ms is None or term.ttft_ms <= objectives.ttft_ms) and (
         objectives.tpot_ms is None or term.tpot_ms <= objectives.tpot_ms
     )
 
 
 def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
-    """The error for the caller when no candidate is left.
+    """The error for the caller if no candidate is left.
 
-    ContextExceeded if no worker could ever take the request, NamespaceMismatch if no decode worker has a prefill worker
-    that it can use, Overloaded with a delay if waiting helps, otherwise NoWorker.
+    ContextExceeded if no worker could ever take the request, NamespaceMismatch if no decode worker has a usable prefill
+    worker, Overloaded with a delay if waiting helps, otherwise NoWorker.
     """
     reasons = "; ".join(f"{term.name}: {term.rejected}" for term in list(terms)[:3])
     if terms and all(term.rejection is Rejection.CONTEXT for term in terms):
@@ -78,10 +80,10 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
 
 
 def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
-    """Predicted time until this candidate could take the request; None if waiting would not help."""
+    """Predicted milliseconds until this candidate could take the request; None if waiting would not help."""
     if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None and term.ttft_ms > objectives.ttft_ms:
         return term.ttft_ms - objectives.ttft_ms
-    # A worker is avoided because it refused this request: for the caller the mesh is full, not empty.
+    # A worker is avoided because it refused this request, so to the caller the mesh is full rather than empty.
     if term.rejection in (Rejection.FULL, Rejection.OBJECTIVE, Rejection.AVOIDED):
         return term.drain_ms
     return None

@@ -1,4 +1,4 @@
-"""How fast requests arrive, per model: smoothed rates. `clock` counts seconds and never goes back."""
+"""How fast requests arrive, per model: smoothed rates. `clock` is monotonic, in seconds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ MAX_MODELS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What clients ask of a model; rates per second."""
+    """The load that clients put on a model; rates are per second."""
 
     # Prompt tokens that are not cached.
     prompt_tokens: float = 0.0
@@ -20,7 +20,7 @@ class Demand:
 
 
 class Rate:
-    """Exponentially smoothed rate of something that happens in amounts."""
+    """Exponentially smoothed rate of events, each with an amount."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -41,7 +41,7 @@ class _Model:
 
 
 class Arrivals:
-    """Requests as they are placed, or refused, averaged over about `seconds`."""
+    """Rates of requests that were placed or refused, averaged over about `seconds`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ class Arrivals:
         return Demand(found.computed.at(now), found.refused.at(now), mean)
 
     def models(self) -> frozenset[str]:
-        """The models that were asked for."""
+        """The models that requests have named."""
         return frozenset(self._models)
 
     def _count(self, model: str, prompt_tokens: int, uncached_tokens: int, refused: bool) -> None:

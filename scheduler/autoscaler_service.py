@@ -1,10 +1,10 @@
-"""KEDA's external scaler: the replicas that the scheduler wants, in KEDA's contract.
+"""KEDA's external scaler: offers the replicas that the scheduler wants through KEDA's API.
 
-A ScaledObject's trigger names a role, and a model if the mesh serves several. The metric is the number of replicas
-wanted with a target of 1, so that its average over the replicas is 1 when they are as many as are wanted.
+A ScaledObject's trigger names a role, and a model if the mesh serves several. The metric is the number of wanted
+replicas, with a target of 1: its average over the replicas is 1 if there are as many as are wanted.
 """
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Which ranks hold which blocks, as far as their workers have reported."""
+"""Which ranks hold which blocks, according to their workers' reports."""
 
 from collections.abc import Collection, Sequence
 from itertools import repeat
@@ -8,9 +8,9 @@ from scheduler.prefix_index import Holders, PrefixIndex
 
 
 class CachedBlocks:
-    """Keeps `Worker.cached` of every worker and the index of all in agreement; nobody else writes either.
+    """Keeps every worker's `Worker.cached` consistent with the common index; nothing else writes either.
 
-    They are hints: at most so many are kept of all workers together, and those over the limit are forgotten.
+    The entries are only hints: a limit bounds those of all workers together, and entries beyond it are dropped.
     """
 
     def __init__(self, limit: int) -> None:
@@ -26,9 +26,9 @@ class CachedBlocks:
         removed: Collection[bytes],
         holders: Sequence[int] = (),
     ) -> None:
-        """Record the blocks that a worker stored and removed; a snapshot replaces all before.
+        """Record the blocks that a worker stored and removed; a snapshot replaces all earlier reports.
 
-        holders: if the worker has several ranks, those that hold each of `stored`, as bits.
+        holders: if the worker has several ranks, a bit mask for each of `stored` of the ranks that hold it.
         """
         before = len(worker.cached)
         if snapshot:
@@ -46,11 +46,11 @@ class CachedBlocks:
         self._kept += len(worker.cached) - before
 
     def holders(self, block_hashes: Sequence[bytes]) -> Holders:
-        """Who holds which part of a chain now."""
+        """Which ranks hold which part of a chain now."""
         return self._prefixes.holders(block_hashes)
 
     def remove(self, worker: Worker) -> None:
-        """The worker is gone, with all that it held."""
+        """Forget a worker that is gone, with all its blocks."""
         self._kept -= len(worker.cached)
         for rank in worker.ranks:
             self._prefixes.remove(rank.number, worker.cached)

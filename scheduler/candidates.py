@@ -1,4 +1,4 @@
-"""What placement chooses among, as plain data: the request, the workers, what stores hold, and constants."""
+"""The inputs of placement, as plain data: the request, the workers, what stores hold, and constants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +15,23 @@ from scheduler.joint_prompts import JointPrompts
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What placement needs to know of a request; lengths in tokens."""
+    """What placement needs to know about a request; lengths are in tokens."""
 
     prompt_tokens: int
     max_tokens: int
     # Ids of decode and prefill workers that must not be chosen.
     avoid: frozenset[str] = frozenset()
-    # Mean over the model's finished requests; None means that the worker's own measurement is used.
+    # Mean over the model's finished requests; None uses the worker's own measurement.
     mean_output_tokens: float | None = None
-    # Tokens of the prompt with at least so many before them are attended to sparsely, where a worker does so; None if
-    # the request is to be exact.
+    # Tokens of the prompt with at least this many tokens before them attend sparsely, if the worker does so; None if
+    # the request must be exact.
     sparse_from: int | None = None
-    # Share of the model's answers that end before they have as many tokens as they may have.
+    # Share of the model's answers that end before they reach their limit of tokens.
     stopping: float = 1.0
-    # Which part of those who wait are served before it: tenants are served by turns.
+    # The fraction of waiting requests that is served before this one: tenants take turns.
     ahead: float = 1.0
-    # Blocks that the prompt takes, and how many of them can be reused: the last token is always computed, since its
-    # logits give the first new one.
+    # Blocks that the prompt takes, and how many of them can be reused. The last token is always computed, since its
+    # logits give the first new token.
     prompt_blocks: int = field(init=False)
     reusable_blocks: int = field(init=False)
 
@@ -41,12 +41,12 @@ class PlacementRequest:
 
 
 def blocks(tokens: float) -> int:
-    """Blocks that so many tokens take, at least one."""
+    """Blocks that `tokens` tokens take, at least one."""
     return max(1, -int(-tokens // BLOCK_TOKENS))
 
 
 class Unreported(msgspec.Struct, frozen=True, gc=False):
-    """Work placed on a worker that its load may not show yet."""
+    """Work placed on a worker that its reported load may not include yet."""
 
     requests: int = 0
     prefill_tokens: int = 0
@@ -64,7 +64,7 @@ class Unreported(msgspec.Struct, frozen=True, gc=False):
 
 
 class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
-    """When each measurement of a worker last changed, by the clock of `Candidates.now`."""
+    """When each measurement of a worker last changed, on the clock of `Candidates.now`."""
 
     prefill: float = 0.0
     step: float = 0.0
@@ -74,13 +74,13 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     sparse: float = 0.0
 
 
-# A measured value, the logarithm of its ratio to the constant that stands in for it, and when it changed. Without any:
-# the constant, 0 and minus infinity.
+# A measured value, the logarithm of its ratio to the constant that replaces it if it is missing, and when it changed.
+# Without a measurement: the constant, 0 and minus infinity.
 Measured: TypeAlias = tuple[float, float, float]
 
 
 class Measures(msgspec.Struct, frozen=True, gc=False):
-    """What a worker measured, as `estimates` compares it. Times are relative to the cost model's."""
+    """A worker's measurements, in the form that `estimates` compares. Times are relative to the cost model's."""
 
     prompts: Measured
     sparse_gain: Measured
@@ -91,9 +91,9 @@ class Measures(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
-    """How fast a worker is taken to be; nothing is 0."""
+    """The estimated speed of a worker; no field is 0."""
 
-    # Times of its exact prompts, of its sparse prompts and of its decode steps, relative to the cost model's.
+    # Times of exact prompts, of sparse prompts and of decode steps, relative to the cost model's.
     prompt_slowness: float
     sparse_slowness: float
     slowness: float
@@ -106,7 +106,7 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     """One live worker of the model, or one of its DP ranks, and what it holds of this request's prompt."""
 
     worker_id: str
-    # Why it takes no requests at all; None if it takes them.
+    # Why the worker takes no requests at all; None if it takes them.
     unusable: str | None
     context_tokens: int
     total_blocks: int
@@ -114,52 +114,52 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     load: WorkerLoad
     namespace: KvNamespace
     unreported: Unreported = Unreported()
-    # Leading blocks of the prompt that it has.
+    # Leading blocks of the prompt that the worker holds.
     cached_blocks: int = 0
-    # Whether its status stream is up. A worker whose stream broke may be alive or dead.
+    # Whether its status stream is open. If the stream broke, the worker may be alive or dead.
     connected: bool = True
-    # Whether a decode worker computes prompts too.
+    # Whether a decode worker also computes prompts.
     can_prefill: bool = True
-    # Whether it computes sparsely what a request wants so.
+    # Whether it computes a prompt sparsely if the request wants that.
     sparse: bool = False
     # Whether prefill workers can push KV to a decode worker.
     receives_kv: bool = True
-    # Bytes of one block of KV, all layers.
+    # Bytes of one block of KV over all layers.
     block_bytes: int = 0
-    # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers compute.
+    # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers are computed.
     layerwise_tokens: int = 0
-    # Rates of its fetches from the memory of stores, and from their disks; None while unknown.
+    # Rates of its fetches from the memory of stores and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
     disk_fetch_bytes_per_second: float | None = None
-    # When its measurements were made, those in `load` too.
+    # When its measurements were made, including those in `load`.
     measured_at: MeasurementTimes = MeasurementTimes()
-    # Which of the worker's ranks it is; None if it is the whole worker.
+    # The rank of the worker that this is; None if it is the whole worker.
     rank: int | None = None
-    # Requests on the worker's other ranks: a prompt delays them too, since the ranks step together.
+    # Requests on the worker's other ranks: a prompt here delays them too, since the ranks step together.
     requests_beside: int = 0
     # See `WorkerIdentity`.
     worker_class: str = ""
-    # When it will have computed the prompts that it has, by the clock of `Candidates.now`; None if that is not known.
+    # When it will have computed the prompts that it has, on the clock of `Candidates.now`; None if unknown.
     prompts_until: float | None = None
-    # When it last reported that a step has ended and another has begun, by that clock; None if it has not.
+    # When it last reported that a step ended and another began, on that clock; None if it has not.
     step_began: float | None = None
-    # Time of its steps without prompts; None if that is not known.
+    # Duration of its steps without prompts; None if unknown.
     quiet_step_ms: float | None = None
-    # When those that it runs end if each has as many tokens as it may have, by that clock, ascending. Empty while it
-    # has a place, and if nobody here knows all of them.
+    # When its running requests end if each reaches its token limit, on that clock, ascending. Empty if it has a free
+    # place, or if this scheduler does not know all of its requests.
     ends: Sequence[float] = ()
-    # What `estimates.measures` makes of it, where its owner keeps that; None leaves it to `estimates.paces`.
+    # Its `estimates.measures`, if its owner caches them; None lets `estimates.paces` compute them.
     measures: Measures | None = None
-    # The prompts of all of the worker's ranks, if it decodes with several and says how they step.
+    # The prompts of all ranks of the worker, if it decodes with several ranks and says how they step.
     joint_prompts: JointPrompts | None = None
 
     @property
     def requests(self) -> int:
-        """Those that it has, and those placed on it that it has not reported yet."""
+        """Requests that it has, and those placed on it that it has not reported yet."""
         return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
 
     def prompts_ms(self, now: float, pace: Pace, costs: CostModel) -> float:
-        """Predicted time until it, at this pace, will have computed the prompts that it has."""
+        """Predicted milliseconds until it has computed the prompts that it has, at this pace."""
         if self.prompts_until is not None:
             left = self.prompts_until - now
             return left * 1000 if left > 0 else 0.0
@@ -173,22 +173,22 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     decode: Sequence[CandidateWorker]
     prefill: Sequence[CandidateWorker] = ()
     stores: Mapping[KvNamespace, StoreTarget] = msgspec.field(default_factory=dict)
-    # Seconds, by a clock that never goes back.
+    # Seconds on a monotonic clock.
     now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementKnobs:
-    """Constants of the prediction, and what stands in for a measurement while there is none."""
+    """Constants of the prediction, and defaults for measurements that are missing."""
 
-    # How times grow with the work, and the times themselves while a worker has not measured its own.
+    # How times grow with the work, and the times to assume while a worker has not measured its own.
     costs: CostModel = field(default_factory=CostModel)
     mean_output_tokens: float = 256.0
-    # Requests that may wait on a worker for a place in its batch.
+    # Most requests that may wait on a worker for a place in its batch.
     queue_requests: int = 512
-    # Share of a push's time that remains after the computation if layers are pushed while later ones compute.
+    # Share of a push's time that remains after the computation if layers are pushed while later ones are computed.
     layerwise_rest: float = 0.125
-    # Prompt tokens that ride along in decode steps without lengthening them much.
+    # Prompt tokens that fit into a decode step without lengthening it much.
     short_prompt_tokens: int = 64
     # Weight of the delay of running requests, relative to the delay of the placed request.
     interference: float = 1.0

@@ -1,4 +1,4 @@
-"""A request beside all that it may be placed on: what the best of that is, and what each of the others would mean."""
+"""One request and all that it may be placed on: finds the best placement, or the terms of all."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from scheduler.terms import Terms
 
 
 class Comparison(msgspec.Struct, frozen=True, gc=False):
-    """Plain data, so that it says the same whenever it is asked."""
+    """Plain data, so its methods give the same answer at any time."""
 
     request: PlacementRequest
     candidates: Candidates

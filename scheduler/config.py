@@ -8,39 +8,41 @@ from mesh.config import Config, ServiceConfig
 
 
 class LeaseConfig(Config):
-    """How long workers are believed to live, and what is remembered of them."""
+    """How long a silent worker counts as alive, and how much is remembered of workers."""
 
     seconds: float = Field(default=10.0, gt=0)
-    """A worker that reports nothing for this long is lost; workers report at least three times as often."""
+    """A worker that reports nothing for this long is lost; workers report at least three times in this time."""
     settle_seconds: float = Field(default=0.25, ge=0)
-    """A placement is added to a worker's reported load until a status tells of a step that began after it, or is later
-    by this much.
+    """A placement is added to a worker's reported load until a report covers a step that began after it, or until a
+    report comes this much later.
     """
     gather_seconds: float | None = Field(default=None, ge=0)
-    """How long after its start a scheduler refuses no request for good, since workers that another scheduler knew may
-    not have reported yet; by default one lease.
+    """How long after its start a scheduler refuses no request for good: workers that another scheduler knew may not
+    have reported yet. By default one lease.
     """
     max_workers: int = Field(default=1024, ge=1)
     """Workers that may be registered at once."""
     max_cached_blocks: int = Field(default=500_000, ge=0)
-    """Block hashes kept for all workers together, about 100 bytes each. More are forgotten, which loses only hints."""
+    """Block hashes kept for all workers together, about 100 bytes each. Those beyond are dropped, which loses only
+    hints.
+    """
 
 
 class PlacementConfig(Config):
-    """Constants of the prediction, and what it assumes while workers have not measured."""
+    """Constants of the prediction, and assumptions while workers have not measured."""
 
     costs: Path | None = None
-    """Cost file of the workers, made by `deepmesh calibrate`: how the time of a step grows with its requests, and what
-    prompts, pushes and fetches take while a worker has not measured its own.
+    """Cost file made by `deepmesh calibrate` for these workers: how a step's time grows with its requests, and the time
+    of prompts, pushes and fetches while a worker has not measured its own.
     """
     mean_output_tokens: float = Field(default=256.0, gt=0)
-    """Length of an answer, while none has ended."""
+    """Assumed length of an answer while none has ended."""
     queue_requests: int = Field(default=512, ge=0)
-    """Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once."""
+    """Requests that may wait on one worker for a place in its batch; 0 refuses any that cannot start at once."""
     handover_ms: float | None = Field(default=None, ge=0)
-    """Time of the calls where another worker computes the prompt; by default the cost file's."""
+    """Time of the calls between workers if another worker computes the prompt; by default the cost file's."""
     layerwise_rest: float = Field(default=0.125, ge=0, le=1)
-    """Share of a push's time that remains after the computation if layers are pushed while later ones compute."""
+    """Share of a push's time that remains after the computation if layers are pushed while later ones are computed."""
     short_prompt_tokens: int = Field(default=64, ge=0)
     """Prompts with at most this many uncached tokens delay no request on a decode worker."""
     interference: float = Field(default=1.0, ge=0)
@@ -48,18 +50,18 @@ class PlacementConfig(Config):
 
 
 class StoreLinkConfig(Config):
-    """How KV stores are asked what they hold; without an answer in time placement has no hint."""
+    """How KV stores are asked what they hold. If no answer comes in time, placement does without."""
 
     match_ms: float = Field(default=20.0, gt=0)
     """Longest wait for an answer."""
     ignored_blocks: int = Field(default=1, ge=0)
-    """They are not asked if at most this many blocks of a prompt are cached by no worker."""
+    """Stores are not asked if at most this many blocks of a prompt are cached by no worker."""
     poll_seconds: float = Field(default=1.0, gt=0)
-    """Pause between two questions for a store's status."""
+    """Pause between two status calls to a store."""
 
 
 class ObjectivesConfig(Config):
-    """Latency beyond which a request is refused; absent demands nothing."""
+    """Predicted latency above which a request is refused; null demands nothing."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
     """Predicted milliseconds to the first token."""
@@ -71,30 +73,31 @@ class ScalingConfig(Config):
     """How many workers of each role the scheduler asks for."""
 
     target_use: float = Field(default=0.75, gt=0, le=1)
-    """Share of its slots, or of its rate of prompt tokens, that a worker should use; above it more are asked for."""
+    """Share of its slots, or of its rate of prompt tokens, that a worker should use. Above it, more workers are wanted.
+    """
     slack: float = Field(default=0.15, ge=0, lt=1)
-    """Fewer workers are asked for only if their use would then be below the target by this share of it."""
+    """Fewer workers are wanted only if their use would then be below the target by this share of it."""
     scale_in_seconds: float = Field(default=300.0, ge=0)
-    """For how long fewer workers must be enough."""
+    """How long fewer workers must have been enough before fewer are wanted."""
     max_replicas: int = Field(default=1024, ge=1)
-    """Most workers of a role that are asked for."""
+    """Most workers of a role that are ever wanted."""
     arrivals_seconds: float = Field(default=30.0, gt=0)
     """Time over which the rate of arriving requests is averaged."""
     requests_per_replica: float = Field(default=32.0, ge=1)
-    """Requests that a decode worker is taken to serve at once while none lives."""
+    """Requests that a decode worker is assumed to serve at once while none is alive."""
     period_seconds: float = Field(default=1.0, gt=0)
     """Pause between two decisions."""
 
 
 class PodsConfig(Config):
-    """What Kubernetes is told of the workers' pods: needs the right to patch pods, and no other."""
+    """What Kubernetes is told about the workers' pods. It needs only the right to patch pods."""
 
     deletion_costs: bool = False
-    """Whether each worker's pod is given the cost of its end, so that the cheapest go first when fewer are wanted; a
-    worker's id must be its pod's name.
+    """Whether each worker's pod gets a deletion cost, so that Kubernetes ends the cheapest pods first when fewer are
+    wanted; each worker's id must be the name of its pod.
     """
     period_seconds: float = Field(default=15.0, gt=0)
-    """Pause between two looks at the costs; one is written again once it is off by half."""
+    """Pause between two checks of the costs; a cost is written again once it is off by half."""
 
 
 class SchedulerConfig(ServiceConfig):

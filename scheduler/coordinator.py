@@ -31,7 +31,7 @@ from scheduler.terms import Rejection, Terms
 class PlacementCall:
     """A request to be placed, as its gateway describes it."""
 
-    # The same for all attempts of one request: its gateway drew it.
+    # Drawn by the gateway; the same for all attempts of one request.
     generation_id: str
     attempt: int
     model: str
@@ -39,12 +39,12 @@ class PlacementCall:
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes] = ()
     share: Share = ONE_TENANT
-    # What the request is called in logs; clients may give several the same name.
+    # The request's name in logs; clients may use the same name for several requests.
     request_id: str = ""
 
     @property
     def key(self) -> PlacementKey:
-        """Names the placement."""
+        """Identifies the placement."""
         return self.generation_id, self.attempt
 
 
@@ -56,13 +56,13 @@ class PlacementAnswer(msgspec.Struct, frozen=True):
     prefill: WorkerIdentity | None
     chosen: Terms
     reason: str
-    # Number of the prompt's leading blocks that each worker or store holds, by its id: of those that hold any.
+    # How many leading blocks of the prompt each worker or store holds, by its id; only those that hold any.
     cached: Mapping[str, int]
 
 
-# Workers report again within about a second after their scheduler was started again.
+# Workers report again within about a second after their scheduler has restarted.
 MAX_YOUNG_RETRY_MS = 1000
-# Workers that were not worth a look may be larger, or fit together, where those that were do not.
+# For these rejections the workers that were not compared are tried too: they may be larger, or fit together.
 _OTHERS_MAY_FIT = (Rejection.CONTEXT, Rejection.NAMESPACE)
 
 
@@ -97,8 +97,8 @@ class Coordinator:
     async def place(self, call: PlacementCall) -> PlacementAnswer:
         """Raises UnknownModel, NoWorker, NamespaceMismatch, ContextExceeded or Overloaded.
 
-        Raises NoWorkerYet instead of any of them while the registry may lack live workers. The decision is recorded,
-        refusals too.
+        While the registry may lack live workers, it raises NoWorkerYet instead of any of them. Every decision is
+        recorded, refusals too.
         """
         try:
             with span("scheduler.place", attempt=call.attempt):
@@ -108,7 +108,7 @@ class Coordinator:
                 hints: dict[KvNamespace, StoreTarget] = {}
                 if self._stores.any_answers:
                     hints = await self._ask_stores(call, workers, holders)
-                    # Workers go while a store is asked.
+                    # Workers may leave while a store is asked.
                     workers = self._known(call.model, self._registry.living(workers))
                 return self._place(call, workers, holders, hints)
         except MeshError as refusal_so_far:
@@ -167,7 +167,7 @@ class Coordinator:
         holders: Holders,
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> Comparison:
-        """The request beside these workers, of each the rank that it would choose."""
+        """The request and these workers; for a worker with several ranks, the rank that it would choose."""
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
         costs = self._knobs.costs
@@ -178,10 +178,10 @@ class Coordinator:
         return Comparison(request, candidates, self._knobs, self._objectives)
 
     def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
-        """Record how a placement ended. False if that was known already, or the placement is forgotten."""
+        """Record how a placement ended. False if that was known already, or if the placement is forgotten."""
         placed = self._placed.end((generation_id, attempt))
         decision = self._decisions.settle(generation_id, attempt, outcome)
-        # The log forgets decisions if many requests are under way; the place of a long request is forgotten, too.
+        # Under high load the log and `_placed` forget old entries at different times: use the one that is left.
         if placed is None and decision is not None and decision.chosen is not None:
             placed = Placed(decision.model, decision.chosen.worker_ids, decision.compared.request.max_tokens)
         if placed is None:
@@ -193,7 +193,7 @@ class Coordinator:
         return True
 
     def candidates(self, model: str) -> Candidates:
-        """The live workers of a model, each as a whole, with what they hold of no prompt."""
+        """The live workers of a model, each as a whole, holding nothing of any prompt."""
         workers, costs = self._registry.serving_model(model), self._knobs.costs
         return Candidates(
             [worker.whole(costs) for worker in workers if worker.identity.role is WorkerRole.DECODE],
@@ -202,13 +202,13 @@ class Coordinator:
         )
 
     def mean_output_tokens(self, model: str) -> float | None:
-        """The mean over the model's finished requests; None while there is none."""
+        """The mean over the model's finished requests; None before the first."""
         return self._lengths.mean(model)
 
     async def _ask_stores(
         self, call: PlacementCall, workers: Collection[Worker], holders: Holders
     ) -> dict[KvNamespace, StoreTarget]:
-        """What stores hold of the prompt, by KV namespace; they are asked only if it could matter."""
+        """What stores hold of the prompt, by KV namespace. They are asked only if the answer could matter."""
         chain = call.block_hashes[: call.request.reusable_blocks]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
@@ -223,7 +223,7 @@ class Coordinator:
         return {namespace: hint for namespace, hint in hints.items() if hint is not None}
 
     def _known(self, model: str, workers: list[Worker]) -> list[Worker]:
-        """The workers. Raises NoWorker or UnknownModel if none of them generates."""
+        """Returns `workers`. Raises NoWorker or UnknownModel if none of them decodes."""
         if any(worker.decodes for worker in workers):
             return workers
         error: MeshError

@@ -9,7 +9,7 @@ from itertools import islice
 from scheduler.comparison import Comparison
 from scheduler.terms import Terms
 
-# How many candidates of a decision are shown.
+# How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16
 
 
@@ -38,23 +38,23 @@ class Decision:
     # None if the request was refused.
     chosen: Terms | None
     reason: str
-    # What it was chosen among.
+    # The request and the candidates that were compared.
     compared: Comparison
     outcome: Outcome | None = None
 
     @property
     def terms(self) -> Sequence[Terms]:
-        """The best that were compared, best first: found anew, since few decisions are ever looked at."""
+        """The best of the compared terms, best first. Computed anew, since few decisions are ever looked at."""
         return self.compared.terms()[:SHOWN_CANDIDATES]
 
 
 class DecisionLog:
-    """A ring: the oldest decision gives way to the newest."""
+    """A ring of decisions: a new one replaces the oldest."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._decisions: deque[Decision] = deque()
-        # The latest decision about each placement that is still in the ring.
+        # The latest decision on each placement, as long as it is in the ring.
         self._by_key: dict[tuple[str, int], Decision] = {}
 
     def add(self, decision: Decision) -> None:

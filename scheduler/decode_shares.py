@@ -1,4 +1,4 @@
-"""What a decode worker brings to a placement, whichever worker computes the prompt: a place in its steps. Pure."""
+"""The decode worker's part of a placement, whichever worker computes the prompt: a place in its steps. Pure."""
 
 import msgspec
 
@@ -7,22 +7,22 @@ from scheduler.waits import place_wait_ms, slots_left, step_left_ms, step_ms
 
 
 class DecodeShare(msgspec.Struct, frozen=True, gc=False):
-    """When the worker has a place for one request, and how long the tokens of that take there."""
+    """When the worker has a place for one request, and how long that request's tokens take there."""
 
     candidate: CandidateWorker
     held_blocks: int
-    # How many must end before it has a place.
+    # How many requests must end before the worker has a place.
     before: float
-    # Time until the step begins in which the request has a place.
+    # Milliseconds until the step begins in which the request has a place.
     wait_ms: float
-    # Time until any step begins, for what comes at a moment that is not known.
+    # Milliseconds until any step begins, for an event whose time is not known.
     boundary_ms: float
     tpot_ms: float
     output_ms: float
     drain_ms: float
     slots_left: int
     requests: int
-    # Its wait and its tokens: no placement on it takes less.
+    # Its wait and its tokens: no placement on this worker takes less.
     least_ms: float
 
 
@@ -37,9 +37,9 @@ def decode_share(
     tpot_ms = step_ms(candidate, requests + 1, pace, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
-    # A step that runs is over in half of its time on average, and its worker's report is as old.
+    # On average half of a running step is left, and the worker's report is as old as that.
     boundary_ms = tpot_ms / 2 if requests else 0.0
-    # What other ranks decode takes a step too.
+    # A step that decodes only other ranks' requests takes time too.
     busy = requests or (candidate.requests_beside and candidate.joint_prompts is not None)
     wait_ms, before = step_left_ms(candidate, pace, now, knobs) if busy else 0.0, 0.0
     if room < 1:

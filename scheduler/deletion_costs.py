@@ -1,7 +1,7 @@
-"""What the end of each worker would cost: when fewer are wanted, the cheapest should go.
+"""What the end of each worker would cost: if fewer are wanted, the cheapest should end.
 
-Costs follow from what workers report. What a scheduler alone knows (what it placed itself, how long its answers were)
-does not count: each of several schedulers writes costs, and would otherwise undo what another wrote.
+Costs follow only from what workers report. What one scheduler alone knows (its placements, the lengths of its answers)
+does not count: several schedulers write costs, and would otherwise overwrite each other's.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,12 @@ from scheduler.waits import step_ms
 def deletion_cost_ms(
     worker: CandidateWorker, pace: Pace, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs
 ) -> float:
-    """Milliseconds of its requests' time, all added up, and of computing anew what it keeps, `kept_blocks` of KV.
+    """The cost in milliseconds: the time left for its requests, added up, and the time to compute its `kept_blocks` of
+    KV again.
 
-    output_tokens: that each of its requests has to go; none on a prefill worker, whose requests end with their prompts.
-    A worker that drains ends its requests first, which takes as long as they would take anyway; what runs out of time
-    begins again elsewhere. A worker with nothing costs nothing.
+    output_tokens: tokens that each of its requests still has to generate; none on a prefill worker, whose requests end
+    with their prompts. A draining worker ends its requests first, which takes as long as they would take anyway;
+    requests that run out of time begin again elsewhere. A worker with nothing costs nothing.
     """
     requests = worker.load.running_requests + worker.load.waiting_requests
     generating = requests * output_tokens * step_ms(worker, requests, pace, knobs) if requests else 0.0
@@ -36,7 +37,7 @@ class DeletionCosts:
         self._knobs = knobs
 
     def now(self) -> dict[str, float]:
-        """Milliseconds by worker id, of every live worker."""
+        """Cost in milliseconds of every live worker, by worker id."""
         return dict(self._all())
 
     def _all(self) -> Iterator[tuple[str, float]]:

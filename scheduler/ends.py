@@ -1,13 +1,13 @@
-"""When the requests that were placed on a rank end at the latest."""
+"""The latest time at which each request placed on a rank ends."""
 
 from bisect import bisect_left, insort
 
-# A generation, and the number of the attempt.
+# A generation id, and the number of the attempt.
 PlacementKey = tuple[str, int]
 
 
 class Ends:
-    """Seconds, by the clock of who writes them; those of requests that have ended are taken out."""
+    """Ends in seconds on the writer's clock. Requests that have ended must be removed."""
 
     def __init__(self) -> None:
         self._by_key: dict[PlacementKey, float] = {}
@@ -27,11 +27,11 @@ class Ends:
             del self._ordered[bisect_left(self._ordered, ends_at)]
 
     def first(self, count: int) -> list[float]:
-        """The earliest, ascending."""
+        """The earliest ends, ascending."""
         return self._ordered[:count]
 
     def forget_before(self, time: float) -> None:
-        """Take out those that must have ended."""
+        """Remove the requests that must have ended before `time`."""
         if self._ordered and self._ordered[0] < time:
             self._by_key = {key: ends_at for key, ends_at in self._by_key.items() if ends_at >= time}
             self._ordered = sorted(self._by_key.values())

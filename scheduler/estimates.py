@@ -1,11 +1,12 @@
-"""How fast each worker is estimated to be: its own measurement while fresh, the mean of all workers' as it ages. Pure.
+"""Estimates how fast each worker is: by its own measurement while that is fresh, and increasingly by all workers' mean
+as it ages. Pure.
 
 A worker that measured slow once gets less work, and so no occasion to measure again. Its measurement therefore loses
 half of its weight every few seconds, in favour of what the others of its class measure: workers with the same card and
 the same layout. In time it is estimated like them, is given some work again, and measures anew. A worker that is truly
 slower than its class costs a few requests each time; a slower class does so once a minute at most. A class that has
-measured nothing is taken to be like the others. Rates and times span orders of magnitude, so the mean is taken of their
-logarithms: it is then the same for a rate and for its inverse.
+measured nothing is estimated like the others. Rates and times span orders of magnitude, so the mean is taken of their
+logarithms: it is then consistent for a rate and its inverse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,23 +19,23 @@ from mesh.domain.workers import PromptPace, WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, Measured, MeasurementTimes, Measures, Pace, PlacementKnobs
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
-# Short enough that a worker which seems ten times slower than it is, next to one with twenty requests (whose step takes
-# 1.4 times an idle worker's), gets work after a dozen seconds. A worker that is truly ten times slower gets one request
-# in a hundred because of it.
+# Short enough that a worker that seems ten times slower than it is gets work after a dozen seconds beside a worker with
+# twenty requests (whose step takes 1.4 times an idle worker's). A worker that is truly ten times slower gets one
+# request in a hundred because of it.
 HALF_LIFE_SECONDS = 3.0
 # The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it
 # outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
 ASSUMED_WEIGHT: float = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
-# When a measurement was made that there is none of.
+# The time of a measurement that does not exist.
 NEVER = float("-inf")
 
 
 def paces(candidates: Candidates, knobs: PlacementKnobs) -> tuple[list[Pace], list[Pace]]:
-    """How fast each decode worker and each prefill worker is taken to be, in the order of the candidates.
+    """The estimated pace of each decode worker and each prefill worker, in the order of the candidates.
 
-    Nobody asks for a decode worker's pushes, a prefill worker's steps, or fetches where no store has anything: they are
-    the constants.
+    Paces that placement does not need are the constants: a decode worker's pushes, a prefill worker's steps, and
+    fetches if no store holds anything.
     """
     workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
     decodes, classes = len(candidates.decode), [each.worker_class for each in workers]
@@ -63,7 +64,7 @@ def measures(
     measured_at: MeasurementTimes,
     costs: CostModel,
 ) -> Measures:
-    """What a worker measured, as `paces` compares it."""
+    """A worker's measurements, in the form that `paces` compares."""
     return Measures(
         measured(_prompt_slowness(load, costs), measured_at.prefill),
         measured(_sparse_gain(load, costs), measured_at.sparse),
@@ -75,12 +76,12 @@ def measures(
 
 
 def measured(value: float | None, changed_at: float, constant: float = 1.0) -> Measured:
-    """constant: what stands in for the value where there is none."""
+    """A measurement in comparable form. constant: replaces the value if there is none."""
     return (value, log(value / constant), changed_at) if value else (constant, 0.0, NEVER)
 
 
 def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
-    """Prompt tokens a second of each worker, by its id: exact and sparse ones together, as they come."""
+    """Prompt tokens per second of each worker, by its id, over exact and sparse prompts as they come."""
     workers, constant = (*candidates.decode, *candidates.prefill), costs.prefill_tokens_per_second
     rates = estimates(
         [each.worker_class for each in workers],
@@ -91,13 +92,13 @@ def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
 
 
 def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) -> list[float]:
-    """One quantity of each worker, from what all measured: a fresh value counts in full, an old one gives way.
+    """One quantity of each worker, estimated from all measurements: a fresh value counts in full, an old one fades.
 
-    classes: each worker's.
+    classes: the class of each worker.
     """
     if not measured:
         return []
-    # 1 for a fresh measurement, 0 for an infinitely old one, which is one that there never was.
+    # 1 for a fresh measurement, 0 for an infinitely old one, which stands for a missing one.
     weights = [exp2((now - changed_at) / -HALF_LIFE_SECONDS) for _, _, changed_at in measured]
     weighted = [weight * logarithm for weight, (_, logarithm, _) in zip(weights, measured, strict=True)]
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
@@ -121,7 +122,7 @@ def _measures(worker: CandidateWorker, costs: CostModel) -> Measures:
 
 
 def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:
-    """The weighted mean of what each class measured, and of an assumption that counts little: what all measured."""
+    """The weighted mean of each class's measurements. The mean of all measurements is included with a small weight."""
     sums: dict[str, tuple[float, float]] = {}
     for name in set(classes):
         mine = [each == name for each in classes]
@@ -132,14 +133,16 @@ def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Seq
 
 
 def _mean(weight: float, total: float, assumed: float) -> float:
-    """The mean of logarithms that weigh so much and whose weighted sum is `total`, and of one that is assumed."""
+    """The mean of some logarithms and an assumed one. weight, total: the logarithms' weights and weighted values,
+    summed.
+    """
     return (ASSUMED_WEIGHT * assumed + total) / (ASSUMED_WEIGHT + weight)
 
 
 def _prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:
-    """The measured time of an exact prompt's tokens, relative to the cost model's with as many tokens before them.
+    """The measured time per token of exact prompts, relative to the cost model's with as many tokens before them.
 
-    A worker that measured sparse ones alone is taken to be as fast with exact ones. None if it measured none.
+    A worker that measured only sparse prompts is assumed to be as fast with exact ones. None if it measured none.
     """
     if load.exact_prompts is None and load.sparse_prompts is not None:
         return _relative(load.sparse_prompts, costs, sparse=True)
@@ -148,9 +151,9 @@ def _prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:
 
 
 def _sparse_gain(load: WorkerLoad, costs: CostModel) -> float | None:
-    """What a worker's slowness with exact prompts is to be multiplied by for sparse ones; None unless it measured both.
+    """The factor from a worker's slowness with exact prompts to that with sparse ones; None unless it measured both.
 
-    A worker that has not computed sparsely yet is so taken to gain by it what the others do.
+    A worker that has not computed sparsely yet is thus assumed to gain as much by it as the others.
     """
     if load.exact_prompts is None or load.sparse_prompts is None:
         return None

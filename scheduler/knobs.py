@@ -1,4 +1,4 @@
-"""From the configuration of placement to its constants."""
+"""Turns the configuration of placement into its constants."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from scheduler.config import PlacementConfig
 
 
 def placement_knobs(config: PlacementConfig, assumed: CostModel | None = None) -> PlacementKnobs:
-    """With the content of the cost file, or what is assumed without one. Raises ConfigError."""
+    """The constants, with the cost file's content, or with `assumed` if there is none. Raises ConfigError."""
     costs = assumed or CostModel()
     if config.costs is not None:
         costs = load_costs(config.costs).costs

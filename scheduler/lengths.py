@@ -1,8 +1,10 @@
-"""How long answers are, per model, as gateways report it."""
+"""How long answers are, per model, as gateways report."""
 
 
 class OutputLengths:
-    """Exponentially smoothed mean of generated tokens per finished request, and how many stopped by themselves."""
+    """Exponentially smoothed mean of generated tokens per finished request, and the share that stopped by
+    themselves.
+    """
 
     def __init__(self, smoothing: float = 0.05, max_models: int = 1024) -> None:
         self._smoothing = smoothing
@@ -19,9 +21,9 @@ class OutputLengths:
             self._means[model], self._stopping[model] = float(output_tokens), stopped
 
     def mean(self, model: str) -> float | None:
-        """Mean tokens of a finished request; None while none was reported."""
+        """Mean tokens of a finished request; None before the first report."""
         return self._means.get(model)
 
     def stopping(self, model: str) -> float:
-        """Share of the answers that ended before they had as many tokens as they could have; 1 while it is unknown."""
+        """Share of answers that ended before they reached their token limit; 1 while unknown."""
         return self._stopping.get(model, 1.0)

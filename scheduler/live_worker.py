@@ -1,4 +1,4 @@
-"""One live worker, as the registry keeps it, and what placement compares of it."""
+"""One live worker, as the registry keeps it, and the parts of it that placement compares."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from scheduler.placed_work import PlacedWork
 from scheduler.prefix_index import Holders
 from scheduler.ranks import Rank
 
-# Why a worker in this state takes no request.
+# Why a worker in this state takes no requests.
 _UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One status stream's right to speak for a worker."""
+    """The right of one status stream to report for a worker."""
 
     worker_id: str
     incarnation: str
@@ -30,30 +30,30 @@ class Lease:
 
 @dataclass(slots=True)
 class Worker:
-    """Written by the registry alone, which calls `changed` or `placements_changed` after it has written."""
+    """Written only by the registry, which calls `changed` or `placements_changed` afterwards."""
 
     identity: WorkerIdentity
     lease: Lease
     expires_at: float
     ranks: list[Rank]
     state: WorkerState = WorkerState.SERVING
-    # The load and the transfers of all ranks together.
+    # Load and transfers of all ranks together.
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
     connected: bool = True
-    # When the prompts of its ranks began, or will begin, and when they will be computed, if they begin together.
+    # If prompts of its ranks begin together: when they began or will begin, and when they will be computed.
     prompts_begin_at: float = 0.0
     prompts_end_at: float = 0.0
-    # By block: the ranks that hold it, as bits.
+    # For each block, a bit mask of the ranks that hold it.
     cached: dict[bytes, int] = field(default_factory=dict)
-    # Names it among the standings: its first rank's number.
+    # The worker's number among the standings: the number of its first rank.
     number: int = field(init=False)
-    # Its ranks' numbers, as bits.
+    # The numbers of its ranks, as a bit mask.
     bits: int = field(init=False)
-    # Whether it decodes; others compute prompts alone.
+    # Whether it decodes; other workers only compute prompts.
     decodes: bool = field(init=False)
-    # By rank. Made when they are asked for, with one cost model: a placement looks at dozens of workers, of which few
-    # have changed since the last.
+    # By rank, for one cost model. Cached, because a placement looks at dozens of workers, few of which have changed
+    # since the last placement.
     _candidates: dict[int, CandidateWorker] = field(default_factory=dict)
     _costs: CostModel | None = None
 
@@ -64,13 +64,13 @@ class Worker:
 
     @property
     def unreported(self) -> Unreported:
-        """What was placed on it and the last status may not have counted yet."""
+        """Work placed on it that its last status may not include."""
         return sum((rank.unreported for rank in self.ranks), Unreported())
 
     @property
     def use(self) -> float:
-        """The worker of a field that has less is the better, roughly: it will have computed its prompts earlier, or has
-        fewer requests for each that it can run.
+        """Comparable within a field; lower is better. It roughly tells which worker will have computed its prompts
+        earlier, or has fewer requests per place.
         """
         if self.state is not WorkerState.SERVING or not self.connected:
             return float("inf")
@@ -79,18 +79,18 @@ class Worker:
         return sum([rank.requests for rank in self.ranks]) / self.identity.max_requests
 
     def held_by(self, holders: int) -> Iterator[Rank]:
-        """The ranks that these bits name; bits beyond them name none."""
+        """The ranks in a bit mask; bits beyond the ranks are ignored."""
         return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
 
     def observe(self, statuses: Sequence[RankStatus], now: float) -> None:
-        """A step has ended; statuses: of its ranks."""
+        """Take the reports of all ranks after a step."""
         if not self._begins_prompts_together:
             for rank, status in zip(self.ranks, statuses, strict=True):
                 rank.observe(status, now)
             return
         unseen = any(rank.unseen_prompt_seconds for rank in self.ranks)
         if not unseen and not any(status.load.waiting_requests for status in statuses):
-            # They have begun, or were never there.
+            # The waiting prompts have begun, or there were none.
             self.prompts_begin_at = min(self.prompts_begin_at, now)
         for rank, status in zip(self.ranks, statuses, strict=True):
             rank.observe(status, now, self.prompts_begin_at)
@@ -100,7 +100,7 @@ class Worker:
             self.prompts_end_at = min(self.prompts_end_at, now)
 
     def add_placement(self, rank: int, key: PlacementKey, now: float, work: PlacedWork) -> None:
-        """Count it as load of that rank."""
+        """Count a placement as load of one rank."""
         begins_at, before = work.begins_at, self.prompts_begin_at
         if not self._begins_prompts_together or not work.prompt_seconds or begins_at is None:
             self.ranks[rank].add_placement(key, now, work)
@@ -111,7 +111,7 @@ class Worker:
 
     @property
     def _begins_prompts_together(self) -> bool:
-        """Whether prompts of its ranks do, and it says how."""
+        """Whether prompts of its ranks begin together, and the worker reports what is needed to predict that."""
         return len(self.ranks) > 1 and self.identity.max_step_tokens is not None
 
     @property
@@ -119,12 +119,12 @@ class Worker:
         return max([rank.prompts_until or 0.0 for rank in self.ranks])
 
     def _joint_prompts(self, rank: Rank) -> JointPrompts | None:
-        """What placement knows of them, on this rank."""
+        """What placement knows of such prompts, as seen from this rank."""
         step_tokens, begin_at = self.identity.max_step_tokens, self.prompts_begin_at
         if not self._begins_prompts_together or step_tokens is None:
             return None
         others_wait = all((other.prompts_until or 0.0) > begin_at for other in self.ranks if other is not rank)
-        # Where nobody decodes no prompt waits.
+        # A worker that does not decode makes no prompt wait.
         wait_steps = self.identity.prompt_wait_steps if self.decodes else 0
         divided_tokens = self.identity.divided_tokens
         return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps, divided_tokens)
@@ -133,7 +133,7 @@ class Worker:
         self._candidates.clear()
 
     def placements_changed(self) -> None:
-        """As `changed`, if nothing but what was placed on it has."""
+        """As `changed`, but only the placements on the worker have changed."""
         before = self._candidates.get(0)
         if before is None or len(self.ranks) > 1:
             self._candidates.clear()
@@ -153,10 +153,10 @@ class Worker:
         return [holders.prefix(rank.number) for rank in self.ranks]
 
     def candidate(self, prompt_tokens: int, holders: Holders, costs: CostModel) -> CandidateWorker:
-        """The rank to which the worker would give such a prompt, with its part of the worker's room and what it holds
-        of the prompt.
+        """The rank to which the worker would give such a prompt, with its part of the worker's room and the blocks that
+        it holds of the prompt.
 
-        costs: those that its measurements will be compared with.
+        costs: the cost model that its measurements will be compared with.
         """
         held = self.prefixes(holders)
         index = self._rank_for(prompt_tokens, held) if len(self.ranks) > 1 else 0
@@ -164,7 +164,7 @@ class Worker:
         return structs.replace(found, cached_blocks=held[index]) if held[index] else found
 
     def rank_candidate(self, index: int, costs: CostModel) -> CandidateWorker:
-        """One rank, which holds nothing of any prompt."""
+        """One rank, holding nothing of any prompt."""
         if self._costs is not costs:
             self._candidates.clear()
             self._costs = costs
@@ -174,13 +174,13 @@ class Worker:
         return found
 
     def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
-        """held: how many leading blocks of the prompt each rank holds."""
+        """The rank for a prompt. held: how many leading blocks of it each rank holds."""
         computes_prompt = self.identity.can_prefill or not self.decodes
         outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
         return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // len(self.ranks))
 
     def whole(self, costs: CostModel) -> CandidateWorker:
-        """The worker with all its ranks, and nothing of any prompt. Its first rank's measurements count for all."""
+        """The worker with all its ranks, holding nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
             return self.rank_candidate(0, costs)
         return self._made(
@@ -246,13 +246,13 @@ class Worker:
             load,
             identity.kv_namespace,
             unreported,
-            # No block of a prompt is cached: there is none yet.
+            # No cached blocks: there is no prompt yet.
             0,
             self.connected,
             identity.can_prefill,
             identity.sparse_prefill is not None,
             identity.receives_kv,
-            # What is not known counts as free.
+            # An unknown block size is 0: transfers are then predicted to take no time.
             identity.block_bytes or 0,
             identity.layerwise_tokens or 0,
             transfers.fetch_bytes_per_second,

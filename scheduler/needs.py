@@ -1,4 +1,4 @@
-"""What each role has to do, in units of what one of its workers can do within the objectives. Pure."""
+"""The load of each role, in units of what one of its workers can do within the objectives. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from scheduler.estimates import paces, prompt_rates
 from scheduler.scaling import Need
 from scheduler.waits import slots_left, step_ms
 
-# Prompts that wait are to be computed within this share of the objective for the first token, or of a second where
-# there is none: the rest is for the prompt itself and its KV's way.
+# Waiting prompts should be computed within this share of the objective for the first token, or of a second without an
+# objective. The rest is for the prompt itself and for moving its KV.
 WAITING_SHARE = 0.5
 DEFAULT_TTFT_MS = 1000.0
-# Refusals per second below which the last of them is minutes past.
+# Refusals per second below which the last refusal was minutes ago.
 FORGOTTEN = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What stands in for a worker's room while no worker of the model lives."""
+    """The assumed room of a worker while no worker of the model is alive."""
 
     requests_per_replica: float = 32.0
 
@@ -35,7 +35,7 @@ def needs(
     objectives: Objectives,
     assumed: Assumed,
 ) -> dict[WorkerRole, list[Need]]:
-    """By role. Decode workers compute the prompts where there is no prefill worker, so they have both needs then."""
+    """Needs by role. Without prefill workers the decode workers compute the prompts, so they have both needs."""
     decode_paces, _ = paces(candidates, knobs)
     prefill = [worker for worker in candidates.prefill if worker.unusable is None]
     decode = [each for each in zip(candidates.decode, decode_paces, strict=True) if each[0].unusable is None]
@@ -57,11 +57,11 @@ def _prompts(
     knobs: PlacementKnobs,
     objectives: Objectives,
 ) -> Need:
-    """rates: prompt tokens a second of each worker."""
+    """rates: prompt tokens per second of each worker."""
     queued = sum(worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens for worker in workers)
     seconds = (objectives.ttft_ms or DEFAULT_TTFT_MS) * WAITING_SHARE / 1000
     per_second = fmean(rates) if rates else knobs.costs.prefill_tokens_per_second
-    # A queue of up to this is the use that a worker is meant to have.
+    # A queue up to this length is the intended use of a worker.
     excess = max(0.0, queued - per_second * seconds * len(workers))
     return Need(demand.prompt_tokens + excess / seconds, per_second, "prompt tokens/s")
 
@@ -79,7 +79,7 @@ def _generations(
     per_replica = fmean(capacities) if capacities else assumed.requests_per_replica
     steps = [step_ms(worker, int(per_replica), pace, knobs) for worker, pace in workers]
     seconds_each = output_tokens * (fmean(steps) if steps else knobs.costs.decode_ms(1)) / 1000
-    # A request that was refused would stay for as long as the others do.
+    # A refused request would have stayed for as long as the others do.
     refused = demand.refused_requests * seconds_each
     if not workers and demand.refused_requests > FORGOTTEN:
         # Somebody waits for a first worker, however short the answer.
@@ -90,7 +90,7 @@ def _generations(
 def _capacity(
     worker: CandidateWorker, pace: Pace, tokens_each: float, knobs: PlacementKnobs, objectives: Objectives
 ) -> float:
-    """Requests that the worker serves at once within its memory and the objective for a token's time, at least one."""
+    """Requests that the worker can serve at once within its memory and the objective per token, at least one."""
     requests = worker.requests
     slots = requests + slots_left(tokens_each, worker, requests)
     if objectives.tpot_ms is not None:

@@ -1,17 +1,19 @@
 """Where a request goes: a pure function of the request, the candidates and a few constants.
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
-same KV namespace. Of a worker with several DP ranks one is the candidate: that which the worker itself would choose
+same KV namespace. If a worker has several DP ranks, the candidate is the rank that the worker itself would choose
 (`mesh/rank_choice.py`).
-For each, placement predicts the time to the first token: the wait for a place in the batch or for the end of the step
-that runs, the prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if
-fetching is quicker than computing, in a store. Then it predicts the time per token (the step time with one more
-request), and for a pair what lies between its first token and the second: the handover, the push of blocks that the
-decode worker lacks, and the wait for the step that begins with them. A prompt computed on a decode worker delays the
-requests that decode there; this counts against it if a prefill worker could compute it instead. A prompt with few
-uncached tokens delays no request. The candidate with the least total time wins; connected workers go before others.
 
-Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
+For each candidate, placement predicts the time to the first token: the wait for a place in the batch or for the end of
+the running step, the prompts queued before this one, and the part of the prompt that is cached neither on the worker
+nor, if fetching is quicker than computing, in a store. Then it predicts the time per token (the step time with one more
+request). For a pair it adds the time between the first token and the second: the handover, the push of blocks that the
+decode worker lacks, and the wait for the step that begins with them. A prompt computed on a decode worker delays the
+requests that decode there; this counts against the candidate if a prefill worker could compute the prompt instead. A
+prompt with few uncached tokens delays no request. The candidate with the least total time wins; connected workers go
+before others.
+
+The work is linear in the number of workers, because only the best prefill worker can be part of the best pair.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,23 +46,23 @@ def best_first(terms: Iterable[Terms]) -> list[Terms]:
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """What `best` found."""
+    """The result of `best`."""
 
-    # None if every candidate was rejected, or is not admitted.
+    # None if every candidate was rejected or not admitted.
     best: Terms | None
-    # The terms that were looked at; all of them if there is no best.
+    # The terms that were computed; all terms if there is no best.
     terms: Sequence[Terms]
-    # How many there are.
+    # How many terms there are in total.
     count: int
 
 
 def best(
     request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs, admitted: Callable[[Terms], bool]
 ) -> Choice:
-    """The best of those of `predict`'s terms that are neither rejected nor kept out by `admitted`.
+    """The best of `predict`'s terms that is not rejected and passes `admitted`.
 
-    Quicker than to make and order them all: a worker whose wait and whose tokens alone take longer than the best so far
-    is left out.
+    This is quicker than computing and sorting all terms: it skips a worker if its wait and its tokens alone take longer
+    than the best found so far.
     """
     found: Terms | None = None
     terms, count = list[Terms](), 0
@@ -79,7 +81,7 @@ def best(
 
 
 def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
-    """The decision in words. count: of the terms that were compared."""
+    """The decision in words. count: number of terms in total."""
     cached = f"{chosen.cached_blocks} blocks cached"
     sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
     if chosen.store is not None:
@@ -96,7 +98,7 @@ def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
 def _shares(
     request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
 ) -> Iterator[tuple[DecodeShare, Pace, PrefillOffer | None]]:
-    """For each decode worker its part, its pace, and the best offer of KV that it could take."""
+    """For each decode worker: its share, its pace, and the best prefill offer that it could take."""
     decode_paces, prefill_paces = paces(candidates, knobs)
     offers = best_offers(request, candidates, prefill_paces, knobs)
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
@@ -109,7 +111,7 @@ def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
 
 
 def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
-    """How many terms `_terms` finds."""
+    """How many terms `_terms` yields."""
     return worker.can_prefill + (not worker.can_prefill or (offer is not None and worker.receives_kv))
 
 
@@ -151,10 +153,11 @@ def _alone(
         ttft_ms = knobs.costs.request_ms + wait_ms + queue_ms + found.ms
     else:
         wait_ms = prompt_begins_ms(worker, joint, found, wait_ms, pace, candidates.now, knobs)
-        # The rank's own prompts may wait likewise: their end is known, and not how long they take.
+        # Other prompts of the rank may wait as well: `queue_ms` says when they end, not how long they take, so it is
+        # not added.
         ttft_ms = knobs.costs.request_ms + max(wait_ms, queue_ms) + found.ms
     delay_ms = 0.0
-    # A prefill worker could compute the prompt instead.
+    # The delay counts only if a prefill worker could compute the prompt instead.
     if candidates.prefill:
         # The first tokens are computed in a decode step that runs anyway.
         short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
@@ -173,11 +176,11 @@ def _pair(
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
-    # Half of the calls come before the computation, half when the KV has landed.
+    # Half of the calls come before the computation, the other half after the KV has landed.
     calls_ms = knobs.costs.handover_ms / 2
-    # The prefill worker goes on with what it has until the decode worker calls it.
+    # The prefill worker works on its queue until the decode worker calls it.
     ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + knobs.costs.request_ms + calls_ms
-    # Its KV lands while a step runs.
+    # The KV lands while a step runs, and joins at the next boundary.
     joining_ms = push_ms + calls_ms + share.boundary_ms
     if verdict[0] is None:
         verdict = offer.rejection, offer.rejected
@@ -209,7 +212,7 @@ def _assemble(
     wait_ms: float,
     verdict: Verdict,
 ) -> Terms:
-    """more_ms: what counts beside the first token and a step for each token; wait_ms: see `Terms`."""
+    """more_ms: time that counts besides the first token and a step for each token; wait_ms: see `Terms`."""
     worker, (rejection, rejected) = share.candidate, verdict
     prefill_worker_id = prefill_rank = None
     drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1

@@ -1,8 +1,8 @@
-"""Keeps what Kubernetes knows of its workers' deletion costs near the truth, with few writes.
+"""Keeps the workers' deletion costs in Kubernetes nearly correct, with few writes.
 
-A Deployment that is to have fewer pods ends those of the lowest cost first, by an annotation of each pod. Kubernetes
-asks not to change it all the time, so it is written again only once it is off by half, which keeps the order of workers
-that differ by more than that.
+A Deployment that scales in ends the pods with the lowest cost first, by an annotation of each pod. Kubernetes asks not
+to change it all the time, so a cost is written again only once it is off by half. This keeps the order of workers that
+differ by more than that.
 """
 
 import asyncio
@@ -13,32 +13,33 @@ from mesh.errors import EndpointRefused, EndpointUnavailable
 from scheduler.pods import NO_SUCH_POD, Pods
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
-# Kubernetes reads 32 bits.
+# Kubernetes reads it as a 32-bit integer.
 MOST = 2**31 - 1
-# Costs below a second are alike.
+# Costs below a second count as equal.
 LEAST_MS = 1000.0
 log = logging.getLogger(__name__)
 
 
 class PodCosts:
-    """`costs` gives milliseconds by worker id, which is the name of the worker's pod."""
+    """`costs` gives milliseconds by worker id, which must be the name of the worker's pod."""
 
     def __init__(self, costs: Callable[[], Mapping[str, float]], pods: Pods) -> None:
         self._costs = costs
         self._pods = pods
-        # Not of a worker that is new to this process: what its pod says then, an earlier scheduler may have written.
+        # Costs written by this process. A worker's first cost is always written: its pod may have an earlier
+        # scheduler's.
         self._written: dict[str, int] = {}
-        # Why the last write failed; empty if it did not.
+        # Why the last write failed; empty if it succeeded.
         self._trouble = ""
 
     async def run(self, period_seconds: float) -> None:
-        """Write again and again, until cancelled."""
+        """Write the costs periodically, until cancelled."""
         while True:
             await self.update()
             await asyncio.sleep(period_seconds)
 
     async def update(self) -> None:
-        """Write the costs that are off. What cannot be written is left for the next time."""
+        """Write the costs that are off. If a write fails, the rest waits for the next time."""
         costs = self._costs()
         self._written = {name: written for name, written in self._written.items() if name in costs}
         try:
@@ -54,13 +55,13 @@ class PodCosts:
         try:
             await self._pods.annotate(name, {ANNOTATION: str(cost)})
         except EndpointRefused as error:
-            # A worker that is no pod, or whose pod has just gone.
+            # The worker is not a pod, or its pod has just ended.
             if error.status != NO_SUCH_POD:
                 raise
         self._written[name] = cost
 
     def _say(self, trouble: str) -> None:
-        """Log what is wrong once, and once that it no longer is."""
+        """Log a trouble once, and its end once."""
         if trouble and not self._trouble:
             log.warning("pods are not told what their ends cost", extra={"fields": {"error": trouble}})
         elif self._trouble and not trouble:
@@ -69,6 +70,6 @@ class PodCosts:
 
 
 def is_off(written: int, cost: float) -> bool:
-    """Whether a cost in milliseconds is more than twice what was written, or less than half of it."""
+    """Whether a cost in milliseconds is more than twice, or less than half, of what was written."""
     before, now = max(LEAST_MS, written), max(LEAST_MS, min(MOST, cost))
     return now > 2 * before or before > 2 * now

@@ -13,25 +13,25 @@ import httpx
 
 from mesh.errors import ConfigError, EndpointRefused, EndpointUnavailable
 
-# Where Kubernetes puts them in a pod that has a service account.
+# Where Kubernetes mounts the account in a pod that has a service account.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANSWER_SECONDS = 10.0
-# RFC 1123's names. Nothing else may become a part of a URL that the account's token is sent to.
+# RFC 1123's names. Nothing else may become part of a URL to which the account's token is sent.
 _NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 NO_SUCH_POD = 404
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the API is, and who asks."""
+    """The API's address, and the account that calls it."""
 
     url: str
-    # A folder with token, ca.crt and namespace. Tokens are renewed there.
+    # A folder with token, ca.crt and namespace. Kubernetes renews tokens there.
     account: Path
 
     @classmethod
     def around_this_pod(cls) -> "Cluster":
-        """Raises ConfigError if this process is in no pod."""
+        """Raises ConfigError if this process does not run in a pod."""
         try:
             host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         except KeyError as error:
@@ -40,7 +40,7 @@ class Cluster:
 
 
 class Pods:
-    """`async with Pods(cluster) as pods`. Raises ConfigError if the service account's files are not there."""
+    """`async with Pods(cluster) as pods`. Raises ConfigError if the service account's files are missing."""
 
     def __init__(self, cluster: Cluster) -> None:
         try:
@@ -49,7 +49,7 @@ class Pods:
         except OSError as error:
             raise ConfigError(f"{cluster.account} has no service account of Kubernetes: {error.strerror}") from error
         self._token = cluster.account / "token"
-        # The environment's web proxy does not know the cluster's own addresses.
+        # trust_env=False: the environment's web proxy does not know the cluster's own addresses.
         self._http = httpx.AsyncClient(
             base_url=f"{cluster.url}/api/v1/namespaces/{namespace}/pods/",
             verify=trusted,
@@ -66,7 +66,7 @@ class Pods:
         await self._http.aclose()
 
     async def annotate(self, name: str, annotations: Mapping[str, str]) -> None:
-        """Set annotations of a pod. Raises EndpointUnavailable, or EndpointRefused with the API's status; it is
+        """Set annotations of a pod. Raises EndpointUnavailable, or EndpointRefused with the API's status. The status is
         NO_SUCH_POD also for a name that no pod can have.
         """
         if _NAME.fullmatch(name) is None:

@@ -17,22 +17,22 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 
     worker_id: str
     source: Source
-    # Predicted time from the call until the prompt is computed.
+    # Predicted milliseconds from the call until the prompt is computed.
     ready_ms: float
-    # Predicted time from the call until the worker begins the prompt.
+    # Predicted milliseconds from the call until the worker begins the prompt.
     queue_ms: float
     push_bytes_per_second: float
-    # The worker's; see CandidateWorker.
+    # As of the worker; see CandidateWorker.
     layerwise_tokens: int
     connected: bool
     rejection: Rejection | None
     # The rejection in words; empty if there is none.
     rejected: str
-    # Which of the worker's ranks; None if it has one.
+    # The rank of the worker; None if it has only one.
     rank: int | None
 
     def preference(self, without_drafts: bool = False) -> tuple[bool, bool, float, bool, int, str]:
-        """Sort key, best first, as Terms.preference is. without_drafts: the receiver has draft layers that it lacks."""
+        """Sort key, best first, like Terms.preference. without_drafts: the offer lacks the receiver's draft layers."""
         return (
             self.rejection is not None,
             not self.connected,
@@ -46,9 +46,9 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 def best_offers(
     request: PlacementRequest, candidates: Candidates, paces: Sequence[Pace], knobs: PlacementKnobs
 ) -> dict[KvNamespace, PrefillOffer]:
-    """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up.
+    """The best offer of each namespace. It is the best for every decode worker, since the times of both simply add up.
 
-    paces: the prefill workers'.
+    paces: of the prefill workers.
     """
     offers: dict[KvNamespace, PrefillOffer] = {}
     calls_ms = knobs.costs.handover_ms / 2

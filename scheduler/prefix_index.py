@@ -1,14 +1,14 @@
-"""Which workers hold which blocks: one walk along a chain finds how much of it each worker has."""
+"""Which workers hold which blocks: one walk along a chain finds how much of it each worker holds."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 
 class PrefixIndex:
-    """Maps each block to its holders, as the bits of one integer: bit n is the worker that the owner numbered n."""
+    """Maps each block to its holders, as one integer: bit n stands for the worker that the owner numbered n."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, int] = {}
-        # Each worker's bit: one object for all blocks that it alone holds, which are most of them.
+        # Each worker's bit. Blocks that only one worker holds, which are most, share this one integer object.
         self._bits: dict[int, int] = {}
 
     def add(self, worker: int, block_hash: bytes) -> None:
@@ -17,7 +17,7 @@ class PrefixIndex:
         self._holders[block_hash] = bit if holding is None else holding | bit
 
     def remove(self, worker: int, block_hashes: Iterable[bytes]) -> None:
-        """The worker no longer holds these blocks; blocks that are not in the index are ignored."""
+        """Note that the worker no longer holds these blocks; blocks that are not in the index are ignored."""
         for block_hash in block_hashes:
             rest = self._holders.get(block_hash, 0) & ~(1 << worker)
             if rest:
@@ -26,7 +26,7 @@ class PrefixIndex:
                 self._holders.pop(block_hash, None)
 
     def holders(self, chain: Sequence[bytes]) -> "Holders":
-        """Who holds which part of the chain: the walk goes on with those that held every block so far."""
+        """Who holds which part of the chain. The walk continues with the workers that held every block so far."""
         narrowing: list[tuple[int, int]] = []
         known, remaining, blocks = self._holders.get, -1, 0
         for block_hash in chain:
@@ -39,17 +39,17 @@ class PrefixIndex:
             blocks += 1
         if remaining:
             narrowing.append((blocks, remaining))
-        # The first are all workers, who hold no block at least.
+        # The first entry is dropped: it has all workers, since all hold at least zero blocks.
         return Holders(narrowing[1:])
 
 
 class Holders:
-    """Who held how many leading blocks of one chain when the index was asked."""
+    """How many leading blocks of one chain each worker held when the index was asked."""
 
     def __init__(self, narrowing: Sequence[tuple[int, int]]) -> None:
-        """narrowing: ascending numbers of blocks, and the workers that hold at least as many, as bits."""
+        """narrowing: ascending numbers of blocks, each with a bit mask of the workers that hold at least as many."""
         self._widening = narrowing[::-1]
-        # Those that hold anything, as bits.
+        # Bit mask of the workers that hold anything.
         self.anything = narrowing[0][1] if narrowing else 0
 
     def prefix(self, worker: int) -> int:
@@ -60,7 +60,9 @@ class Holders:
         return 0
 
     def groups(self, workers: int) -> Iterator[int]:
-        """Those of `workers` (bits) that hold anything, by how much they hold, those that hold most first."""
+        """Bit masks of those of `workers` that hold equally much, the groups that hold most first; those with nothing
+        are left out.
+        """
         for _, holding in self._widening:
             found = workers & holding
             if found:
@@ -68,7 +70,7 @@ class Holders:
                 yield found
 
 
-# The holders of a chain of which nobody has anything.
+# The holders of a chain of which no worker holds anything.
 NOTHING_HELD = Holders(())
 
 

@@ -1,4 +1,4 @@
-"""One DP rank of a live worker, as the registry keeps it: its load, how old that is, and what was placed since."""
+"""One DP rank of a live worker, as the registry keeps it: its load, the age of that, and the placements since."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from scheduler.ends import Ends, PlacementKey
 from scheduler.estimates import measures
 from scheduler.placed_work import PlacedWork
 
-# From a placement until its rank has the request, at most, and from the end of a step until its report is here.
+# Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
-# What should have ended so long ago has, and whoever was to say so is gone.
+# A request overdue by this much has ended; its gateway, which should have said so, is gone.
 OVERDUE_SECONDS = 1.0
 # Weight of the past against one more step without prompts.
 QUIET_STEP_DECAY = 0.8
@@ -21,7 +21,7 @@ QUIET_STEP_DECAY = 0.8
 
 @dataclass(slots=True)
 class Measurement:
-    """A number that comes with every status, and when it last changed: an equal number is an old one."""
+    """A number that comes with every status, and when it last changed: an unchanged number counts as old."""
 
     # None while the rank does not know it.
     value: float | None = None
@@ -33,7 +33,7 @@ class Measurement:
 
 
 def queued_seconds(load: WorkerLoad) -> float | None:
-    """Time of the prompts that a rank has, at the rates that it measured; None if it measured none."""
+    """Seconds that a rank needs for the prompts that it has, at its measured rates; None if it measured none."""
     exact = load.exact_pace
     if exact is None:
         return None
@@ -44,22 +44,22 @@ def queued_seconds(load: WorkerLoad) -> float | None:
 
 @dataclass(slots=True)
 class Rank:
-    """Written by the registry alone. Most workers have one."""
+    """Written only by the registry. Most workers have one rank."""
 
-    # Its number in the prefix index.
+    # The rank's number in the prefix index.
     number: int
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
-    # Placements that the last status may not have counted yet, and when they were made.
+    # Placements that the last status may not include yet, and when they were made.
     placed: dict[PlacementKey, tuple[float, PlacedWork]] = field(default_factory=dict)
     # The sum of `placed`.
     unreported: Unreported = field(default_factory=Unreported)
-    # When it will have computed its prompts, as far as this scheduler can tell; None if it cannot.
+    # When it will have computed its prompts, as far as this scheduler can tell; None if unknown.
     prompts_until: float | None = None
-    # Time of the steps in which it computed no prompt, as far as reports tell; None before the first.
+    # Smoothed duration of steps without prompts, as far as reports tell; None before the first.
     quiet_step_ms: float | None = None
-    # When requests that were placed here to decode, and of whose end nobody has told, end at the latest.
+    # The latest ends of requests that were placed here to decode and have not been reported as ended.
     ends: Ends = field(default_factory=Ends)
-    # When it last reported another load than before.
+    # When it last reported a changed load.
     _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
     _prefill_rate: Measurement = field(default_factory=Measurement)
@@ -68,12 +68,12 @@ class Rank:
     _fetch_bandwidth: Measurement = field(default_factory=Measurement)
     _push_bandwidth: Measurement = field(default_factory=Measurement)
     _disk_fetch_bandwidth: Measurement = field(default_factory=Measurement)
-    # What `measures` found since the last status, for one cost model.
+    # Cached result of `measures` since the last status, for one cost model.
     _measures: tuple[CostModel, Measures] | None = None
 
     @property
     def requests(self) -> int:
-        """Those that it has, and those placed on it since."""
+        """Requests that it has, and those placed on it since its last report."""
         return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
 
     @property
@@ -81,7 +81,7 @@ class Rank:
         return self.status.load
 
     def outlook(self, cached_blocks: int) -> RankOutlook:
-        """What a new request would find here; the rank holds so many leading blocks of its prompt."""
+        """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         load, unreported = self.load, self.unreported
         return RankOutlook(
             self.requests,
@@ -95,7 +95,7 @@ class Rank:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now, begin_at)
             self._measure_quiet_step(status.load, now)
-            # The step that has ended began with what had come by the end of the one before it.
+            # The step that has ended includes only requests that came before the previous step ended.
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
             self._load_at = now
         self.status, self._measures = status, None
@@ -122,11 +122,11 @@ class Rank:
 
     @property
     def step_began(self) -> float | None:
-        """When it last began a step, as far as its reports say; None before the first."""
+        """When its current step began, according to its reports; None before the first."""
         return None if self._load_at == float("-inf") else self._load_at
 
     def measures(self, costs: CostModel) -> Measures:
-        """Its measurements beside these costs."""
+        """Its measurements, relative to these costs."""
         if self._measures is None or self._measures[0] is not costs:
             load, transfers = self.status.load, self.status.transfers
             rates = transfers.fetch_bytes_per_second, transfers.disk_fetch_bytes_per_second
@@ -134,12 +134,14 @@ class Rank:
         return self._measures[1]
 
     def known_ends(self, most: int) -> Sequence[float]:
-        """When those that it runs end at the latest, ascending, if it has `most` or more and all are known here."""
+        """The ends of its running requests at the latest, ascending; empty if it has fewer than `most`, or if some are
+        unknown.
+        """
         reported = self.load.running_requests + self.load.waiting_requests
         return () if self.requests < most or len(self.ends) < reported else self.ends.first(most)
 
     def add_placement(self, key: PlacementKey, now: float, work: PlacedWork, begins_at: float = 0.0) -> None:
-        """begins_at: when the prompt begins; by default when the rank has computed those before it."""
+        """begins_at: when the prompt begins; by default when the rank has computed the prompts before it."""
         self.settle_placement(key)
         self.placed[key] = (now, work)
         self.unreported += work.load
@@ -150,14 +152,16 @@ class Rank:
 
     @property
     def unseen_prompt_seconds(self) -> float:
-        """Time of the prompts that its next report may not count yet."""
+        """Seconds of prompts that its next report may not include yet."""
         since = self._load_at - ON_ITS_WAY_SECONDS
         return sum(work.prompt_seconds for at, work in self.placed.values() if max(at, work.comes_at) >= since)
 
     def _correct_prompts(self, load: WorkerLoad, now: float, begin_at: float) -> None:
-        """The rank has ended a step, and has begun another with what it knows of.
+        """Correct `prompts_until` by a report: the rank has ended a step and begun another with the requests that it
+        knows.
 
-        Prompts that came while the step ran are not in its load: so many are left at least, and so many more at most.
+        Prompts that came during the step are not in the reported load. So the report gives a lower bound of the work
+        left, and the unseen prompts added to it give an upper bound.
         """
         queued = queued_seconds(load)
         if queued is None:
@@ -167,19 +171,22 @@ class Rank:
         self.prompts_until = min(max(self.prompts_until or now, now + queued), latest + queued + unseen)
 
     def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:
-        """The rank has ended a step. It began with what the report before says, and with what had been placed then."""
+        """Measure a step that had no prompts, judged by the previous report and by the placements before the step
+        began.
+        """
         before, whole_ms = self.load, (now - self._load_at) * 1000
         if load.decode_step_ms is None or load.decode_step_ms == before.decode_step_ms:
             return
         prompts = [work.load.prefill_tokens for at, work in self.placed.values() if at <= self._load_at]
         if before.queued_prefill_tokens or any(prompts):
             return
-        # It may have been idle first.
+        # The rank may have been idle before the step.
         step_ms, known = min(whole_ms, load.decode_step_ms), self.quiet_step_ms
         self.quiet_step_ms = step_ms if known is None else step_ms + QUIET_STEP_DECAY * (known - step_ms)
 
     def settle_placement(self, key: PlacementKey) -> bool:
-        """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it.
+        """A placed request has ended. If the rank has not reported since the placement, it may never report the prompt,
+        so the prompt's time is taken back.
 
         False if it was settled before.
         """

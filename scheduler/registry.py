@@ -1,9 +1,9 @@
 """The live workers: leases, states, loads and cached blocks, as the workers' own status streams report them.
 
-A lease ends if it is not renewed in time. The end of a stream alone does not end it, since the worker reattaches.
-Another incarnation of a worker id means that the earlier process is gone, with all that it held. If that process's
-stream is still open and its lease is renewed, both are alive, which is a mistake in the configuration: the newcomer is
-refused until the older stream breaks or its lease runs out.
+A lease ends if it is not renewed in time. The end of a stream alone does not end it, since the worker reattaches. If
+another incarnation of a worker id attaches, the earlier process is gone with all that it held. But if the earlier
+process's stream is still open and its lease is renewed, both are alive, which is a mistake in the configuration: the
+newcomer is refused until the older stream breaks or its lease runs out.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class RegistryLimits:
     """Bounds on what the registry keeps, however many workers there are and whatever they report."""
 
     workers: int = 1024
-    # Block hashes of all workers together; they are hints, so those over the limit are forgotten.
+    # Block hashes of all workers together. They are hints, so those beyond the limit are dropped.
     cached_blocks: int = 500_000
-    # Names of models remembered after their last worker left.
+    # Names of models that are remembered after their last worker has left.
     known_models: int = 1024
 
 
 class Registry:
-    """Owns every worker record. `clock` counts seconds and never goes back.
+    """Owns every worker record. `clock` is monotonic, in seconds.
 
-    For `gather_seconds` after it was made, workers of an earlier scheduler may be alive that it does not know yet.
+    For `gather_seconds` after its creation the registry may lack live workers that have not reported to it yet.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class Registry:
         transfers: TransferCounters | None = None,
         ranks: Sequence[RankStatus] = (),
     ) -> None:
-        """Renew the lease and keep what the worker reports; ranks: each, if it has several.
+        """Renew the lease and store the worker's report. ranks: one report for each rank, if it has several.
 
-        Raises LeaseExpired if the stream's lease has ended, InvalidRequest if it does not report each of its ranks.
+        Raises LeaseExpired if the stream's lease has ended, InvalidRequest if the report does not cover each of its
+        ranks.
         """
         worker = self._holder(lease)
         if len(ranks) != (worker.identity.ranks if worker.identity.ranks > 1 else 0):
@@ -131,17 +132,17 @@ class Registry:
         self._blocks.record(self._holder(lease), snapshot, stored, removed, holders)
 
     def holders(self, block_hashes: Sequence[bytes]) -> Holders:
-        """Who holds which part of a chain now, for `worth_a_look` and for the workers themselves."""
+        """Which ranks hold which part of a chain now, for `worth_a_look` and for the workers themselves."""
         return self._blocks.holders(block_hashes)
 
     def leave(self, lease: Lease) -> None:
-        """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
+        """The worker stops in order: forget it now rather than at the end of its lease. Raises LeaseExpired."""
         worker = self._holder(lease)
         log.info("worker left", extra={"fields": {"id": lease.worker_id}})
         self._remove(worker)
 
     def detach(self, lease: Lease) -> None:
-        """A status stream ended: its lease runs on, and the worker or a new incarnation of it may come back."""
+        """A status stream ended. Its lease continues: the worker, or a new incarnation of it, may come back."""
         worker = self._workers.get(lease.worker_id)
         if worker is not None and worker.lease == lease:
             worker.connected = False
@@ -168,9 +169,9 @@ class Registry:
         return [worker for worker in self.workers() if worker.identity.model == model]
 
     def worth_a_look(self, model: str, holders: Holders, avoided: int) -> list[Worker]:
-        """The live workers of a model that a prompt may best be placed on, by number; all of a small mesh's.
+        """The live workers of a model that are worth comparing for a prompt, by number; in a small mesh all of them.
 
-        holders: of the prompt; avoided: how many of them the request may have to leave out.
+        holders: those of the prompt's blocks; avoided: how many workers the request may have to leave out.
         """
         self.expire()
         found: set[int] = set()
@@ -181,26 +182,26 @@ class Registry:
         return [by_number[number] for number in sorted(found)]
 
     def identity(self, worker_id: str) -> WorkerIdentity:
-        """Who a live worker is."""
+        """The identity of a live worker."""
         return self._workers[worker_id].identity
 
     def living(self, workers: Collection[Worker]) -> list[Worker]:
-        """Those of them that are still there."""
+        """Those of `workers` that are still alive."""
         self.expire()
         return [worker for worker in workers if self._workers.get(worker.lease.worker_id) is worker]
 
     @property
     def now(self) -> float:
-        """Seconds, as measurements are timed."""
+        """Seconds on the clock by which measurements are timed."""
         return self._clock()
 
     @property
     def complete_in(self) -> float:
-        """Seconds until every live worker must have reported to this registry; 0 once that time is over."""
+        """Seconds until every live worker must have reported to this registry; 0 after that."""
         return max(0.0, self._complete_at - self._clock())
 
     def knows_model(self, model: str) -> bool:
-        """Whether any worker has served it."""
+        """Whether any worker has ever served it."""
         return model in self._known_models
 
     def lease_remaining(self, worker: Worker) -> float:
@@ -208,14 +209,14 @@ class Registry:
         return max(0.0, worker.expires_at - self._clock())
 
     def add_placement(self, worker_id: str, rank: int, key: PlacementKey, work: PlacedWork) -> None:
-        """Count a placement as load of a rank until the worker's own status contains it for certain."""
+        """Count a placement as load of a rank until the worker's own status certainly includes it."""
         worker = self._workers[worker_id]
         worker.add_placement(rank, key, self._clock(), work)
         worker.placements_changed()
         self._stand(worker)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
-        """A placement ended and is no longer load of the worker."""
+        """A placement ended and no longer counts as load of the worker."""
         worker = self._workers.get(worker_id)
         settled = [] if worker is None else [rank.settle_placement(key) for rank in worker.ranks]
         if worker is not None and any(settled):
@@ -223,7 +224,7 @@ class Registry:
             self._stand(worker)
 
     async def expire_forever(self, period_seconds: float) -> None:
-        """Drop workers whose lease ran out, also while no call comes, until cancelled."""
+        """Until cancelled, drop workers whose lease ran out, even if no call comes."""
         while True:
             await asyncio.sleep(period_seconds)
             self.expire()
@@ -276,7 +277,7 @@ class Registry:
         self._announce()
 
     def _place(self, worker: Worker) -> None:
-        """After every change of what placement reads of the worker."""
+        """Call this after every change of what placement reads of the worker."""
         worker.changed()
         self._stand(worker)
 

@@ -1,4 +1,4 @@
-"""The replicas that are wanted of each role and model: keeps the last decision about each, and makes the next."""
+"""The wanted replicas of each role and model: keeps the last decision on each, and makes the next."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Key = tuple[str, WorkerRole]
 
 
 class Scaler:
-    """`decided` is by model and role. `clock` counts seconds and never goes back."""
+    """Keeps decisions by model and role. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Scaler:
         self._decided: dict[Key, WantedReplicas] = {}
 
     def decided(self) -> dict[Key, WantedReplicas]:
-        """What is wanted now."""
+        """Decide anew, and return what is wanted now."""
         now = self._clock()
         live = {worker.identity.model for worker in self._registry.workers()}
         for model in sorted(live | self.arrivals.models()):
@@ -53,7 +53,7 @@ class Scaler:
         return dict(self._decided)
 
     def replicas(self, role: WorkerRole, model: str | None) -> int:
-        """Replicas wanted of a role, of one model or of all."""
+        """Replicas wanted of a role, for one model or for all."""
         decided = self.decided()
         return sum(
             wanted.replicas for (name, each), wanted in decided.items() if each is role and model in (None, name)
@@ -65,7 +65,7 @@ class Scaler:
         return sum(worker.state is WorkerState.SERVING for worker in workers)
 
     async def run(self, period_seconds: float) -> None:
-        """Decide again and again, so that what is wanted does not depend on how often somebody asks."""
+        """Decide periodically, so that decisions do not depend on how often somebody asks."""
         while True:
             self.decided()
             await asyncio.sleep(period_seconds)
@@ -82,7 +82,9 @@ class Scaler:
         return {role: decide(self._before(model, role, now), each, now, self._knobs) for role, each in found.items()}
 
     def _before(self, model: str, role: WorkerRole, now: float) -> WantedReplicas:
-        """The last decision. A scheduler that has just started finds what another one wanted, and keeps it at first."""
+        """The last decision. A scheduler that has just started keeps at first as many replicas as it finds, since an
+        earlier scheduler wanted them.
+        """
         before = self._decided.get((model, role), WantedReplicas(0))
         if now - self._started >= self._knobs.scale_in_seconds:
             return before

@@ -1,30 +1,30 @@
-"""How many replicas a role should have. Pure: what there is to do comes in, replicas and a reason go out.
+"""How many replicas a role should have. Pure: the load comes in, the replicas and a reason go out.
 
-More replicas are wanted at once; fewer only after fewer would have done for a while, and not fewer than were needed at
-any time of it. Between the two lies a band in which the number stays, so that a load that varies within the band
-changes nothing.
+More replicas are wanted at once. Fewer are wanted only after fewer would have done for a while, and not fewer than were
+needed at any time in it. Between the two lies a band in which the number stays, so that a load that varies within the
+band changes nothing.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
-# Less than this share of a replica is what is left of an average that dies out, and no load.
+# A load below this share of a replica counts as none: it is the rest of a decaying average.
 NOTHING = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Work of one kind that a role has, and how much of it one replica can do; both in the same unit."""
+    """A role's load of one kind, and how much of it one replica can do; both in the same unit."""
 
     amount: float
     per_replica: float
-    # In words: what is counted.
+    # The unit, in words.
     what: str
 
     @property
     def replicas(self) -> float:
-        """Replicas that do this work with nothing to spare."""
+        """Replicas that this load would use fully."""
         return self.amount / self.per_replica
 
     def __str__(self) -> str:
@@ -33,32 +33,32 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class ScalingKnobs:
-    """When to have more replicas, or fewer."""
+    """When to want more replicas, or fewer."""
 
-    # Share of what a replica can do that it should have to do: the rest is for bursts, until more replicas are up.
+    # Share of its capacity that a replica should use: the rest is for bursts, until more replicas are up.
     target_use: float = 0.75
     # Fewer replicas are wanted only if their use would be below the target by this share of it.
     slack: float = 0.15
-    # For how long fewer must do.
+    # How long fewer replicas must have been enough.
     scale_in_seconds: float = 300.0
     max_replicas: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class WantedReplicas:
-    """The decision about one role; each is made from the one before."""
+    """The decision about one role; each decision is made from the one before."""
 
     replicas: int
-    # What decided, in words.
+    # The load that decided, in words.
     reason: str = "nothing to do"
-    # Since when fewer would do; None if they would not.
+    # Since when fewer replicas would do; None if they would not.
     fewer_since: float | None = None
-    # The most that were needed since then.
+    # The most replicas that were needed since then.
     most_since: int = 0
 
 
 def decide(before: WantedReplicas, needs: Collection[Need], now: float, knobs: ScalingKnobs) -> WantedReplicas:
-    """What is wanted at `now` (seconds, never going back)."""
+    """The decision at `now` (monotonic, in seconds)."""
     binding = max(needs, key=lambda need: need.replicas, default=None)
     load = 0.0 if binding is None else binding.replicas
     reason = "nothing to do" if binding is None or load <= NOTHING else str(binding)

@@ -1,6 +1,6 @@
-"""SchedulerService: messages in, the registry and the coordinator called, messages out."""
+"""SchedulerService: turns messages into calls of the registry and the coordinator, and answers back into messages."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import time
@@ -21,7 +21,7 @@ from scheduler.registry import Registry
 from scheduler.scaler import Scaler
 from scheduler.stores import Stores
 
-# Gateways count a request's attempts from here.
+# Number of a request's first attempt.
 FIRST_ATTEMPT = 1
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -88,7 +88,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             while True:
                 version = self._registry.version
-                # A watcher that does not read blocks here, and is given the latest snapshot when it reads again.
+                # The generator blocks here if a watcher does not read; once it reads again, it gets the latest
+                # snapshot.
                 yield wire.watch_response(self._registry, self._stores)
                 await self._registry.changed(version)
         finally:
@@ -111,7 +112,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.GetScalingResponse(roles=roles)
 
     async def _place(self, call: PlacementCall) -> PlacementAnswer:
-        """A placement, counted as a request that arrived; one that is placed again arrived before."""
+        """Place the request and count its arrival. A request that is placed again was counted before."""
         again = call.attempt > FIRST_ATTEMPT
         prompt_tokens = call.request.prompt_tokens
         try:

@@ -1,4 +1,6 @@
-"""How a worker that computes a prompt gets its KV: from its own cache, from a store if that is quicker, or computed."""
+"""How a worker gets the KV of a prompt that it computes: from its own cache, from a store if that is quicker, or by
+computing it.
+"""
 
 import msgspec
 
@@ -10,23 +12,23 @@ from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, Placemen
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
-    """Where the prompt's KV comes from on one worker, counted from when the worker starts on the prompt."""
+    """Where the prompt's KV comes from on one worker; times are counted from when the worker begins the prompt."""
 
-    # None if the worker has as many blocks, or computing is faster than fetching.
+    # None if the worker itself has as many blocks, or if computing is faster than fetching.
     store: StoreTarget | None
     # Blocks found on the worker or in the store.
     cached_blocks: int
     uncached_tokens: int
-    # Predicted time of fetch and computation.
+    # Predicted milliseconds of fetch and computation.
     ms: float
-    # The computation's part of it.
+    # The computation's part of `ms`.
     computing_ms: float = 0.0
-    # How many of the uncached tokens are attended to sparsely.
+    # How many of the uncached tokens attend sparsely.
     sparse_tokens: int = 0
 
     @property
     def is_tail(self) -> bool:
-        """Whether it waits for no prompt of another rank, once it is fetched."""
+        """Whether the prompt, once fetched, waits for no prompt of another rank."""
         return is_tail(self.uncached_tokens, self.cached_blocks)
 
 
@@ -37,10 +39,10 @@ def source(
     store: StoreTarget | None,
     knobs: PlacementKnobs,
 ) -> Source:
-    """The quickest way: to compute all that the candidate lacks, or to fetch first what the store has of it in memory,
-    or also what it has on its disk.
+    """The quickest of three ways: compute all that the candidate lacks, fetch first what the store has of it in memory,
+    or fetch also what it has on its disk.
 
-    pace: the candidate's.
+    pace: the candidate's pace.
     """
     own, reusable = candidate.cached_blocks, request.reusable_blocks
     if own > reusable:
@@ -78,7 +80,9 @@ def _computed(
 def _fetch_ms(
     candidate: CandidateWorker, pace: Pace, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs
 ) -> float:
-    """Time of the blocks behind the candidate's own: the first are in a store's memory, the others on its disk."""
+    """Milliseconds to fetch the blocks after the candidate's own: the first from a store's memory, the rest from its
+    disk.
+    """
     memory_seconds = max(0, in_memory - own) * candidate.block_bytes / pace.fetch_bytes_per_second
     disk_seconds = (blocks - max(own, in_memory)) * candidate.block_bytes / pace.disk_fetch_bytes_per_second
     return knobs.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000

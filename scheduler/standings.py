@@ -1,9 +1,9 @@
-"""Which of many workers are worth a look: in a mesh of hundreds a placement compares a few dozen of them.
+"""Which of many workers are worth a look: in a mesh of hundreds a placement compares only a few dozen.
 
-Workers that can stand in for one another (of one model, role and KV namespace) are a field. A request is
-offered the least used workers of each field, those that hold most of its prompt (of those that hold as much the least
-used, since hundreds may hold a popular beginning), and some others in turn. The last are there because a worker that is
-slow looks little used: without them a handful of slow workers would hide all others.
+Workers that can stand in for one another (same model, role and KV namespace) form a field. A request is offered the
+least used workers of each field, those that hold most of its prompt (the least used among equals, since hundreds may
+hold a popular prefix), and some others in turn. The last group is needed because a slow worker looks little used:
+without it a handful of slow workers would hide all others.
 """
 
 from bisect import bisect_left, insort
@@ -14,27 +14,27 @@ from scheduler.prefix_index import numbers
 
 # Workers that are looked at, of each kind in each field; together at most three times as many.
 LOOKS = 4
-# Among up to so many workers the least used are found by comparing these, and among more by going through the field.
+# The least used of up to this many workers are found by sorting them; among more, by walking through the field.
 FEW = 24
-# Fields of up to so many workers are compared in full.
+# In a field of up to this many workers all are compared.
 SMALL_FIELD = 24
 
 Field = tuple[WorkerRole, KvNamespace]
 
 
 class Standing:
-    """The workers of one field by their use, each by its first rank's number.
+    """The workers of one field, ordered by use. A worker is known by its first rank's number.
 
-    `members` has the numbers of all their ranks, as bits.
+    `members` is a bit mask of the numbers of all their ranks.
     """
 
     def __init__(self) -> None:
         self.members = 0
-        # Each worker's use, the worker, and the bits of its ranks.
+        # Each worker's use, its number, and the bit mask of its ranks, in ascending order.
         self._ordered: list[tuple[float, int, int]] = []
-        # Each worker's use, and the bits of its ranks.
+        # Each worker's use, and the bit mask of its ranks.
         self._known: dict[int, tuple[float, int]] = {}
-        # By rank.
+        # The worker of each rank.
         self._worker_of: dict[int, int] = {}
         self._turn = 0
 
@@ -42,7 +42,7 @@ class Standing:
         return len(self._ordered)
 
     def place(self, worker: int, bits: int, use: float) -> None:
-        """A worker with these ranks (bits) comes, or its use has changed."""
+        """Add a worker with these ranks (bits), or note its changed use."""
         known = self._known.get(worker)
         if known is None:
             self.members |= bits
@@ -65,7 +65,9 @@ class Standing:
                 del self._worker_of[rank]
 
     def holding_most(self, groups: Iterable[int], count: int) -> list[int]:
-        """Up to `count` workers of these groups of ranks (bits), earlier groups first, of each the least used."""
+        """Up to `count` workers from these groups of ranks (bits): earlier groups first, and the least used first in
+        each.
+        """
         found: dict[int, None] = {}
         for group in groups:
             for worker in self._least_used(group):
@@ -78,14 +80,16 @@ class Standing:
         """The workers that have any of these ranks (bits of this field), the least used first."""
         if ranks.bit_count() > FEW:
             if self.members.bit_count() == len(self._ordered):
-                # Each worker is its one rank.
+                # Every worker has only one rank.
                 return (worker for _, worker, _ in self._ordered if ranks >> worker & 1)
             return (worker for _, worker, bits in self._ordered if bits & ranks)
         known, workers = self._known, {self._worker_of[rank] for rank in numbers(ranks)}
         return iter(sorted(workers, key=lambda worker: (known[worker][0], worker)))
 
     def looks(self, more: int) -> list[int]:
-        """The least used, `more` of them beside the usual number, and others in turn; all in a small field."""
+        """The least used workers, `more` of them beyond the usual number, and others in turn; all workers of a small
+        field.
+        """
         ordered = self._ordered
         if len(ordered) <= SMALL_FIELD:
             return [worker for _, worker, _ in ordered]
@@ -99,7 +103,7 @@ class Standings:
 
     def __init__(self) -> None:
         self._fields: dict[str, dict[Field, Standing]] = {}
-        # Each worker's field.
+        # The field of each worker.
         self._field_of: dict[int, Standing] = {}
 
     def place(self, identity: WorkerIdentity, worker: int, bits: int, use: float) -> None:

@@ -1,4 +1,4 @@
-"""One KV store over gRPC: its status every second, what it holds of a prompt, and that it stops in order."""
+"""The link to one KV store over gRPC: asks for its status every second and what it holds, and notices if it stops."""
 
 import asyncio
 import logging
@@ -35,14 +35,15 @@ class StoreLink:
         self._channel = channels.open(endpoint, Role.KVSTORE)
         self._stub = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
-        # While the store is there.
+        # Watches the store's health while the store is there.
         self._following: asyncio.Task[bool] | None = None
-        # Epochs of the process that was there last, and of one that has said that it stops, but may answer still.
+        # Epoch of the store's process as of the last poll, and the epoch of a process that announced its stop but may
+        # still answer.
         self._epoch = ""
         self._stopping: str | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll until cancelled."""
         try:
             while True:
                 await self._poll()
@@ -81,13 +82,17 @@ class StoreLink:
             self._following = asyncio.create_task(self._forget_when_it_stops(self._epoch))
 
     async def _has_stopped(self) -> bool:
-        """Whether a store that does not answer has said so: its last words may still be on their way."""
+        """Whether a store that does not answer has announced its stop; waits a little, since the announcement may be
+        late.
+        """
         assert self._following is not None
         await asyncio.wait({self._following}, timeout=STATUS_SECONDS)
         return self._following.done() and self._following.result()
 
     async def _forget_when_it_stops(self, epoch: str) -> bool:
-        """Whether it does. Ends with the connection, too: a store that was killed is for `_poll` to miss."""
+        """Watch the store until it announces its stop, and then forget it. False if the connection ends first: `_poll`
+        notices a store that was killed.
+        """
         if not await self._says_that_it_stops():
             return False
         self._stopping = epoch

@@ -1,4 +1,4 @@
-"""The KV stores in the scheduler's view: which of them answer, and how much of a prompt one of them holds."""
+"""The KV stores as the scheduler sees them: which of them answer, and how much of a prompt one of them holds."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -38,16 +38,16 @@ class Store(Protocol):
 
     @property
     def status(self) -> StoreStatus | None:
-        """None while it does not answer."""
+        """None while the store does not answer."""
         ...
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
-        """How many leading blocks of the chain the store holds; None if none, or if no answer came in time."""
+        """How many leading blocks of the chain the store holds; None if it holds none, or if no answer came in time."""
         ...
 
 
 class Stores:
-    """All configured stores. Workers keep a chain in the one that rendezvous hashing names among those that answer."""
+    """All configured stores. A chain's store is the one that rendezvous hashing names among those that answer."""
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self._stores = stores
@@ -60,7 +60,7 @@ class Stores:
         return any(store.status is not None for store in self._stores)
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
-        """What the chain's store holds of it. It is a hint, and never raises."""
+        """What the chain's store holds of it. This is only a hint, and never raises."""
         answering = {store.status.store_id: store for store in self._stores if store.status is not None}
         store_id = rendezvous(answering, chain[0])
         return None if store_id is None else await answering[store_id].match(namespace, chain)

@@ -1,4 +1,4 @@
-"""The requests that this scheduler placed and that have not ended: whose they are, and where."""
+"""The requests that this scheduler placed and that have not ended: their tenants, and where they are."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import NamedTuple
 from mesh.domain.shares import Census, Share
 from scheduler.ends import PlacementKey
 
-# The outcome of a request whose gateway died is never reported.
+# If a gateway dies, the outcome of its requests is never reported.
 MAX_SECONDS = 600.0
 MAX_REQUESTS = 100_000
 
 
 class Placed(NamedTuple):
-    """Where a request is, and how long its answer may be."""
+    """Where a request was placed, and how long its answer may be."""
 
     model: str
     worker_ids: tuple[str, ...]
@@ -21,16 +21,16 @@ class Placed(NamedTuple):
 
 
 class PlacedRequests:
-    """`clock` counts seconds and never goes back."""
+    """`clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._census = Census()
-        # In the order in which they were placed: when, whose, and where.
+        # In the order of placement: when, for which tenant, and where.
         self._placed: OrderedDict[PlacementKey, tuple[float, Share, Placed]] = OrderedDict()
 
     def ahead(self, share: Share) -> float:
-        """Which part of those who wait are served before one more request of this tenant."""
+        """The fraction of waiting requests that is served before one more request of this tenant."""
         oldest = self._clock() - MAX_SECONDS
         while self._placed:
             placement, (placed_at, _, _) = next(iter(self._placed.items()))
@@ -40,13 +40,13 @@ class PlacedRequests:
         return self._census.ahead(share)
 
     def add(self, placement: PlacementKey, share: Share, placed: Placed) -> None:
-        """This attempt was placed, or placed again."""
+        """Note that an attempt was placed, or placed again."""
         self.end(placement)
         self._placed[placement] = (self._clock(), share, placed)
         self._census.add(share)
 
     def end(self, placement: PlacementKey) -> Placed | None:
-        """The attempt has ended. Where it was; None if it is not known, or not known any more."""
+        """Note that an attempt has ended. Returns where it was; None if it is unknown or forgotten."""
         found = self._placed.pop(placement, None)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""What placement found for one candidate: a decode worker alone, or with a prefill worker."""
+"""The terms of one candidate: a decode worker alone, or with a prefill worker."""
 
 from enum import Enum
 
@@ -8,12 +8,12 @@ from mesh.domain.targets import StoreTarget
 
 
 class Rejection(Enum):
-    """Why a candidate was not taken."""
+    """Why a candidate was rejected."""
 
     UNUSABLE = "unusable"
     AVOIDED = "avoided"
     CONTEXT = "context"
-    # No prefill worker has the decode worker's KV namespace.
+    # No prefill worker shares the decode worker's KV namespace.
     NAMESPACE = "namespace"
     FULL = "full"
     OBJECTIVE = "objective"
@@ -28,7 +28,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     prefill_worker_id: str | None
     # The store to ask for the part of the prompt that the computing worker lacks; None if computing is faster.
     store: StoreTarget | None
-    # Blocks of the prompt that need not be computed, and how many of them the decode worker has.
+    # Blocks of the prompt that need not be computed, and how many of those the decode worker holds.
     cached_blocks: int
     held_blocks: int
     uncached_tokens: int
@@ -36,31 +36,31 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     tpot_ms: float
     # How many requests like this one, at mean output length, the decode worker still has room for.
     slots_left: int
-    # Time until one of its requests ends.
+    # Milliseconds until one of its requests ends.
     drain_ms: float
-    # Time to the last token, plus the weighted delay of other requests; placement minimises it.
+    # Milliseconds to the last token, plus the weighted delay of other requests; placement minimises it.
     total_ms: float
-    # Requests that the decode worker has, with those placed on it that it has not reported yet.
+    # Requests of the decode worker, including those placed on it that it has not reported yet.
     requests: int
-    # How many of its workers have a broken status stream: they may be alive or dead.
+    # How many of the candidate's workers have a broken status stream: they may be alive or dead.
     disconnected: int
     rejection: Rejection | None = None
     # The rejection in words; empty if there is none.
     rejected: str = ""
-    # Which ranks of the decode and of the prefill worker; None if it has one.
+    # The ranks of the decode worker and the prefill worker; None if a worker has only one.
     rank: int | None = None
     prefill_rank: int | None = None
-    # Fetch and computation of the prompt, without any wait.
+    # Milliseconds of the prompt's fetch and computation, without any wait.
     prompt_ms: float = 0.0
-    # How many of the uncached tokens are attended to sparsely.
+    # How many of the uncached tokens attend sparsely.
     sparse_tokens: int = 0
-    # Time until the decode worker begins a step in which the request has a place, and in which prompts begin if it
-    # computes that one.
+    # Milliseconds until the decode worker begins a step in which the request has a place. If it computes the prompt
+    # itself, prompts must also begin in that step.
     wait_ms: float = 0.0
 
     @property
     def name(self) -> str:
-        """The workers in the order in which the request reaches them."""
+        """The candidate's workers, in the order in which the request reaches them."""
         decode = _named(self.worker_id, self.rank)
         if self.prefill_worker_id is None:
             return decode

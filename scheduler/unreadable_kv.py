@@ -1,4 +1,4 @@
-"""Says in the log which prefill workers have nothing to do, since no decode worker can read their KV."""
+"""Logs which prefill workers have nothing to do because no decode worker can read their KV."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ log = logging.getLogger(__name__)
 
 
 class UnreadableKv:
-    """Warns of such a prefill worker once, when it has been one for the length of a lease: the workers of a mesh start
-    one after the other, and one that is replaced comes back. If a reader comes and goes, it warns again.
+    """Warns of such a prefill worker once, after one lease: the workers of a mesh start one after another, and a worker
+    that is replaced comes back. If a reader comes and leaves again, it warns again.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        # By worker id and incarnation: since when, in the registry's seconds.
+        # Since when a worker is unreadable, by worker id and incarnation, on the registry's clock.
         self._since: dict[tuple[str, str], float] = {}
         self._told: set[tuple[str, str]] = set()
 
     async def run(self, period_seconds: float) -> None:
-        """Look again and again, until cancelled."""
+        """Look periodically, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(period_seconds)

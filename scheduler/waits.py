@@ -1,4 +1,4 @@
-"""How long a request waits on a decode worker: for a place, and for the end of the step that runs. Pure."""
+"""How long a request waits on a decode worker: for a place, and for the end of the running step. Pure."""
 
 from bisect import bisect_left
 from math import ceil, inf
@@ -7,45 +7,46 @@ from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
 from scheduler.joint_prompts import JointPrompts
 from scheduler.sources import Source
 
-# Workers report when a step ends, and no sooner than this after a report: when shorter steps end is not known.
+# Workers report at the end of a step, but at most once within this time, so ends of shorter steps are not known.
 SHORTEST_KNOWN_STEP_MS = 50.0
 
 
 def place_wait_ms(
     candidate: CandidateWorker, before: float, drain_ms: float, stopping: float, boundary_ms: float, now: float
 ) -> float:
-    """Time until `before` requests have ended.
+    """Milliseconds until `before` requests have ended.
 
-    Without `ends` one ends every `drain_ms`, and reports are `boundary_ms` old. Else a share `stopping` does so,
-    and others end when they have as many tokens as they may have.
+    Without `ends`, one request ends every `drain_ms`, and reports are `boundary_ms` old. With `ends`, a share
+    `stopping` of the requests ends in this way, and the others end when they reach their token limit.
     """
     if not candidate.ends:
         return before * drain_ms - boundary_ms
     ends, stop_ms = candidate.ends, drain_ms / stopping if stopping else inf
 
     def ended_ms(count: int) -> float:
-        """Until so many have as many tokens as they may have."""
+        """Milliseconds until `count` requests have reached their token limit."""
         return (ends[count - 1] - now) * 1000 if count else 0.0
 
     def stopped_ms(ended: int) -> float:
-        """Until as many have stopped as lack if so many have ended so."""
+        """Milliseconds until enough others have stopped, if `ended` requests have reached their limit."""
         return (before - ended) * stop_ms - boundary_ms if ended < before else 0.0
 
     most = min(len(ends), ceil(before))
     if ended_ms(most) < stopped_ms(most):
-        # Those behind are as far apart as others.
+        # The ends beyond the known ones are assumed to come every `drain_ms`.
         return min(stopped_ms(most), ended_ms(most) + (before - most) * drain_ms)
-    # The more have ended, the fewer have to stop.
+    # The more requests reach their limit, the fewer have to stop.
     enough = bisect_left(range(most), True, key=lambda count: ended_ms(count) >= stopped_ms(count))
     return min(ended_ms(enough), stopped_ms(enough - 1)) if enough else 0.0
 
 
 def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
-    """How much is left of the step that runs when the request comes to the worker."""
+    """Milliseconds that are left of the running step when the request reaches the worker."""
     whole_ms = quiet_step_ms(candidate, pace, knobs)
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
-    # The report was on its way, and the request is before it is there. It may be the next step then, or one behind.
+    # Both the report and the request travel for a while. By then the step may have ended and a later one be running,
+    # hence the modulo.
     on_their_way_ms = knobs.costs.request_ms / 2
     return whole_ms - ((now - candidate.step_began) * 1000 + on_their_way_ms) % whole_ms
 
@@ -59,9 +60,9 @@ def prompt_begins_ms(
     now: float,
     knobs: PlacementKnobs,
 ) -> float:
-    """How long a prompt waits to begin beside those of other ranks.
+    """How long a prompt waits to begin together with those of other ranks.
 
-    wait_ms: until a step begins in which it has a place.
+    wait_ms: milliseconds until a step begins in which it has a place.
     """
     comes_at = now + knobs.costs.request_ms / 4000
     longest_ms = 0.0
@@ -77,7 +78,7 @@ def prompt_begins_ms(
 
 
 def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
-    """How many more requests of that length fit. If negative, so many must end before there is room."""
+    """How many more requests of that length fit. If negative, as many must end before there is room."""
     load, unreported = candidate.load, candidate.unreported
     by_batch = candidate.max_requests - requests
     # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
@@ -92,11 +93,11 @@ def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: Placem
 
 
 def quiet_step_ms(candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs) -> float:
-    """Time of its steps without prompts."""
+    """Duration of the candidate's steps without prompts."""
     found_ms = step_ms(candidate, candidate.requests, pace, knobs)
     if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < found_ms:
         found_ms = candidate.quiet_step_ms
     if candidate.joint_prompts is not None:
-        # What such a rank measures includes prompts of the others.
+        # What such a rank measures includes other ranks' prompts.
         return min(found_ms, knobs.costs.decode_ms(min(candidate.requests, candidate.max_requests)))
     return found_ms

@@ -20,7 +20,7 @@ from scheduler.stores import Store, Stores
 from scheduler.terms import Terms
 
 MAX_AVOIDED_WORKERS = 1024
-# A million tokens of prompt.
+# Enough for a prompt of a million tokens.
 MAX_PROMPT_BLOCKS = 16_384
 MAX_CACHED_PREFIXES = 8
 MAX_LISTED_DECISIONS = 1000
@@ -37,7 +37,7 @@ _OUTCOME_NAMES = {outcome: scheduler_pb2.PlacementOutcome.Name(number) for numbe
 
 
 def generation_id(message: scheduler_pb2.PlaceRequest | scheduler_pb2.ReportOutcomeRequest) -> str:
-    """Gateways of version 0.1, which are there while a mesh is upgraded, name a request by its own id alone."""
+    """The generation's id. Gateways of version 0.1, which exist during an upgrade, send only the request's own id."""
     return message.generation_id or message.request_id
 
 
