@@ -1,4 +1,4 @@
-"""Everything that moves KV in one process: its open transfers, and the thread that carries them out."""
+"""The transfers of one process: its open transfers, and the thread that carries them out."""
 
 import threading
 from collections import OrderedDict
@@ -24,14 +24,15 @@ from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
 from transfer.ucx import UcxTransport
 from transfer.ucx_settings import check_carries_gpu_memory
 
-# So many used tickets are remembered, to refuse them a second time. Older ones have expired at their receiver.
+# Used tickets that are remembered, to refuse them a second time. Older ones have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
 
 
 class TransferAgent:
-    """All methods are thread-safe and return at once. What a peer does wrong never raises: it comes as an event.
+    """All methods are thread-safe and return at once. A peer's mistake never raises: it is reported as an event.
 
-    One thread owns the UCX worker, landings, pushes, slots and every copy of bytes. Methods post commands to it.
+    One thread owns the UCX worker, the landings, pushes and slots, and copies all bytes. The methods post commands to
+    it.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class TransferAgent:
         authorship: Authorship | None = None,
         times: StartTimes | None = None,
     ) -> None:
-        """`lookups` makes it a store; `rank` is a rank's number in its worker. The transfer thread calls `wake` when
-        `events` has something new. With `authorship` a worker vouches for the blocks that it pushes to stores, and
-        takes from them only blocks that somebody vouches for. `times` is told what each phase took.
+        """`lookups` makes this agent a store. `rank` is a rank's number in its worker. The transfer thread calls `wake`
+        when `events` has something new. With `authorship`, a worker signs the blocks that it pushes to stores, and
+        accepts from them only signed blocks. `times` records the duration of each phase.
 
         Raises ConfigError if UCX is missing or does not start, if its transports cannot reach the memory, or if a slot
-        does not hold one block of one layer.
+        cannot hold one block of one layer.
         """
         self._rank = rank
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
@@ -63,7 +64,7 @@ class TransferAgent:
         self._events: list[Event] = []
         self._unannounced = False
         self._used_tickets: OrderedDict[bytes, None] = OrderedDict()
-        # What `push` refuses in its caller's thread, and what the transfer thread refuses.
+        # Refusals both of `push` in its caller's thread and of the transfer thread.
         self._refused = Tally()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
@@ -90,18 +91,18 @@ class TransferAgent:
 
     @property
     def passes(self) -> int:
-        """Passes of the transfer thread, begun and ended: odd while it is at work, even while it waits."""
+        """Beginnings and ends of the transfer thread's passes: odd during a pass, even between passes."""
         return self._thread.passes
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order. Raises the error that ended the transfer thread, if one did."""
+        """The events since the last call, in order. If an error ended the transfer thread, raises that error."""
         if self._thread.failure is not None:
             raise self._thread.failure
         with self._lock:
             events, self._events = self._events, []
         return events
 
-    # Receiving.
+    # Receiving:
 
     def open_landing(
         self,
@@ -112,10 +113,11 @@ class TransferAgent:
         sender_slot_bytes: int | None = None,
         with_drafts: bool = True,
     ) -> Ticket:
-        """Open a landing for these blocks (in chain order), all layers, or the base layers alone.
+        """Open a landing for these blocks (in chain order), with all layers, or with the base layers alone.
 
-        The whole prompt's `tokens` decide between whole and layerwise segments. A segment fits a slot of both sides;
-        None: the sender's slots are as large as ours. Exactly one Landed or LandingFailed ends the landing.
+        The whole prompt's `tokens` decide between whole and layerwise segments. A segment fits a slot on both sides; if
+        `sender_slot_bytes` is None, the sender's slots count as large as ours. Exactly one Landed or LandingFailed ends
+        the landing.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         namespace = self._namespace if with_drafts else self._namespace.base
@@ -127,15 +129,15 @@ class TransferAgent:
         return ticket
 
     def cancel_landing(self, transfer_id: bytes) -> None:
-        """Give the landing up. LandingFailed follows once nothing can write to its blocks."""
+        """Give up the landing. LandingFailed follows once nothing can write to its blocks."""
         self._thread.post(partial(self._exchange.cancel_landing, transfer_id))
 
-    # Sending.
+    # Sending:
 
     def push(self, ticket: Ticket, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
         """Send these blocks (the landing's, in chain order) as segments become `ready`.
 
-        `offered`: their hashes, if they go to a store.
+        `offered`: the blocks' hashes, if they go to a store.
 
         Exactly one PushEnded ends the push. Raises InvalidRequest for a ticket that does not fit the blocks or was used
         before, NamespaceMismatch for one of another namespace.
@@ -148,23 +150,23 @@ class TransferAgent:
         self._thread.post(partial(self._exchange.push, ticket, blocks, offered))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
-        """The first `layers` layers of the push's first `blocks` blocks are computed too."""
+        """The first `layers` layers of the push's first `blocks` blocks are now computed."""
         self._thread.post(partial(self._exchange.ready, transfer_id, layers, blocks))
 
     def cancel_push(self, transfer_id: bytes) -> None:
-        """Give the push up. PushEnded follows once nothing reads its blocks."""
+        """Give up the push. PushEnded follows once nothing reads its blocks."""
         self._thread.post(partial(self._exchange.cancel_push, transfer_id))
 
-    # The store.
+    # Stores, from both sides:
 
     @property
     def macs(self) -> KeptMacs:
-        """As the store: the MACs of its blocks."""
+        """On a store: the MACs of its blocks."""
         assert self._exchange.macs is not None, "not a store"
         return self._exchange.macs
 
     def attach_store(self, session: StoreSession) -> None:
-        """Use this session from now on, instead of an earlier one with the same store. No other agent may use it."""
+        """Use this session from now on, in place of an earlier one with the same store. No other agent may use it."""
         self._thread.post(partial(self._exchange.fetcher.attach, session))
 
     def detach_store(self, store_id: str) -> None:
@@ -179,30 +181,30 @@ class TransferAgent:
         blocks: Sequence[int],
         span: TraceContext | None = None,
     ) -> None:
-        """Look up these hashes of a chain, and land what matches in `blocks` (as many as hashes).
+        """Look up these hashes of a chain, and land the matching blocks in `blocks` (one for each hash).
 
-        Fetched follows within the configured deadline. `span` is what asks, for the store's traces.
+        Fetched follows within the configured deadline. `span` is the caller's span, for the store's traces.
         """
         assert len(hashes) == len(blocks)
         self._thread.post(partial(self._exchange.fetcher.fetch, fetch_id, store_id, hashes, blocks, span))
 
     def open_session(self, session_id: int, session_key: bytes) -> None:
-        """As the store: answer the lookups of this session."""
+        """On a store: answer this session's lookups."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.open_session, session_id, session_key))
 
     def close_session(self, session_id: int) -> None:
-        """As the store: refuse the session's lookups from now on, and end the answers on their way."""
+        """On a store: refuse the session's lookups from now on, and end the answers in progress."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.close_session, session_id))
 
     def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
-        """As the store: so many leading blocks of an answer have their bytes now; `over`: the others will not come."""
+        """On a store: the first `ready` blocks of an answer now have their bytes. `over`: the others will not come."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.blocks_read, session_id, sequence, ready, over))
 
     def counters(self) -> TransferCounters:
-        """Totals since the start, and what is open now, for status, metrics and leak tests."""
+        """Totals since the start, and what is open now; for status, metrics and leak tests."""
         return self._exchange.counters()
 
     def close(self) -> None:
@@ -228,7 +230,7 @@ class TransferAgent:
 
     def _emit(self, event: Event) -> None:
         with self._lock:
-            # Whoever was woken for the first event reads all.
+            # Announce only the first event: the owner reads all events once it is woken.
             self._unannounced |= not self._events
             self._events.append(event)
 

@@ -1,9 +1,10 @@
-"""MACs of blocks that go through a store: who computed a block, proved under a key that workers hold and stores do not.
+"""MACs of blocks that pass through a store. They prove who computed a block, with a key that workers hold and stores do
+not.
 
-The MAC of a layer of a block covers the KV namespace, the block's hash, the layer, the bytes and the writer. It is GMAC
-(NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. Each part of a block of a push (base layers,
-draft layers) has an AES key of its own, the layer is the nonce, and so no nonce is used twice. The key of base layers
-does not depend on draft layers, so that workers with and without drafts believe each other's.
+The MAC of one layer of a block covers the KV namespace, the block's hash, the layer, the bytes and the writer. It is
+GMAC (NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. Within one push, each part of a block (base
+layers, draft layers) has its own AES key and the layer is the nonce, so no nonce is used twice. The key of base layers
+does not depend on draft layers, so workers with and without drafts can verify each other's blocks.
 """
 
 import hashlib
@@ -23,25 +24,25 @@ from transfer.ticket import BlockMac
 SALT_BYTES = 16
 TAG_BYTES = 16
 KEY_ID_BYTES = 8
-# Why blocks of a store are not taken.
+# Reasons for refusing a store's blocks.
 WRONG_BLOCK_MAC = "wrong_block_mac"
 UNKNOWN_BLOCK_KEY = "unknown_block_key"
 _NONCE_BYTES = 12
 
-# A part of a block in one layer after the other, as a segment has them: piece (layer, block) of the tile.
+# The pieces of a tile's blocks as a segment holds them, layer-major: piece (layer, block).
 Pieces = Sequence[memoryview]
 
 
 class MacSource(Protocol):
-    """Where the MACs of a transfer that leaves come from."""
+    """Supplies the MACs for an outgoing transfer."""
 
     def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
-        """The MAC of each block of the tile; None for a block that came without."""
+        """The MAC of each block of the tile; None for a block that came without one."""
         ...
 
 
 class MacSink(Protocol):
-    """What becomes of the MACs of a transfer that comes."""
+    """Handles the MACs of an incoming transfer."""
 
     def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
         """Why the tile's blocks may not be kept; None if they may."""
@@ -55,13 +56,13 @@ class Authorship(msgspec.Struct, frozen=True):
     secret: bytes
     # This worker's id.
     writer: str
-    # What others may have signed with, while the secret is being replaced.
+    # Secrets that other workers may have signed with, while the secret is being replaced.
     accepted_secrets: tuple[bytes, ...] = ()
 
 
 class NamespaceKey:
-    """The keys of one KV namespace, made of the workers' secret: of base layers and of draft layers. `key_id` names the
-    secret, and tells nothing of it.
+    """The keys of one KV namespace, derived from the workers' secret: one for base layers and one for draft layers.
+    `key_id` identifies the secret without revealing it.
     """
 
     def __init__(self, secret: bytes, namespace: KvNamespace) -> None:
@@ -77,7 +78,7 @@ class NamespaceKey:
         self, block_hash: bytes, writer: str, salt: bytes, first_layer: int, pieces: Sequence[memoryview]
     ) -> bytes:
         """Tags of a block's pieces in consecutive layers."""
-        # The salt and the hash have fixed lengths.
+        # The salt and the hash have fixed lengths, so the concatenation is unambiguous.
         named = salt + block_hash + writer.encode()
         base = pieces[: max(self._base_layers - first_layer, 0)]
         first_draft = first_layer + len(base)
@@ -88,7 +89,7 @@ class NamespaceKey:
 
 @dataclass(frozen=True)
 class Writing:
-    """A push to a store: this worker says that it computed the blocks."""
+    """A push to a store, signed by this worker as the one that computed the blocks."""
 
     key: NamespaceKey
     writer: str
@@ -110,9 +111,9 @@ class Writing:
 
 @dataclass(frozen=True)
 class Checking:
-    """A fetch from a store: only blocks that a worker of the namespace computed for these hashes are taken."""
+    """A fetch from a store: only blocks that a worker of the namespace computed for these hashes are accepted."""
 
-    # One for every secret that is accepted.
+    # One key for every accepted secret.
     keys: Sequence[NamespaceKey]
     hashes: Sequence[bytes]
 
@@ -134,15 +135,15 @@ class Checking:
 
 
 class Author:
-    """A worker, as one that vouches for blocks and believes others of its namespace."""
+    """Signs this worker's blocks, and checks those of other workers of its namespace."""
 
     def __init__(self, authorship: Authorship, namespace: KvNamespace) -> None:
-        # Its own is the first.
+        # The worker's own key comes first.
         self._keys = [NamespaceKey(secret, namespace) for secret in (authorship.secret, *authorship.accepted_secrets)]
         self._writer = authorship.writer
 
     def writes(self, hashes: Sequence[bytes]) -> Writing:
-        """For one push of these blocks."""
+        """The signer for one push of these blocks."""
         return Writing(self._keys[0], self._writer, hashes, secrets.token_bytes(SALT_BYTES))
 
     def checks(self, hashes: Sequence[bytes]) -> Checking:

@@ -1,8 +1,8 @@
 """Checksum of a segment: the xxh3_64 of each of its 64 KiB chunks, seeded from the transfer's key.
 
-Chunks are independent, so that a GPU can hash and compare them in parallel. A checksum finds bytes that were corrupted
-or misplaced by accident, those of another transfer included. It is no MAC: whoever can change bytes on their way and
-sees enough of them may find others with the same hashes. `block_macs` has the MACs of what stores keep.
+Chunks are independent, so that a GPU can hash and compare them in parallel. A checksum detects accidental corruption
+and misplaced bytes, including bytes of another transfer. It is not a MAC: an attacker who sees enough bytes and can
+change them may find others with the same hashes. `block_macs` has the MACs for blocks in stores.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ def segment_checksum(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
 
 
 def checksum_bytes(size_bytes: int) -> int:
-    """Length of the checksum of so many bytes."""
+    """Length of the checksum of `size_bytes` bytes."""
     return 8 * -(-size_bytes // CHUNK_BYTES)
 
 
 def same(left: bytes, right: bytes) -> bool:
-    """Compare in constant time, so that nobody learns how much of a guess was right."""
+    """Compare in constant time, so that timing does not reveal how much of a guess was right."""
     return hmac.compare_digest(left, right)

@@ -1,4 +1,4 @@
-"""What a transfer agent reports to its owner: plain data, some of which travels in frames."""
+"""A transfer agent's reports to its owner: plain data, some of which travels in frames."""
 
 import msgspec
 
@@ -12,7 +12,9 @@ class Landed(msgspec.Struct, frozen=True, tag="landed"):
 
 
 class LandingFailed(msgspec.Struct, frozen=True, tag="landing_failed"):
-    """Receiver: the landing is closed without all its bytes; its blocks may be released now: nothing writes to them."""
+    """Receiver: the landing is closed but incomplete. Nothing writes to its blocks any more, so they may be
+    released.
+    """
 
     transfer_id: bytes
     reason: str
@@ -20,28 +22,29 @@ class LandingFailed(msgspec.Struct, frozen=True, tag="landing_failed"):
 
 
 class PushEnded(msgspec.Struct, frozen=True, tag="push_ended"):
-    """Sender: every segment was sent, or (error) the push was given up. Its blocks may be released now."""
+    """Sender: every segment was sent, or the push was given up (`error`). Its blocks may be released."""
 
     transfer_id: bytes
     size_bytes: int
     transport: str
     error: str | None = None
-    # From all of it being computed to all of it being sent; None if some was sent before, or if it was given up.
+    # Seconds from the end of the computation until all was sent; None if some was sent earlier, or if the push was
+    # given up.
     seconds: float | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """The end of a fetch: so many leading blocks of the chain are in place, possibly none."""
+    """The end of a fetch: `blocks` leading blocks of the chain are in place, possibly none."""
 
     fetch_id: int
     blocks: int
     size_bytes: int
     seconds: float
-    # Why there may be fewer than the store has (it is gone, late, or refused); None if it has no more.
+    # Why `blocks` may be fewer than the store has (it is gone, late, or refused); None if it has no more.
     error: str | None = None
-    # How many leading blocks of them came with their draft layers too.
+    # How many of the blocks, counted from the first, came with their draft layers.
     drafted: int = 0
-    # Until the store had said how many it has; None if it never did.
+    # Seconds until the store had said how many blocks it has; None if it never did.
     answered_seconds: float | None = None
 
 

@@ -28,18 +28,18 @@ from transfer.transport import Transport
 # A message for a transfer that is not open: it is late, or there never was such a transfer.
 UNKNOWN_TAG = "unknown_tag"
 
-# An answer often comes within microseconds; to fall asleep and be woken takes some twenty.
+# An answer often comes within microseconds, while falling asleep and being woken takes some twenty.
 _BUSY_POLL_SECONDS = 200e-6
-# A store is woken for the next lookup in more time than it takes to answer it. A worker does not poll so long, because
-# its steps need the interpreter.
+# Waking a store for the next lookup takes longer than answering it, so a store polls longer. A worker does not, because
+# its steps need the interpreter lock.
 _STORE_BUSY_POLL_SECONDS = 1e-3
-# Between GPUs a push takes a millisecond, and half as long again if its threads were asleep: they are woken on other
-# cores, or with cold caches. While a transfer is open, bytes may come at any time.
+# Between GPUs a push takes a millisecond, and half as long again if its threads slept: they wake on other cores, or
+# with cold caches. While a transfer is open, bytes may come at any time, so the thread polls on.
 _OPEN_BUSY_POLL_SECONDS = 2.0
 
 
 class Exchange:
-    """Methods are `TransferAgent`'s. All but `counters` may be called from one thread only."""
+    """The methods implement those of `TransferAgent`. All but `counters` must be called from one thread."""
 
     def __init__(
         self,
@@ -54,10 +54,11 @@ class Exchange:
         draft_layers: int = 0,
         times: StartTimes | None = None,
     ) -> None:
-        """`lookups` are a store's, `author` a worker's. `refused` counts what is not accepted from peers, by reason.
+        """`lookups`: set on a store; `author`: set on a worker. `refused` counts refusals of peers' messages, by
+        reason.
 
-        `draft_layers`: so many of the memory's layers, the last ones, are drafts'. `times` is told what each phase
-        took.
+        `draft_layers`: how many of the memory's layers, the last ones, belong to drafts. `times` records the duration
+        of each phase.
         """
         self._transport = transport
         self._memory = memory
@@ -71,11 +72,11 @@ class Exchange:
         self._slots = SlotPool(config.slots)
         times = times or StartTimes()
         staging = [memory.allocate_staging(config.slot_bytes)]
-        # On a GPU the first one compiles what copies and hashes segments, unless an earlier start did.
+        # On a GPU the first allocation compiles the kernels that copy and hash segments, unless an earlier start did.
         times.mark("first-slot")
         staging += [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots - 1)]
         times.mark("slots")
-        # UCX wakes nobody when a transfer between GPUs is over.
+        # UCX wakes nobody when a transfer between GPUs has completed.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)
         self._receiver = Receiver(
@@ -87,7 +88,7 @@ class Exchange:
             transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
         )
         self.server: LookupServer | None = None
-        # Those of a store's blocks.
+        # On a store: the MACs of its blocks.
         self.macs: KeptMacs | None = None
         if lookups is not None:
             self.macs = KeptMacs(memory.layers, memory.blocks)
@@ -112,7 +113,7 @@ class Exchange:
 
     @property
     def busy_poll_seconds(self) -> float:
-        """How long the transfer thread polls without a pause after it last had something to do."""
+        """How long the transfer thread polls without a pause after it last had work."""
         if self.needs_polling and (self._landings or self._pushes or self.fetcher.open):
             return _OPEN_BUSY_POLL_SECONDS
         if self.server is not None:
@@ -125,7 +126,7 @@ class Exchange:
         return min(deadlines, default=None)
 
     def begin(self) -> None:
-        """The calling thread is the one that calls everything but `counters`."""
+        """Call this first, in the thread that will call everything except `counters`."""
         self._memory.enter_thread()
 
     def poll(self) -> bool:
@@ -188,7 +189,7 @@ class Exchange:
             self._sender.give_up(outgoing, "the push was cancelled")
 
     def counters(self) -> TransferCounters:
-        """Unlike the other methods, it may be called from any thread."""
+        """Unlike the other methods, this may be called from any thread."""
         return TransferCounters(
             open_landings=len(self._landings),
             open_pushes=len(self._pushes) + (self.server.open if self.server else 0),
@@ -217,7 +218,7 @@ class Exchange:
             if not accepted:
                 self._refused.add(UNKNOWN_TAG)
                 self._transport.discard(arrival)
-            # A store's answer opens the landing for the segments behind it.
+            # A store's answer opens the landing for the segments that follow it, so it must be read first.
             self._mailbox.poll()
         return arrived
 

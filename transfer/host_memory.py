@@ -14,8 +14,8 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 class HostMemory:
     """A `KvMemory` over a uint8 array viewed as [layers, blocks, piece_bytes].
 
-    The memory behind it is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
-    the store's slab. A segment is copied at once, by one call that releases the interpreter.
+    The underlying memory is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
+    the store's slab. Each segment is copied by a single call that releases the interpreter lock.
     """
 
     is_on_gpu = False
@@ -35,13 +35,13 @@ class HostMemory:
         return np.zeros(size_bytes, np.uint8)
 
     def enter_thread(self) -> None:
-        """Nothing depends on the thread."""
+        """Nothing depends on the thread here."""
 
     def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
         return staging[:size_bytes].data
 
     def prepare(self, key: bytes) -> None:
-        """Nothing is prepared."""
+        """Nothing needs preparation here."""
 
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes
@@ -49,7 +49,7 @@ class HostMemory:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
-        # The rows are within bounds; numpy writes directly to `out` in mode "clip" only.
+        # The rows are within bounds. The mode is "clip" because only then does numpy write directly into `out`.
         np.take(self._rows, rows, axis=0, out=packed, mode="clip")
         return Done(segment_checksum(staging, size_bytes, key))
 
@@ -66,7 +66,7 @@ class HostMemory:
     def _rows_of(
         self, first_layer: int, layer_count: int, blocks: Sequence[int]
     ) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        """Layer-major."""
+        """Row numbers of the pieces, layer-major."""
         assert first_layer >= 0 and first_layer + layer_count <= self.layers, "a layer outside the memory"
         assert not blocks or 0 <= min(blocks) <= max(blocks) < self.blocks, "a block outside the memory"
         layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp) * self._layer_step

@@ -1,4 +1,4 @@
-"""A transfer to this process: what the exchange and a worker's fetches hand to the receiver."""
+"""A transfer to this process: what the exchange and a worker's fetches pass to the receiver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
 
-# The checksum of the largest segment, 64 MiB, needs half of it.
+# The checksum of the largest segment, 64 MiB, needs half of this.
 _CHECKSUM_MESSAGE_BYTES = 16 << 10
-# A BlockMac without its tags, as MessagePack: the longest id of a worker has 256 characters of 4 bytes.
+# Size of a BlockMac without its tags, as MessagePack: a worker's id has at most 256 characters of 4 bytes.
 _MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
 
 
 @dataclass(eq=False)
 class Incoming:
-    """Its state, where its segments go, and whom to tell of its end."""
+    """The transfer's state, where its segments go, and whom to tell of its end."""
 
     landing: Landing
     tiles: Sequence[Tile]
@@ -24,11 +24,11 @@ class Incoming:
     tag: int
     secret: bytes
     blocks: Sequence[int]
-    # The receiver calls it once; from then on nothing writes to the blocks.
+    # Called once by the receiver; from then on nothing writes to the blocks.
     ended: Callable[["Incoming"], None]
-    # What becomes of its blocks' MACs; None between workers.
+    # Handles the MACs of its blocks; None between workers.
     macs: MacSink | None = None
-    # UCX transports that the sender named. The receiver writes it.
+    # UCX transports that the sender named; written by the receiver.
     transports: set[str] = field(default_factory=set)
 
     @property
@@ -37,7 +37,7 @@ class Incoming:
 
     @property
     def max_announcement_bytes(self) -> int:
-        """No announcement of a segment is larger."""
+        """Largest announcement of a segment that is accepted."""
         if self.macs is None:
             return _CHECKSUM_MESSAGE_BYTES
         largest = max((tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES for tile in self.tiles), default=0)
@@ -45,5 +45,5 @@ class Incoming:
 
     @property
     def tags(self) -> range:
-        """The tag of its checksums, and those of its segments."""
+        """The tag of its checksums, followed by those of its segments."""
         return range(self.tag, self.tag + landing_tags(len(self.tiles)))

@@ -9,8 +9,8 @@ from transfer.ticket import BlockMac
 
 
 class KeptMacs:
-    """By block of the store's memory. The transfer thread writes those of landings; blocks that are stored may be read
-    and moved by others, as their bytes may.
+    """MACs by block of the store's memory. The transfer thread writes those of landings; other threads may read and
+    move those of stored blocks, as they may their bytes.
     """
 
     def __init__(self, layers: int, blocks: int) -> None:
@@ -18,14 +18,16 @@ class KeptMacs:
         self._macs: list[BlockMac | None] = [None] * blocks
 
     def __getitem__(self, block: int) -> BlockMac | None:
-        """The MAC over all layers; None if the block came without."""
+        """The MAC over all layers; None if the block came without one."""
         return self._macs[block]
 
     def __setitem__(self, block: int, mac: BlockMac | None) -> None:
         self._macs[block] = mac
 
     def keep(self, block: int, first_layer: int, layer_count: int, mac: BlockMac | None) -> None:
-        """A part of a block is there. Of parts that do not belong together the last one counts."""
+        """Keep the MAC of one part of a block. If it does not belong together with the part kept so far, that part is
+        dropped.
+        """
         kept = self._macs[block]
         if mac is None or len(mac.tags) != layer_count * TAG_BYTES:
             self._macs[block] = None
@@ -45,7 +47,7 @@ class KeptMacs:
 
 @dataclass(frozen=True)
 class Keeping:
-    """An offer that lands in a store's blocks, or a fetch from them."""
+    """The MACs of an offer that lands in a store's blocks, or of a fetch from them."""
 
     kept: KeptMacs
     blocks: Sequence[int]

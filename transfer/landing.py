@@ -1,6 +1,6 @@
 """The receiver's side of one transfer, as a state machine: which segments are expected, received and verified.
 
-Pure: it moves no bytes and reads no clock. `receiver.Receiver` does what it says.
+Pure: it moves no bytes and reads no clock. `receiver.Receiver` carries out what it decides.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ NOT_BELIEVED = "NOT_BELIEVED"
 
 
 class Phase(Enum):
-    # Nothing of it has come.
+    # Nothing of the segment has come.
     EXPECTED = auto()
-    # Its message is there, and waits for a slot.
+    # Its message has come and waits for a slot.
     ARRIVED = auto()
-    # UCX writes it into its slot.
+    # UCX is writing it into its slot.
     RECEIVING = auto()
     # It lies in its slot.
     RECEIVED = auto()
@@ -53,7 +53,7 @@ class Failure:
 
 
 class Landing:
-    """It knows segments by index. It ends once: when the last segment has landed, or with the first failure."""
+    """Segments are known by index. The landing ends once: when the last segment has landed, or at the first failure."""
 
     def __init__(self, sizes: Sequence[int], deadline: float) -> None:
         """`deadline` in seconds, on the caller's clock."""
@@ -74,7 +74,7 @@ class Landing:
         return self._segments[index].phase
 
     def arrive(self, index: int, size_bytes: int) -> str | None:
-        """A message with this segment's tag is there. Returns why to drop it; None if it is to be received."""
+        """A message with this segment's tag has come. Returns why to drop it; None to receive it."""
         segment = self._segments[index]
         if self.ended or segment.phase is not Phase.EXPECTED:
             return DUPLICATE_SEGMENT
@@ -84,19 +84,21 @@ class Landing:
         return None
 
     def receive(self, index: int, slot: int) -> None:
-        """UCX writes it into this slot from now on."""
+        """UCX writes the segment into this slot from now on."""
         segment = self._segments[index]
         assert segment.phase is Phase.ARRIVED and not self.ended
         segment.phase, segment.slot = Phase.RECEIVING, slot
 
     def received(self, index: int) -> None:
-        """UCX wrote all of it, and does not need the slot any more."""
+        """UCX has written all of the segment, and no longer uses the slot."""
         segment = self._segments[index]
         assert segment.phase is Phase.RECEIVING
         segment.phase = Phase.RECEIVED
 
     def announce(self, announcement: Announcement) -> str | None:
-        """The sender announced a segment, before or after its bytes. Returns why that was refused, or None."""
+        """The sender announced a segment, before or after its bytes. Returns why the announcement is refused, or
+        None.
+        """
         if not 0 <= announcement.segment < len(self._segments):
             return UNKNOWN_SEGMENT
         segment = self._segments[announcement.segment]
@@ -132,7 +134,7 @@ class Landing:
         return slot
 
     def land(self, index: int) -> int:
-        """The segment was verified and lies in its blocks. Returns its slot, which it does not need any more."""
+        """The segment was verified and lies in its blocks. Returns its slot, which is now free."""
         segment = self._segments[index]
         assert segment.phase is Phase.RECEIVED and segment.slot is not None and not self.ended
         slot, segment.slot = segment.slot, None
@@ -141,7 +143,7 @@ class Landing:
         return slot
 
     def fail(self, reason: str, message: str) -> None:
-        """Give the landing up: nothing that lies in slots is copied any more. Only the first failure counts."""
+        """Give up the landing: segments that lie in slots are not copied any more. Only the first failure counts."""
         if not self.ended:
             self.failure = Failure(reason, message)
 

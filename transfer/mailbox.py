@@ -18,12 +18,12 @@ class _Receive:
 
 
 class Mailbox:
-    """Messages whose bytes came with their envelope are delivered in order; larger ones when their bytes are there."""
+    """Delivers messages whose bytes came with their envelope in order, and larger ones when their bytes are there."""
 
     def __init__(self, transport: Transport, refused: Tally) -> None:
         self._transport = transport
         self._refused = refused
-        # UCX still reads their messages.
+        # Sends whose messages UCX still reads.
         self._sends: list[Transmission] = []
         self._receives: list[_Receive] = []
 
@@ -32,13 +32,13 @@ class Mailbox:
         return bool(self._receives)
 
     def send(self, address: bytes, tag: int, message: bytes) -> Transmission:
-        """A message to a peer that is gone is lost: see `Transport.is_reachable`."""
+        """Send a message. If the peer is gone, the message is lost: see `Transport.is_reachable`."""
         transmission = self._transport.send(address, tag, message)
         self._sends.append(transmission)
         return transmission
 
     def receive(self, arrival: Arrival, max_bytes: int, deliver: Callable[[bytes], None]) -> None:
-        """Call `deliver` with the message once it is there. One of more than `max_bytes` is refused."""
+        """Call `deliver` with the message once it is complete. A message of more than `max_bytes` is refused."""
         if arrival.size_bytes > max_bytes:
             self._refused.add(OVERSIZED_MESSAGE)
             self._transport.discard(arrival)
@@ -47,7 +47,7 @@ class Mailbox:
         self._receives.append(_Receive(buffer, self._transport.receive(arrival, buffer), deliver))
 
     def poll(self) -> bool:
-        """Deliver the messages that are there. Returns whether there was one."""
+        """Deliver the messages that are complete. Returns whether there was one."""
         if self._sends:
             self._sends = [send for send in self._sends if not send.completed]
         if not self._receives:

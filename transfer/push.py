@@ -1,6 +1,6 @@
-"""The sender's side of one transfer, as a state machine: what is computed, what may be sent, what is on its way.
+"""The sender's side of one transfer, as a state machine: what is computed, what may be sent, what is in flight.
 
-Pure: it moves no bytes and reads no clock. `sender.Sender` does what it says.
+Pure: it moves no bytes and reads no clock. `sender.Sender` carries out what it decides.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from transfer.segments import Tile
 
 
 class PushState:
-    """Segments may go as they are computed: only the sender knows in which order its prompt's chunks and layers are."""
+    """Segments may be sent as they are computed: only the sender knows the order of its prompt's chunks and layers."""
 
     def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:
         """`deadline` in seconds, on the caller's clock."""
@@ -17,7 +17,8 @@ class PushState:
         self._layers = max((tile.first_layer + tile.layer_count for tile in tiles), default=0)
         self._blocks = max((tile.first_block + tile.block_count for tile in tiles), default=0)
         self._unsent = list(range(len(tiles)))
-        # Corners of the staircase of what is computed: (layers, blocks). None lies within another.
+        # The computed region, as the corners (layers, blocks) of a staircase. No corner lies within another's
+        # rectangle.
         self._computed: list[tuple[int, int]] = []
         self._begun = False
         self._in_flight: set[int] = set()
@@ -30,17 +31,17 @@ class PushState:
 
     @property
     def in_flight(self) -> int:
-        """Segments that are being gathered and sent."""
+        """Number of segments that are being gathered or sent."""
         return len(self._in_flight)
 
     @property
     def is_ready_unsent(self) -> bool:
-        """Whether all of it is computed while nothing was sent."""
+        """Whether all of it is computed and nothing was sent yet."""
         whole = any(layers >= self._layers and blocks >= self._blocks for layers, blocks in self._computed)
         return whole and not self._begun
 
     def computed(self, layers: int, blocks: int) -> None:
-        """The first `layers` layers of the first `blocks` blocks hold their KV."""
+        """The first `layers` layers of the first `blocks` blocks are computed."""
         if any(layers <= have_layers and blocks <= have_blocks for have_layers, have_blocks in self._computed):
             return
         self._computed = [
@@ -64,11 +65,11 @@ class PushState:
         self._in_flight.add(index)
 
     def sent(self, index: int) -> None:
-        """UCX does not need the segment's slot any more."""
+        """UCX no longer needs the segment's slot."""
         self._in_flight.remove(index)
 
     def fail(self, error: str) -> None:
-        """Give the push up. Only the first error counts."""
+        """Give up the push. Only the first error counts."""
         if not self.ended:
             self.error = error
 

@@ -1,4 +1,4 @@
-"""Receiving: messages into slots, verified segments from slots into blocks; and frees every slot."""
+"""Receives messages into slots, copies verified segments from slots into blocks, and frees every slot."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from transfer.tally import Tally
 from transfer.ticket import Announcement
 from transfer.transport import Arrival, Transmission, Transport
 
-# Why a segment was refused; a key of TransferCounters.refused.
+# Why a segment was refused; keys of TransferCounters.refused.
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class _Receive:
 
 @dataclass(eq=False)
 class _Copy:
-    """A segment that is verified and copied to its blocks."""
+    """A segment that is being verified and copied to its blocks."""
 
     incoming: Incoming
     index: int
@@ -39,7 +39,7 @@ class _Copy:
 
 
 class Receiver:
-    """A segment gets a slot when its message arrives: what is not computed yet holds none.
+    """A segment gets a slot only when its message arrives, so segments that are not computed yet hold none.
 
     If no slot is free, the bytes wait with the sender.
     """
@@ -62,13 +62,13 @@ class Receiver:
         self._refused = refused
         self._received_bytes = received_bytes
         self._open: set[Incoming] = set()
-        # By all their tags.
+        # By each of their tags.
         self._by_tag: dict[int, Incoming] = {}
         # Segments that wait for a slot.
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
-        # They complete in this order.
+        # In order of completion.
         self._copies: deque[_Copy] = deque()
 
     @property
@@ -101,7 +101,7 @@ class Receiver:
         reason = incoming.landing.arrive(index, arrival.size_bytes)
         if reason is None:
             self._waiting.append((incoming, index, arrival))
-            # Before anything else: its bytes take longest on their way.
+            # Start at once, before anything else: the bytes take longest.
             self._start_receives()
             return
         self._refused.add(reason)
@@ -110,7 +110,7 @@ class Receiver:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
 
     def _announced(self, incoming: Incoming, sealed: bytes) -> None:
-        """A message with a segment's checksum, and the MACs of its blocks, is there."""
+        """Handle an announcement: a segment's checksum, and the MACs of its blocks."""
         if incoming not in self._open:
             # The transfer ended meanwhile.
             return
@@ -125,7 +125,7 @@ class Receiver:
             self._verify_later(incoming, announcement.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
-        """`ended` was called before, or is called now. What comes later is dropped."""
+        """Give up a transfer. `ended` is called now, unless it was called before. Later messages are dropped."""
         incoming.landing.fail(reason, message)
         self._end_if_over(incoming)
 
@@ -165,7 +165,7 @@ class Receiver:
     def _finish(self, receive: _Receive) -> None:
         incoming = receive.incoming
         if incoming.landing.ended:
-            # The slot was in quarantine.
+            # The slot was quarantined until now.
             self._slots.release(receive.slot)
             return
         incoming.landing.received(receive.index)
@@ -240,7 +240,7 @@ class Receiver:
         incoming.ended(incoming)
 
     def _drop_copies(self, incoming: Incoming) -> None:
-        """Wait for what is being copied of a transfer that was given up: it reads slots and writes blocks."""
+        """Wait for copies of a transfer that was given up: they read slots and write blocks."""
         for copy in self._copies:
             if copy.incoming is incoming:
                 copy.landed.result()

@@ -1,6 +1,6 @@
 """Sealed messages between two agents that share a key: `MAC (16 bytes), MessagePack body`.
 
-The MAC depends on the kind of message, so that a message cannot be replayed as one of another kind.
+The MAC covers the kind of message, so that a message cannot be replayed as one of another kind.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
 def seal(kind: Kind, key: bytes, message: msgspec.Struct) -> bytes:
-    """`key` has 32 bytes."""
+    """The sealed message; `key` has 32 bytes."""
     body = msgspec.msgpack.encode(message)
     return _mac(kind, key, body) + body
 
 
 def unseal(kind: Kind, key: bytes, sealed: bytes, message_type: type[MessageT]) -> MessageT | None:
-    """The message; None if its MAC is wrong or its body is not of that type."""
+    """The message; None if its MAC is wrong or its body does not have that type."""
     mac, body = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(kind, key, body)):
         return None

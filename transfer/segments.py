@@ -7,13 +7,13 @@ from typing import NamedTuple
 from mesh.errors import ConfigError
 from transfer.ticket import Segment
 
-# A layerwise segment has at most the layers of one such group, so that most of a prompt's KV is sent while later layers
-# are still computed.
+# A layerwise segment spans the layers of at most one of this many groups, so that most of a prompt's KV is sent while
+# later layers are still computed.
 LAYER_GROUPS = 8
 
 
 class Tile(NamedTuple):
-    """`layer_count` layers of `block_count` blocks; blocks counted within the transfer."""
+    """`layer_count` layers of `block_count` blocks; blocks are counted within the transfer."""
 
     first_layer: int
     layer_count: int
@@ -31,14 +31,14 @@ def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -
 
 
 class Parts(NamedTuple):
-    """The layers of a block: those of the model, and behind them those of drafts, which not every block has."""
+    """The layers of a block: those of the model, followed by those of drafts, which not every block has."""
 
     base_layers: int
     draft_layers: int
 
 
 def plan_parts(parts: Parts, blocks: int, drafted: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
-    """As `plan_whole`, with all layers of the first `drafted` blocks, and the base layers of the others."""
+    """As `plan_whole`, with all layers of the first `drafted` blocks, and only the base layers of the others."""
     if not parts.draft_layers or not drafted:
         return plan_whole(parts.base_layers, blocks, piece_bytes, segment_bytes)
     whole = plan_whole(sum(parts), drafted, piece_bytes, segment_bytes)
@@ -47,7 +47,7 @@ def plan_parts(parts: Parts, blocks: int, drafted: int, piece_bytes: int, segmen
 
 
 def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
-    """Runs of blocks by groups of layers: each may be sent as soon as its layers are computed."""
+    """Runs of blocks by groups of layers: each can be sent as soon as its layers are computed."""
     return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes, _even_runs)
 
 
@@ -56,7 +56,7 @@ def tile_of(segment: Segment) -> Tile:
 
 
 def covers_once(tiles: Sequence[Tile], layers: int, blocks: int) -> bool:
-    """Whether the tiles hold every layer of every block exactly once."""
+    """Whether the tiles cover every layer of every block exactly once."""
     seen: set[tuple[int, int]] = set()
     pieces = 0
     for tile in tiles:
@@ -83,7 +83,7 @@ def _tiles(
     segment_bytes: int,
     cut: Callable[[int, int], list[int]],
 ) -> list[Tile]:
-    """At most `segment_bytes` each; ordered by blocks, then by layers."""
+    """Tiles of at most `segment_bytes` each, ordered by blocks, then by layers."""
     if piece_bytes > segment_bytes:
         raise ConfigError(
             f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
@@ -98,7 +98,9 @@ def _tiles(
 
 
 def _short_ended_runs(count: int, longest: int) -> list[int]:
-    """Even runs; if there are many, a short first one, to send bytes sooner, and a short last one, to verify sooner."""
+    """Even runs. If there are many, the first is short, to start sending early, and the last, to finish verifying
+    early.
+    """
     first, last = longest // 2, longest // 4
     if not last or count <= 2 * longest:
         return _even_runs(count, longest)
@@ -106,6 +108,6 @@ def _short_ended_runs(count: int, longest: int) -> list[int]:
 
 
 def _even_runs(count: int, longest: int) -> list[int]:
-    """As few runs as hold so many, longer ones first, no two of which differ by more than one."""
+    """`count` items in as few runs as possible. The lengths differ by at most one, longer runs first."""
     runs = -(-count // longest)
     return [-(-(count - number) // runs) for number in range(runs)]

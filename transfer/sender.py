@@ -1,4 +1,4 @@
-"""Sending: gathers blocks into slots, sends them and their checksums over UCX, and frees every slot."""
+"""Gathers blocks into slots, sends them and their checksums over UCX, and frees every slot."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from transfer.tally import Tally
 from transfer.ticket import Announcement, BlockMac
 from transfer.transport import Transmission, Transport
 
-# If a peer has not received a segment so long after it was given up, the peer is frozen or gone, and its connection is
-# closed. UCX reports neither; over shared memory not even a peer that was killed while it owed an answer.
+# If a peer has not received a segment this long after it was given up, the peer is frozen or gone, and its connection
+# is closed. UCX reports neither case; over shared memory it does not even report a killed peer that owed an answer.
 _STUCK_SECONDS = 3.0
 
 
@@ -39,9 +39,9 @@ class _Send:
     size_bytes: int
     checksum: bytes
     transmission: Transmission
-    # The message with its checksum, once it was sent.
+    # The message with its checksum, once that was sent.
     announcement: Transmission | None = None
-    # When its peer is disconnected; None before its push was given up.
+    # When the peer is to be disconnected; None until its push was given up.
     disconnect_at: float | None = None
 
     @property
@@ -50,18 +50,20 @@ class _Send:
 
     @property
     def completed(self) -> bool:
-        """UCX needs neither its slot nor its checksum any more; the checksum of a push that has ended is not sent."""
+        """Whether UCX needs neither the slot nor the checksum any more. The checksum of a push that has ended is never
+        sent.
+        """
         if self.announcement is not None:
             return self.transmission.completed and self.announcement.completed
         return self.transmission.completed and (self.outgoing.push.ended or self.transmission.error() is not None)
 
     def error(self) -> str | None:
-        """What went wrong. Only once it is completed."""
+        """What went wrong; None if nothing did. Call it only once the send has completed."""
         return self.transmission.error() or (self.announcement.error() if self.announcement else None)
 
 
 class Sender:
-    """Open pushes send one segment each in turn. A peer may be frozen, so it holds at most half of the slots."""
+    """Open pushes take turns, one segment each. A peer may be frozen, so it can hold at most half of the slots."""
 
     def __init__(
         self,
@@ -78,12 +80,12 @@ class Sender:
         self._slots = slots
         self._staging = staging
         self._sent_bytes = sent_bytes
-        # The first is the next to send.
+        # The first one is next to send.
         self._open: deque[Outgoing] = deque()
-        # They complete in this order.
+        # In order of completion.
         self._gathers: deque[_Gather] = deque()
         self._sends: list[_Send] = []
-        # Sends of pushes that were given up: their slots are in quarantine.
+        # Sends of pushes that were given up; their slots are quarantined.
         self._abandoned: list[_Send] = []
 
     @property
@@ -101,17 +103,19 @@ class Sender:
         self._end_if_done(outgoing)
 
     def give_up(self, outgoing: Outgoing, error: str) -> None:
-        """`ended` was called before, or is called now. Its slots become free when UCX completes their requests."""
+        """Give up a push. `ended` is called now, unless it was called before. Its slots become free when UCX completes
+        their requests.
+        """
         outgoing.push.fail(error)
         self._end_if_done(outgoing)
 
     def poll(self, now: float) -> bool:
         """Do what can be done now, and begin to gather at most one segment. Returns whether anything was done."""
         finished = self._finish_sends()
-        # A segment takes longest on its way: it is sent before the next is gathered, and before any checksum.
+        # A segment's bytes take longest, so send them before gathering the next segment and before any checksum.
         sent = self._send_gathered()
         begun = not self._gathers and self._gather_next()
-        # Host memory has gathered it already.
+        # In host memory the gather has completed already.
         sent |= self._send_gathered()
         announced = self._announce_sent()
         for outgoing in [each for each in self._open if each.push.deadline <= now]:
@@ -166,7 +170,8 @@ class Sender:
         for send in self._sends:
             if send.announcement is None:
                 transport = self._transport.transport_name(send.address)
-                # UCX chooses it with the first message to a peer, and may not tell before that has arrived.
+                # UCX chooses the transport with the first message to a peer, and may not tell until that message has
+                # arrived.
                 arrived = send.transmission.completed and send.transmission.error() is None
                 if transport is not None or arrived:
                     self._announce(send, transport or "unknown")
@@ -219,11 +224,11 @@ class Sender:
         outgoing.ended(outgoing)
 
     def _drop_gathers(self, outgoing: Outgoing) -> None:
-        """Wait for what is being gathered of a push that was given up, and free its slots."""
+        """Wait for gathers of a push that was given up, and free their slots."""
         dropped = [gather for gather in self._gathers if gather.outgoing is outgoing]
         self._gathers = deque(gather for gather in self._gathers if gather.outgoing is not outgoing)
         for gather in dropped:
-            # Until then it reads the blocks.
+            # Until this returns, the gather reads the blocks.
             gather.checksum.result()
             self._slots.release(gather.slot)
 
@@ -248,11 +253,11 @@ class Sender:
         )
 
     def _empty_quarantine(self) -> None:
-        """There is no slot to send with: if quarantine alone holds them, disconnect its peers."""
+        """No slot is free to send with. If all of them are quarantined, disconnect their peers."""
         if not self._sends and not self._gathers:
             self._disconnect(self._abandoned)
 
     def _disconnect(self, sends: Sequence[_Send]) -> None:
-        """Everything else on its way to their peers fails too."""
+        """Disconnect the peers of these sends. All other messages to them fail too."""
         for address in {send.address for send in sends}:
             self._transport.disconnect(address)

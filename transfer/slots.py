@@ -1,4 +1,4 @@
-"""The fixed pool of staging slots: which direction may acquire one, and when a slot becomes free."""
+"""The fixed pool of staging slots: which direction may acquire a slot, and when a slot becomes free."""
 
 from enum import Enum
 
@@ -12,8 +12,8 @@ class SlotPool:
     """Slots are numbered from 0. Each is free, held by one segment, or quarantined.
 
     A quarantined slot belongs to a transfer that was given up while UCX may still use its memory. It becomes free only
-    when UCX has completed the request, or its endpoint is closed. Neither direction may hold all slots: two processes
-    that send to each other could otherwise wait for each other's slots forever.
+    when UCX has completed the request, or when its endpoint is closed. Neither direction may hold all slots: two
+    processes that send to each other could otherwise wait for each other's slots forever.
     """
 
     def __init__(self, count: int) -> None:
@@ -49,7 +49,7 @@ class SlotPool:
         return slot
 
     def quarantine(self, slot: int) -> None:
-        """The transfer that holds it was given up; UCX may still read or write it."""
+        """The transfer that holds the slot was given up; UCX may still read or write it."""
         assert slot in self._users and slot not in self._quarantined
         self._quarantined.add(slot)
 

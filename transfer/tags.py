@@ -6,7 +6,7 @@ LOOKUP_TAG = 1 << 63
 
 
 def draw_tags(count: int) -> int:
-    """The first of so many consecutive tags, at random, for a landing."""
+    """Draw random tags for a landing: returns the first of `count` consecutive ones."""
     return secrets.randbelow(LOOKUP_TAG - count)
 
 
@@ -25,7 +25,7 @@ def segment_tag(landing_tag: int, index: int) -> int:
 
 
 def segment_of(tag: int, landing_tag: int) -> int | None:
-    """Which segment a tag of the landing is for; None if it is the tag of its checksums."""
+    """The segment that a tag of the landing belongs to; None for the tag of its checksums."""
     return None if tag == landing_tag else tag - landing_tag - 1
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 class Tally:
-    """`counts` is never changed once it was published: each `add` publishes another mapping in its place."""
+    """`counts` is immutable once published: each `add` replaces it by another mapping."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -13,7 +13,7 @@ class Tally:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What was counted until now."""
+        """The counts up to now."""
         return self._counts
 
     def add(self, name: str, count: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The transfer thread: it polls while there is something to do, and else sleeps until UCX or its owner wakes it."""
+"""The transfer thread: it polls while there is work, and otherwise sleeps until UCX or its owner wakes it."""
 
 import logging
 import math
@@ -15,19 +15,19 @@ from transfer.ucx import UcxTransport
 
 logger = logging.getLogger(__name__)
 
-# Its checksum is a call that releases the interpreter for some microseconds, and so lets other threads run between two
-# polls. Where the thread sleeps so briefly instead, a push takes a tenth longer.
+# Computing its checksum is a call that releases the interpreter lock for some microseconds, so that other threads run
+# between two polls. If the thread slept that long instead, a push would take a tenth longer.
 _CHECKSUMMED = bytes(16 << 10)
-# Pause between polls when patience is over and something is under way that UCX wakes nobody for.
+# Pause between polls once busy polling is over, while something is in flight that UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
-# How often the connections to peers that are gone are forgotten.
+# How often connections to peers that are gone are dropped.
 _DEAD_PEERS_SECONDS = 5.0
 
 
 class Work(Protocol):
-    """What the thread does: `exchange.Exchange`."""
+    """The work of the thread: `exchange.Exchange`."""
 
-    # UCX wakes nobody when something is over.
+    # Whether UCX wakes nobody when something completes.
     needs_polling: bool
 
     @property
@@ -35,7 +35,7 @@ class Work(Protocol):
 
     @property
     def busy_poll_seconds(self) -> float:
-        """How long the thread polls without a pause after there was something to do."""
+        """How long the thread polls without a pause after it last had work."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class TransferThread:
         clock: Callable[[], float],
         announce: Callable[[], None],
     ) -> None:
-        """The thread calls `announce` whenever it has polled. The work's deadlines are times of `clock`."""
+        """The thread calls `announce` after each poll. The work's deadlines are times of `clock`."""
         self._transport = transport
         self._work = work
         self._clock = clock
@@ -68,9 +68,9 @@ class TransferThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = EventFd()
         self._closing = False
-        # Grows by one when the thread begins a pass and when it has ended it: odd while it is at work.
+        # Grows by one at the beginning and at the end of each pass: odd during a pass.
         self.passes = 0
-        # What ended the thread, if that was not `close`.
+        # The error that ended the thread; None if `close` did.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
         self._thread.start()
@@ -122,7 +122,8 @@ class TransferThread:
                 self._sleep(poller)
 
     def _run_once(self) -> bool:
-        # UCX first: a message that is here now may be for a landing that was posted since the last call.
+        # Progress UCX before running commands: a message that it finds may be for a landing whose command is still
+        # queued.
         self._transport.progress()
         commands = len(self._commands)
         for _ in range(commands):

@@ -9,12 +9,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A run of bytes in a landing: `layer_count` layers of `block_count` blocks, layer-major on the wire."""
 
     index: int
-    # The rank of the receiving worker that holds the blocks, and that rank's UCX address.
+    # The receiving worker's rank that holds the blocks, and that rank's UCX address.
     destination_rank: int
     worker_address: bytes
     first_layer: int
     layer_count: int
-    # Counted among the blocks of the landing: those that the receiver does not hold yet.
+    # Counted among the blocks of the landing, which are those that the receiver does not hold yet.
     first_block: int
     block_count: int
     size_bytes: int
@@ -23,17 +23,18 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class Ticket(msgspec.Struct, frozen=True):
     """The right to push into one landing, once. Carried only in authenticated calls.
 
-    Segment i goes to its address with the tag `tag` + 1 + i. Its checksum goes there with `tag`, sealed with `secret`.
+    Segment i is sent to its address with the tag `tag` + 1 + i. Its checksum is sent there with `tag`, sealed with
+    `secret`.
     """
 
-    # 16 random bytes; names the transfer.
+    # 16 random bytes that identify the transfer.
     transfer_id: bytes
     # How often the request was placed again.
     attempt: int
-    # 32 unguessable bytes; keys the checksums, and seals them.
+    # 32 unguessable bytes: the key of the checksums, and of their seals.
     secret: bytes
     tag: int
-    # Counted from the moment that the receiver made the ticket.
+    # Counted from the moment at which the receiver made the ticket.
     deadline_ms: int
     namespace: KvNamespace
     segments: tuple[Segment, ...]
@@ -48,11 +49,11 @@ class BlockMac(msgspec.Struct, frozen=True, array_like=True):
 
     # Id of the worker that computed the block.
     writer: str
-    # Random, of the push that brought the block to the store.
+    # Random salt of the push that brought the block to the store.
     salt: bytes
     # One tag for each layer, in order.
     tags: bytes
-    # Tells under which secret; empty from workers, and stores, of the version before.
+    # Identifies the secret; empty if the sender is a worker or store of the previous version.
     key_id: bytes = b""
 
 
@@ -62,9 +63,9 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     segment: int
     size_bytes: int
     checksum: bytes
-    # UCX transport that the segment used: only the sender's endpoint knows it.
+    # UCX transport that the segment used; only the sender's endpoint knows it.
     transport: str
-    # Those of its blocks, on their way to a store or from one; empty between workers.
+    # MACs of the segment's blocks, if they go to or come from a store; empty between workers.
     macs: tuple[BlockMac | None, ...] = ()
 
 
@@ -75,6 +76,6 @@ class StoreSession(msgspec.Struct, frozen=True):
     epoch: str
     worker_address: bytes
     session_id: int
-    # 32 bytes; seals the UCX messages of both.
+    # 32 bytes; seals the UCX messages of both sides.
     session_key: bytes
     namespace: KvNamespace

@@ -21,7 +21,7 @@ RESERVED_TAG = "reserved_tag"
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shape of the sender's KV, and size of its slots."""
+    """The shape of the sender's KV, and the size of its slots."""
 
     layers: int
     piece_bytes: int
@@ -43,9 +43,9 @@ def make_ticket(
     attempt: int,
     deadline_seconds: float,
 ) -> Ticket:
-    """A new landing's ticket: transfer id, secret and tag are drawn at random, and never used again.
+    """A new landing's ticket. Transfer id, secret and tag are drawn at random and never used again.
 
-    `rank` is the receiving rank's number in its worker, `worker_address` its UCX address.
+    `rank`: number of the receiving rank in its worker; `worker_address`: its UCX address.
     """
     return Ticket(
         transfer_id=secrets.token_bytes(16),
@@ -61,7 +61,7 @@ def make_ticket(
 
 
 def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> Refusal | None:
-    """Why so many blocks cannot be pushed with this ticket; None if they can."""
+    """Why `blocks` blocks cannot be pushed with this ticket; None if they can."""
     if not namespace.provides(ticket.namespace):
         message = f"the landing is for KV of {ticket.namespace}, this worker's is {namespace}"
         return Refusal(OTHER_NAMESPACE, NamespaceMismatch(message))

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message from a peer. Beyond a few KiB only its envelope is here: the bytes wait with the sender."""
+    """A message from a peer. If it is larger than a few KiB, only its envelope is here, and its bytes wait with the
+    sender.
+    """
 
     tag: int
     size_bytes: int
@@ -14,34 +16,36 @@ class Arrival:
 
 
 class Transmission(Protocol):
-    """One message on its way. It keeps its buffer alive, which the transport uses until it is completed."""
+    """One message in flight. It keeps its buffer alive until the transport no longer uses it."""
 
     @property
     def completed(self) -> bool: ...
 
     def error(self) -> str | None:
-        """What went wrong; None if nothing did. Only once it is completed."""
+        """What went wrong; None if nothing did. Call it only once the transmission has completed."""
         ...
 
 
 class Transport(Protocol):
     """Used by the transfer thread only. A send to a peer that is gone completes with an error."""
 
-    # Worker address: where others send to.
+    # Worker address, to which others send.
     address: bytes
 
     def send(self, address: bytes, tag: int, buffer: Any) -> Transmission: ...
 
     def next_arrival(self) -> Arrival | None:
-        """Each message is returned once; the caller then calls `receive` or `discard` for it."""
+        """The next message; None if there is none. Each is returned once, and the caller must `receive` or `discard`
+        it.
+        """
         ...
 
     def receive(self, arrival: Arrival, buffer: Any) -> Transmission:
-        """`buffer` is as long as the message."""
+        """Receive the message into `buffer`, which must have its length."""
         ...
 
     def discard(self, arrival: Arrival) -> None:
-        """Drop the message, so that the sender can go on."""
+        """Drop the message, so that the sender can continue."""
         ...
 
     def is_reachable(self, address: bytes) -> bool:
@@ -49,9 +53,11 @@ class Transport(Protocol):
         ...
 
     def transport_name(self, address: bytes) -> str | None:
-        """Name of the UCX transport that carries segments there, e.g. "tcp"; None until the first message arrived."""
+        """Name of the UCX transport that carries segments there, e.g. "tcp"; None until the first message has
+        arrived.
+        """
         ...
 
     def disconnect(self, address: bytes) -> None:
-        """Close the connection: every transmission to that peer ends, with an error."""
+        """Close the connection: every transmission to that peer ends with an error."""
         ...

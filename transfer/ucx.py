@@ -1,4 +1,4 @@
-"""UCX as `Transport`: one context and one worker, progressed by the thread that uses it."""
+"""UCX as a `Transport`: one context and one worker, progressed by the thread that uses it."""
 
 import os
 from typing import Any
@@ -10,16 +10,16 @@ from transfer.ucx_endpoint import UcxEndpoint, UcxRequest, UcxSend
 from transfer.ucx_settings import ucx_settings
 
 _CLOSE_PERIOD_NS = 10_000_000
-# UCX gives up a connection at its first error, also at one that a second try does not meet. A peer that is gone refuses
-# at once.
+# UCX gives up a connection at its first error, even one that a second attempt would not meet. A peer that is gone
+# refuses at once.
 _ATTEMPTS = 2
 
 
 class UcxTransport:
-    """It probes for messages of any tag: a receive that was posted ahead might never be matched."""
+    """Probes for messages of any tag, rather than posting receives ahead that might never be matched."""
 
     def __init__(self, transports: str | None, devices: str | None = None, times: StartTimes | None = None) -> None:
-        """`times` is told what each phase took.
+        """`times` records the duration of each phase.
 
         Raises ConfigError if ucxx is missing, or if UCX does not start with these transports and network devices.
         """
@@ -36,19 +36,19 @@ class UcxTransport:
         self.address: bytes = self._worker.address.tobytes()
         self._any_tag, self._any_mask = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
         self._endpoints: dict[bytes, UcxEndpoint] = {}
-        # Those of them where nothing has arrived yet.
+        # Endpoints where nothing has arrived yet.
         self._connecting: dict[bytes, UcxEndpoint] = {}
-        # Receives into nothing, until UCX has completed them.
+        # Receives of discarded messages, until UCX has completed them.
         self._discarded: list[UcxRequest] = []
         times.mark("ucx")
 
     def fileno(self) -> int:
-        """It becomes readable when `progress` has something to do, after `arm` returned True."""
+        """A descriptor that becomes readable when `progress` has work, after `arm` returned True."""
         descriptor: int = self._worker.epoll_file_descriptor
         return descriptor
 
     def arm(self) -> bool:
-        """False if there is something to progress already."""
+        """Arm the descriptor. False if there is something to progress already."""
         armed: bool = self._worker.arm()
         return armed
 
@@ -60,7 +60,7 @@ class UcxTransport:
             self._discarded = [request for request in self._discarded if not request.completed]
 
     def send(self, address: bytes, tag: int, buffer: Any) -> Transmission:
-        # UCX ends the process over an address of another version.
+        # UCX ends the process if it gets an address of another version.
         if address[:1] != self.address[:1]:
             return _Unsent("this is no address of a UCX worker")
         endpoint = self._endpoints.get(address)
@@ -80,7 +80,7 @@ class UcxTransport:
         return UcxRequest(request, buffer, self._ucx.UCXError)
 
     def discard(self, arrival: Arrival) -> None:
-        # Truncation to nothing ends the message on both sides, and frees the sender's buffer.
+        # Receiving into an empty buffer truncates the message, ends it on both sides, and frees the sender's buffer.
         self._discarded.append(self.receive(arrival, bytearray()))
 
     def is_reachable(self, address: bytes) -> bool:
@@ -96,7 +96,8 @@ class UcxTransport:
         self._connecting.pop(address, None)
         # UCX has closed the endpoint of a dead peer itself; over TCP, closing it again crashes the process.
         if endpoint is not None and endpoint.alive:
-            # UCX's other close flushes first, and a frozen peer never lets it end; this one cancels, within 0.1 ms.
+            # UCX's other way to close flushes first, which never ends if the peer is frozen; this one cancels, within
+            # 0.1 ms.
             endpoint.handle.close_blocking(_CLOSE_PERIOD_NS, 1)
 
     def drop_dead_peers(self) -> None:
@@ -105,7 +106,7 @@ class UcxTransport:
             self.disconnect(address)
 
     def close(self) -> None:
-        """Close every connection, and end what is on its way."""
+        """Close every connection, and end all messages in flight."""
         for address in list(self._endpoints):
             self.disconnect(address)
         self._worker.progress()
@@ -136,7 +137,7 @@ class UcxTransport:
         try:
             endpoint = self._connect(address, failed.attempts_left - 1)
         except self._ucx.UCXError:
-            # Its messages keep the first error.
+            # The messages keep their first error.
             return
         for request in failed.first_requests:
             request.send_again(endpoint)
@@ -155,7 +156,8 @@ class _Unsent:
 
 
 def _import_ucxx() -> tuple[Any, Any]:
-    # ucxx sets a variable that a UCX without CUDA does not know, and that UCX would warn of. Read when it is loaded.
+    # ucxx sets a variable that a UCX without CUDA does not know and would warn of. UCX reads this setting when it is
+    # loaded.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         from ucxx._lib import libucxx

@@ -1,4 +1,4 @@
-"""One peer of a UCX worker: its connection, the requests on it, and which transport UCX chose for it."""
+"""One peer of a UCX worker: its connection, the requests on it, and the transport that UCX chose for it."""
 
 import ctypes
 import re
@@ -12,7 +12,7 @@ class UcxRequest:
     def __init__(self, request: Any, buffer: Any, error_class: type[Exception]) -> None:
         self._request = request
         self._error_class = error_class
-        # UCX does not keep its buffer alive.
+        # UCX does not keep the buffer alive.
         self._buffer = buffer
 
     @property
@@ -46,10 +46,10 @@ class UcxSend(UcxRequest):
 
 class UcxEndpoint:
     def __init__(self, handle: Any, attempts_left: int) -> None:
-        """A connection that is being made; it may be tried so many times more."""
+        """A connection in progress; attempts_left: how often it may be tried again."""
         self.handle = handle
         self.attempts_left = attempts_left
-        # Before one of these has arrived, UCX may not have chosen a transport.
+        # Until one of these has arrived, UCX may not have chosen a transport.
         self.first_requests: list[UcxSend] = []
         self._transport_name: str | None = None
 
@@ -60,13 +60,13 @@ class UcxEndpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether anything arrived there."""
+        """Whether any message has arrived at the peer."""
         if self._transport_name is not None:
             return True
         return any(request.completed and request.error() is None for request in self.first_requests)
 
     def add(self, request: UcxSend) -> None:
-        """This request was sent there."""
+        """Note a request that was sent to the peer."""
         if self._transport_name is None:
             self.first_requests.append(request)
 
@@ -78,7 +78,7 @@ class UcxEndpoint:
 
 
 def transport_in(description: str) -> str:
-    """The transport that UCX chose for its largest tagged messages, from `ucp_ep_print_info`'s tables.
+    """The transport that UCX chose for its largest tagged messages, read from `ucp_ep_print_info`'s tables.
 
     A row is `| 8K..inf | rendezvous fragmented copy-in copy-out | sysv/memory |`, under a heading that names the
     operation and the kind of memory. Several lanes are joined: "cma+tcp".

@@ -1,4 +1,6 @@
-"""UCX's own messages in our log: one line for a kind of message, where UCX prints a backtrace for each one."""
+"""Puts UCX's own messages into our log: one line for a kind of message, where UCX prints a backtrace for each
+message.
+"""
 
 import atexit
 import ctypes
@@ -8,12 +10,12 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# A message from the same function of UCX is logged again after so long: a peer that sends garbage causes thousands.
+# Pause before a message from the same function of UCX is logged again: a peer that sends garbage causes thousands.
 _QUIET_SECONDS = 10.0
-# ucs_log_level_t, and what a handler returns.
+# Values of ucs_log_level_t, and return values of a handler.
 _ERROR, _WARN = 1, 2
 _STOP, _CONTINUE = 0, 1
-# The source of the lines of a backtrace.
+# The source file that a backtrace's lines name.
 _BACKTRACE_FILE = b"log.c"
 _MESSAGE_BYTES = 512
 
@@ -31,21 +33,21 @@ _HANDLER = ctypes.CFUNCTYPE(
 
 
 class UcxLog:
-    """Takes UCX's messages from its creation until `close`; once a process, by its main, after UCX was loaded."""
+    """Takes over UCX's messages until `close`. Made once per process, by its main, after UCX was loaded."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._libc, self._libucs = ctypes.CDLL(None), ctypes.CDLL("libucs.so.0")
-        # When a message of this file and function is logged again.
+        # When messages of this file and function may be logged again.
         self._quiet_until: dict[tuple[bytes, bytes], float] = {}
-        # UCX keeps a pointer to it.
+        # UCX keeps only a pointer to the handler, so we must keep it alive.
         self._handler = _HANDLER(self._handle)
         self._libucs.ucs_log_push_handler(self._handler)
-        # UCX still logs when the interpreter has gone.
+        # UCX still logs after the interpreter has shut down.
         atexit.register(self.close)
 
     def close(self) -> None:
-        """UCX prints its messages again."""
+        """Let UCX print its messages again."""
         atexit.unregister(self.close)
         self._libucs.ucs_log_pop_handler()
 
@@ -53,7 +55,7 @@ class UcxLog:
         self, path: bytes, line: int, function: bytes, level: int, _component: int, form: int, arguments: int
     ) -> int:
         if level not in (_ERROR, _WARN):
-            # UCX prints what ends the process, and what a user asked for with UCX_LOG_LEVEL.
+            # UCX itself prints what ends the process, and what a user asked for with UCX_LOG_LEVEL.
             return _CONTINUE
         name = path.rsplit(b"/", 1)[-1]
         if name != _BACKTRACE_FILE and not self._is_quiet((name, function)):

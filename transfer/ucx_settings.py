@@ -5,21 +5,22 @@ import os
 from mesh.errors import ConfigError
 
 _SETTINGS = {
-    # On loopback TCP these carry four times as many bytes a second as UCX's own sizes.
+    # With these sizes loopback TCP carries four times as many bytes a second as with UCX's defaults.
     "TCP_TX_SEG_SIZE": "256K",
     "TCP_RX_SEG_SIZE": "1M",
-    # Endpoints have error handling, with which UCX silently drops shared memory unless it is told this.
+    # Our endpoints use error handling. With it, UCX silently drops shared memory unless this is set.
     "MM_ERROR_HANDLING": "y",
-    # Within this time a killed sender is noticed over shared memory. UCX's own 20 s would keep slots that long.
+    # A killed sender is noticed within this time over shared memory. With UCX's default of 20 s it would hold slots
+    # that long.
     "KEEPALIVE_INTERVAL": "1s",
-    # Without it the thread that connects waits for the answer, two minutes if the peer's machine is gone or cut off.
+    # Without this, the connecting thread waits for the answer: two minutes if the peer's machine is gone or cut off.
     # All transfers of this process stop meanwhile, and a rank whose transfer thread hangs is ended.
     "TCP_CONN_NB": "y",
 }
 
 
 def ucx_settings(transports: str | None, devices: str | None) -> dict[str, str]:
-    """Settings for a UCX context. A UCX_* variable in the environment wins over each."""
+    """Settings for a UCX context. A UCX_* variable in the environment overrides each."""
     settings = dict(_SETTINGS)
     if transports is not None:
         settings["TLS"] = transports
@@ -29,7 +30,7 @@ def ucx_settings(transports: str | None, devices: str | None) -> dict[str, str]:
 
 
 def check_carries_gpu_memory(transports: str | None) -> None:
-    """Raises ConfigError if these transports cannot read a GPU's memory: UCX would treat it as the host's."""
+    """Raises ConfigError if these transports cannot read a GPU's memory: UCX would treat it as host memory."""
     chosen = os.environ.get("UCX_TLS", transports) or "all"
     names = set(chosen.removeprefix("^").split(","))
     reaching = names & {"cuda_copy", "cuda", "all"}

@@ -1,4 +1,4 @@
-"""The one translation of tickets to and from protos."""
+"""Translates tickets to protos and back; the only such translation."""
 
 from deepmesh.internal.v1 import landing_pb2
 
@@ -12,7 +12,9 @@ MAX_SEGMENTS = 65_536
 
 
 def ticket(message: landing_pb2.LandingTicket) -> Ticket:
-    """Raises InvalidRequest for what cannot be a ticket. `tickets.refusal_of` checks the rest before a push."""
+    """Raises InvalidRequest for a message that cannot be a ticket. `tickets.refusal_of` checks the rest before a
+    push.
+    """
     if len(message.transfer_id) != TRANSFER_ID_BYTES or len(message.secret) != SECRET_BYTES:
         raise InvalidRequest(
             f"a ticket has {TRANSFER_ID_BYTES} bytes of transfer_id and {SECRET_BYTES} of secret", field="ticket"

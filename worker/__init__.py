@@ -1,1 +1,1 @@
-"""What both kinds of worker share, on the service's side of their ranks."""
+"""The part of a worker's service, outside its ranks, that both kinds of worker share."""

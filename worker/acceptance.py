@@ -10,7 +10,7 @@ MAX_SALT_BYTES = 256
 
 
 def check_prompt(token_ids: Sequence[int], max_tokens: int, ready: Ready) -> None:
-    """Raises InvalidRequest or ContextExceeded where the rank can never compute it, and `max_tokens` after it."""
+    """Raises InvalidRequest or ContextExceeded if the rank could never compute the prompt and `max_tokens` after it."""
     if not token_ids:
         raise InvalidRequest("the prompt is empty: send at least one token", field="token_ids")
     if max(token_ids) >= ready.vocabulary_size:
@@ -26,6 +26,6 @@ def check_prompt(token_ids: Sequence[int], max_tokens: int, ready: Ready) -> Non
 
 
 def check_salt(cache_salt: bytes) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if the salt is too long."""
     if len(cache_salt) > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt has at most {MAX_SALT_BYTES} bytes", field="cache_salt")

@@ -1,4 +1,4 @@
-"""A child of this process from before it became another program (exec): asyncio knows nothing of it."""
+"""A child that this process had before it became another program (exec), and that asyncio therefore does not know."""
 
 import asyncio
 import os
@@ -6,26 +6,26 @@ import signal
 
 
 class AdoptedProcess:
-    """What of asyncio's Process a rank's client needs. `wait` is called once."""
+    """The part of asyncio's Process that a rank's client needs. Call `wait` only once."""
 
     def __init__(self, process_id: int) -> None:
         self.pid = process_id
-        # Also of one that has ended: it stays until we ask how.
+        # This also works if the process has ended: it stays a zombie until we wait for it.
         self._descriptor = os.pidfd_open(process_id)
 
     def kill(self) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Raises ProcessLookupError if the process has ended."""
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended; a negative one is a signal's number."""
+        """The exit status, once the process has ended; a negative status is the number of a signal."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        # Readable when it has ended.
+        # The descriptor becomes readable when the process ends.
         loop.add_reader(self._descriptor, ended.set)
         try:
             await ended.wait()
         finally:
             loop.remove_reader(self._descriptor)
-        # It returns at once.
+        # The process has ended, so this returns at once.
         _, status = os.waitpid(self.pid, 0)  # noqa: ASYNC222
         return os.waitstatus_to_exitcode(status)

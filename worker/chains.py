@@ -1,4 +1,4 @@
-"""Blocks of KV in the order of their prompts: from a block that a rank holds, back to the root of its chain."""
+"""Orders blocks of KV by their prompts: from a block that a rank holds back to the root of its chain."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -7,14 +7,14 @@ from mesh.domain.sparse_prefill import SparsePrefill
 
 
 class Chains:
-    """The reusable blocks that a rank holds, each with the block before it."""
+    """The reusable blocks that a rank holds, each with its parent, the block before it."""
 
     def __init__(self) -> None:
-        # By block, the block before it in its chain; empty at the root.
+        # The parent of each block; empty for the first block of a chain.
         self._parents: dict[bytes, bytes] = {}
-        # By first block, whose request computed it; none for those of no tenant.
+        # The tenant whose request computed a chain's first block, by that block; absent if it had no tenant.
         self._tenants: dict[bytes, str] = {}
-        # Those whose draft layers are not whole.
+        # Blocks whose draft layers are incomplete.
         self._draftless: set[bytes] = set()
 
     def observe(
@@ -25,8 +25,8 @@ class Chains:
         tenants: Mapping[bytes, str] | None = None,
         draftless: Iterable[bytes] = (),
     ) -> None:
-        """Note the blocks that left, then those that came, each with the block before it, the tenants of those that
-        begin a chain, and which of them have draft layers that are not whole.
+        """Note first the blocks that left, then those that came: each with its parent, the tenants of those that begin
+        a chain, and those of them whose draft layers are incomplete.
         """
         for block_hash in removed:
             self._parents.pop(block_hash, None)
@@ -37,7 +37,7 @@ class Chains:
         self._draftless.update(draftless)
 
     def drafts_end(self, chain: Sequence[bytes]) -> int | None:
-        """The first block of the chain whose draft layers are not whole; None if all are."""
+        """Index of the chain's first block with incomplete draft layers; None if there is none."""
         if not self._draftless:
             return None
         return next((index for index, block_hash in enumerate(chain) if block_hash in self._draftless), None)
@@ -49,25 +49,25 @@ class Chains:
         return block_hash in self._parents
 
     def tenant_of(self, chain: Sequence[bytes]) -> str:
-        """Whose request computed its first block; empty for nobody's."""
+        """The tenant whose request computed the chain's first block; empty if none."""
         return self._tenants.get(chain[0], "")
 
     def newest(self, most: int) -> list[list[bytes]]:
-        """At most so many whole chains: those whose last block came last."""
+        """Up to `most` whole chains: those whose last block came most recently."""
         followed = set(self._parents.values())
         return self.ending_in([block_hash for block_hash in self._parents if block_hash not in followed][-most:])
 
     def ending_in(self, blocks: Sequence[bytes]) -> list[list[bytes]]:
         """The whole chains, root first, that end in one of the blocks.
 
-        A block that another of the given blocks follows ends no chain of its own; chains with a gap are left out.
+        A block with a successor among the given blocks ends no chain of its own; chains with a gap are left out.
         """
         followed = {self._parents.get(block_hash) for block_hash in blocks}
         chains = (self._chain(block_hash) for block_hash in blocks if block_hash not in followed)
         return [chain for chain in chains if chain]
 
     def _chain(self, block_hash: bytes) -> list[bytes]:
-        """Empty where it has a gap."""
+        """The chain up to this block; empty if it has a gap."""
         backwards = []
         while block_hash:
             parent = self._parents.get(block_hash)
@@ -81,7 +81,7 @@ class Chains:
 def cached_blocks(
     token_ids: Sequence[int], cache_salt: bytes, held: Sequence[Container[bytes]], sparse: SparsePrefill | None = None
 ) -> list[int]:
-    """How many leading blocks of the prompt each rank holds; `held` are each rank's block hashes."""
+    """How many leading blocks of the prompt each rank holds; `held` has the block hashes of each rank."""
     counts = [0] * len(held)
     matching = list(range(len(held)))
     for content in iter_chain(token_ids, cache_salt, sparse):

@@ -13,15 +13,15 @@ LEAST_SECRET = 16
 
 
 class KvAuthenticityConfig(Config):
-    """Who may have computed the KV that comes from a store (docs/security.md)."""
+    """Which authors of KV in a store are trusted (docs/security.md)."""
 
     secret: SecretStr | None = Field(default=None, min_length=LEAST_SECRET)
-    """The same for every worker of the mesh, and known to no store; at best from a file or the environment. Workers
-    vouch with it for the blocks that they offer to stores, and take only blocks from them that one of them vouches for.
-    Without it stores are trusted.
+    """A secret that all workers of the mesh share and no store knows, best read from a file or the environment. With
+    it, workers sign the blocks that they offer to stores, and accept from stores only blocks that a worker has signed.
+    Without it, stores are trusted.
     """
     accepted_secrets: tuple[SecretStr, ...] = ()
-    """Others that blocks may be vouched for with, while `secret` is being replaced."""
+    """Further secrets with which blocks may be signed, while `secret` is being replaced."""
 
     @model_validator(mode="after")
     def _accepts_secrets_beside_its_own(self) -> Self:
@@ -37,24 +37,25 @@ class WorkerConfig(ServiceConfig):
 
     engine: EngineConfig
     scheduler: str
-    """host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
-    the scheduler is away the worker serves those who know it. Several are separated by commas: it reports to each.
+    """host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told about.
+    While the scheduler is away, the worker serves those who know it. Several are separated by commas; the worker
+    reports to each.
     """
     worker_id: str | None = Field(default=None, min_length=1, max_length=256)
     """Unique in the mesh and stable across restarts; by default host:port."""
     status_interval_seconds: float = Field(default=0.05, gt=0)
     """Least time between two reports to the scheduler."""
     stores: tuple[str, ...] = ()
-    """host:port of the KV stores; the scheduler is told the same."""
+    """host:port of the KV stores; the scheduler must be given the same."""
 
     kv: KvAuthenticityConfig = KvAuthenticityConfig()
     other_role: tuple[str, ...] = ()
-    """What differs once this worker has been told to take the other role (`deepmesh role`), as KEY=VALUE of that role's
-    service: [engine.max_requests=8], or the files of security.tls, whose certificates name a role.
+    """Settings that differ once this worker takes the other role (`deepmesh role`), as KEY=VALUE of that role's
+    service: [engine.max_requests=8], or the files of security.tls, since certificates name a role.
     """
 
     def authorship(self, endpoint: str) -> Authorship | None:
-        """What its ranks vouch for blocks with; `endpoint` names a worker that has no id."""
+        """What its ranks sign blocks with; None without a secret. `endpoint` names a worker that has no id."""
         if self.kv.secret is None:
             return None
         secret, *accepted = (each.get_secret_value().encode() for each in (self.kv.secret, *self.kv.accepted_secrets))
@@ -66,7 +67,7 @@ class WorkerConfig(ServiceConfig):
 
     @property
     def rank_engine(self) -> EngineConfig:
-        """What the ranks are told: UCX listens on the network device that gRPC listens on. Raises ConfigError."""
+        """The ranks' configuration: UCX listens on the same network device as gRPC. Raises ConfigError."""
         transfer = self.engine.transfer
         if transfer is None:
             return self.engine

@@ -1,6 +1,6 @@
-"""What a worker's service leaves to the program that takes its place: its ranks, which go on, and its settings.
+"""What a worker's service leaves to the program that replaces it: its ranks, which keep running, and its settings.
 
-The two are one process: exec keeps children and the descriptors that are marked for it.
+Both programs are the same process: exec keeps child processes and the descriptors marked as inheritable.
 """
 
 import os
@@ -11,12 +11,12 @@ import msgspec
 
 from mesh.errors import ConfigError
 
-# The descriptor of a Handover, for the next program of this process alone.
+# Number of the descriptor that holds a Handover; only for the next program of this process.
 HANDOVER_VARIABLE = "DEEPMESH_HANDOVER"
 
 
 class RankHandle(msgspec.Struct, frozen=True):
-    """A released rank: its process, and the descriptors of its socket and of its pulse."""
+    """A released rank: its process id, and the descriptors of its socket and of its pulse."""
 
     process_id: int
     socket: int
@@ -24,16 +24,16 @@ class RankHandle(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    # None if the next program loads its own.
+    # None if the next program starts its own ranks.
     ranks: list[RankHandle]
-    # KEY=VALUE of the role that the worker had, to go back to.
+    # KEY=VALUE settings of the worker's former role, to which it may return.
     former_settings: list[str]
-    # When the worker had drained, by the machine's monotonic clock.
+    # When the worker had drained, on the machine's monotonic clock.
     drained_at: float
 
     @classmethod
     def take(cls) -> Self | None:
-        """What the program before this one left, once; None if there was none. Raises ConfigError."""
+        """What the previous program left; None if there was none. Works only once. Raises ConfigError."""
         text = os.environ.pop(HANDOVER_VARIABLE, None)
         if text is None:
             return None
@@ -44,7 +44,7 @@ class Handover(msgspec.Struct, frozen=True):
             raise ConfigError(f"{HANDOVER_VARIABLE} is for a worker that changes its role: unset it") from error
 
     def leave(self) -> Mapping[str, str]:
-        """The variables with which the next program finds it."""
+        """The environment variables by which the next program finds it."""
         descriptor = os.memfd_create("handover")
         os.write(descriptor, msgspec.msgpack.encode(self))
         os.lseek(descriptor, 0, os.SEEK_SET)

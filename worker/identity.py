@@ -1,4 +1,4 @@
-"""Who a worker is, once its rank has loaded."""
+"""Builds a worker's identity, once its ranks have loaded."""
 
 from engine.config import EngineConfig
 from engine.parallel.layout import Layout
@@ -15,8 +15,8 @@ def worker_identity(
     engine: EngineConfig,
     can_prefill: bool = True,
 ) -> WorkerIdentity:
-    """`incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services; `engine` is how its
-    ranks are set.
+    """`incarnation`: new at every start; `endpoint`: host:port of the worker's gRPC services; `engine`: the
+    configuration of its ranks.
     """
     layout, transfer = Layout.of(engine.parallel), engine.transfer
     return WorkerIdentity(

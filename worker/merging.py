@@ -1,4 +1,4 @@
-"""What the ranks of a worker report, as one report. Pure; the report of a single rank stays as it is."""
+"""Merges the reports of a worker's ranks into one. Pure; the report of a single rank stays as it is."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,10 @@ from mesh.errors import CheckpointError
 
 
 def merge_ready(ranks: Sequence[Ready]) -> Ready:
-    """Blocks and requests are all ranks' together; a request lies on one rank, so the least pool bounds its context.
+    """The ranks' descriptions as one. Blocks and requests add up; the smallest pool bounds the context, since a request
+    lies on one rank.
 
-    Raises CheckpointError if they have loaded different models, as ranks of different hosts can.
+    Raises CheckpointError if the ranks have loaded different models, which can happen on several hosts.
     """
     first = ranks[0]
     if len(ranks) == 1:
@@ -33,7 +34,7 @@ def merge_ready(ranks: Sequence[Ready]) -> Ready:
         total_blocks=sum(rank.total_blocks for rank in ranks),
         max_requests=sum(rank.max_requests for rank in ranks),
         peak_bytes=sum(rank.peak_bytes for rank in ranks),
-        # They load side by side.
+        # The ranks load in parallel.
         start_seconds={
             phase: max(rank.start_seconds.get(phase, 0.0) for rank in ranks) for phase in first.start_seconds
         },
@@ -41,7 +42,7 @@ def merge_ready(ranks: Sequence[Ready]) -> Ready:
 
 
 def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
-    """Sums; step times, answer lengths and the rate of one push are means over the ranks that know them."""
+    """Sums; but step times, answer lengths and the rate of a push are means over the ranks that know them."""
     if len(ranks) == 1:
         return ranks[0]
     return WorkerLoad(
@@ -61,7 +62,7 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
 
 
 def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
-    """Sums; the rate of one fetch is a mean over the ranks that know it."""
+    """Sums; but the rate of a fetch is a mean over the ranks that know it."""
     if len(ranks) == 1:
         return ranks[0]
     return TransferCounters(
@@ -82,7 +83,7 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
 
 
 def _merge_paces(paces: Sequence[PromptPace | None]) -> PromptPace | None:
-    """The sum of the rates of those who know theirs, behind the mean context of their tokens."""
+    """The sum of the known rates, at the mean context of their tokens."""
     known = [pace for pace in paces if pace is not None]
     if not known:
         return None
@@ -91,13 +92,13 @@ def _merge_paces(paces: Sequence[PromptPace | None]) -> PromptPace | None:
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:
-    """None while no rank knows."""
+    """The mean of the known values; None if no rank knows."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
-    """None while no rank knows."""
+    """The sum of the known values; None if no rank knows."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""A service's handle on one rank: starts the process, exchanges messages with it, and leaves none behind."""
+"""A service's handle on one rank: starts the process, exchanges messages with it, and leaves no process behind."""
 
 import asyncio
 import os
@@ -46,19 +46,19 @@ STOP_GRACE_SECONDS = 5.0
 
 
 class RankClient:
-    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked; by `adopt`, or
-    by `reach`.
+    """Made by `start`, by `adopt`, or by `reach`. Call `start` in the main thread: the kernel ties the rank's life to
+    the thread that forked it.
 
-    Messages arrive in the order of the calls; each method that sends raises EngineFailed if the rank has gone.
+    Messages arrive in the order of the calls; each method that sends raises EngineFailed if the rank has died.
 
     Attributes:
-        name: what errors call the rank.
-        ready: what the rank reported when it had loaded.
+        name: the rank's name in errors.
+        ready: the rank's description of itself after loading.
         results: step results and news of transfers, in order. Iterate it once, and promptly: after some MB of unread
-            results the engine pauses. It ends when the rank is released or has gone, and raises EngineFailed if that
-            said why.
-        closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
-            a timeout.
+    results the engine pauses. It ends when the rank is released or has died, and raises EngineFailed if the rank said
+    why.
+        closed: done once the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under a
+    timeout.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankClient:
         self._writer = writer
         self._pulse_descriptor: int | None = pulse_descriptor
         self._pulse = pulse
-        # It was told to forget its requests: nobody need tell it anything of them any more.
+        # The rank was told to forget its requests, so it needs no further messages about them.
         self._leaves = False
         self._released: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._encoder = FrameEncoder()
@@ -98,11 +98,11 @@ class RankClient:
         authorship: Authorship | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> Self:
-        """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
+        """Start rank number `rank` of the worker, which logs and traces as `observe` says; return once it has loaded.
 
-        group: what it shares with the other ranks, if there are any; to be closed when `start` has returned.
-        authorship: what it vouches for blocks with; rendezvous: where it meets ranks of other hosts, if there are any.
-        Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
+        group: what it shares with the other ranks, if there are any; close it when `start` has returned.
+        authorship: what it signs blocks with; rendezvous: where it meets ranks of other hosts, if there are any.
+        Raises CheckpointError or ConfigError if starting again cannot help, otherwise EngineFailed.
         """
         started = await start_rank(config, rank, group)
         client = cls(name, started.process, started.reader, started.writer, started.pulse, started.pulse_descriptor)
@@ -111,9 +111,9 @@ class RankClient:
 
     @classmethod
     async def reach(cls, remote: RemoteRank, name: str, rendezvous: Rendezvous) -> Self:
-        """The client of a rank on another host, whose service starts it; return when it has loaded.
+        """The client of a rank on another host, whose service starts it; return once it has loaded.
 
-        Raises what `start` raises, and ends the rank then.
+        Raises what `start` raises, after ending the rank.
         """
         pulse, descriptor = Pulse.create()
         remote.shows_progress_by(pulse)
@@ -131,9 +131,9 @@ class RankClient:
         name: str = "the engine process",
         authorship: Authorship | None = None,
     ) -> Self:
-        """The client of a released rank, which keeps its weights; return when it is ready to serve as `config` says.
+        """The client of a released rank, which keeps its weights; return once it is ready to serve as `config` says.
 
-        Raises what `start` raises, ConfigError also where the weights cannot be kept, and ends the rank then.
+        Raises what `start` raises, and ConfigError if the weights cannot be kept, after ending the rank.
         """
         for descriptor in (handle.socket, handle.pulse):
             os.set_inheritable(descriptor, False)
@@ -144,7 +144,7 @@ class RankClient:
         return client
 
     async def _load(self, start: Start | None, rendezvous: Rendezvous | None = None) -> None:
-        """start: None if somebody else tells the rank."""
+        """start: the first message; None if another service sends it."""
         started = False
         try:
             if start is not None:
@@ -157,12 +157,12 @@ class RankClient:
 
     @property
     def process_id(self) -> int:
-        """The process of a rank on this host."""
+        """The process id of a rank on this host."""
         assert not isinstance(self._process, RemoteRank)
         return self._process.pid
 
     def progress(self) -> Progress:
-        """How far the rank had come at its last heartbeat."""
+        """The rank's progress at its last heartbeat."""
         return self._pulse.read()
 
     def submit(self, submit: Submit) -> None:
@@ -185,9 +185,10 @@ class RankClient:
         self._send(PushOffer(ticket, list(hashes)))
 
     async def release(self) -> RankHandle:
-        """Have the rank forget all but its weights, for another client to adopt; `results` must be read meanwhile.
+        """Have the rank forget all but its weights, so that another client can adopt it. `results` must be read
+        meanwhile.
 
-        Raises EngineFailed if it ends instead.
+        Raises EngineFailed if the rank ends instead.
         """
         self._send(Release())
         self._leaves = True
@@ -195,7 +196,7 @@ class RankClient:
         if not self._released.done():
             raise EngineFailed(f"{self.name} has ended")
         assert self._pulse_descriptor is not None and not isinstance(self._writer, RemoteRank)
-        # What reads and writes the socket here goes with this program.
+        # The descriptor is duplicated because the present one closes with this program's reader and writer.
         connection = os.dup(self._writer.get_extra_info("socket").fileno())
         return RankHandle(self.process_id, connection, self._pulse_descriptor)
 
@@ -205,7 +206,7 @@ class RankClient:
             self._process.kill()
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
-        """Stop the rank, by force after the grace; may be called twice. Requests in it are lost."""
+        """Stop the rank, by force after the grace. May be called twice. Its requests are lost."""
         try:
             with suppress(EngineFailed):
                 self._send(Stop())
@@ -240,7 +241,7 @@ class RankClient:
             return
         found: asyncio.Future[Any] = asyncio.ensure_future(rendezvous.look_up(message.key))
         try:
-            # It may end before.
+            # The process may end first.
             await asyncio.wait({found, self.closed}, return_when=asyncio.FIRST_COMPLETED)
             if found.done():
                 self._send(Found(found.result()))
@@ -258,7 +259,7 @@ class RankClient:
             yield message
 
     async def _receive(self) -> AsyncIterator[FromRank]:
-        # A killed rank with unread input resets the connection instead of ending it.
+        # If a killed rank had unread input, its connection is reset rather than closed.
         with suppress(ConnectionError):
             while data := await self._reader.read(RECEIVE_BYTES):
                 for message in self._decoder.feed(data):

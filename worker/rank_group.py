@@ -24,27 +24,27 @@ from worker.rank_client import STOP_GRACE_SECONDS, RankClient
 from worker.rank_view import RankView
 from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
 
-# How often heartbeats are looked at.
+# How often heartbeats are checked.
 WATCH_SECONDS = 0.05
 
 RankMessage = StepResult | TransferNews
 
 
 class RankGroup:
-    """Made by `start`, in the main thread, or by `adopt`. Requests have keys of the worker, which name the rank too.
+    """Made by `start`, in the main thread, or by `adopt`. The worker's keys of requests also encode the rank.
 
-    Every method that sends raises EngineFailed once a rank has gone.
+    Every method that sends raises EngineFailed once a rank has died.
 
     Attributes:
         processes: clients of all ranks, in order.
-        ranks: those of the ranks that take requests, the first of each TP group.
-        views: what is known of each of them.
-        ready: what the ranks reported when they had loaded, merged.
-        stalled: a rank has made no progress for a while; see `worker.watchdog`.
+        ranks: clients of the ranks that take requests: the first rank of each TP group.
+        views: the state of each of those ranks, as far as it is known.
+        ready: the descriptions of the ranks after loading, merged.
+        stalled: whether a rank has made no progress for a while; see `worker.watchdog`.
     """
 
     def __init__(self, processes: Sequence[RankClient], tp: int = 1) -> None:
-        """processes: all ranks of the worker, in order; tp: how many neighbours compute a request together."""
+        """processes: all ranks of the worker, in order; tp: how many neighbouring ranks compute a request together."""
         self.processes = processes
         self._tp = tp
         self.ranks = ranks = processes[::tp]
@@ -64,10 +64,10 @@ class RankGroup:
         authorship: Authorship | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
-        none.
+        """Start the worker's ranks and return once all have loaded. If it raises, which it does as RankClient.start
+        does, no rank is left.
 
-        hosts: the others, if there are any; all have joined.
+        hosts: the worker's other hosts, if there are any; all must have joined.
         """
         ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
         line = None if hosts is None else await hosts.open_line()
@@ -100,8 +100,8 @@ class RankGroup:
         observe: ObserveConfig | None = None,
         authorship: Authorship | None = None,
     ) -> Self:
-        """Take over a worker's released ranks and return when all are ready. Raises what RankClient.adopt raises, and
-        leaves none.
+        """Take over a worker's released ranks and return once all are ready. If it raises, which it does as
+        RankClient.adopt does, no rank is left.
         """
         return await cls._of(
             config,
@@ -133,7 +133,7 @@ class RankGroup:
 
     @property
     def statuses(self) -> list[RankStatus]:
-        """What each rank has to report; none of a single one, which is the worker."""
+        """The report of each rank; empty for a single rank, whose report is the worker's own."""
         return [view.status for view in self.views] if len(self.views) > 1 else []
 
     def new_key(
@@ -144,9 +144,9 @@ class RankGroup:
         sparse: SparsePrefill | None = None,
         booked: int | None = None,
     ) -> int:
-        """Name a request that is submitted next; the key belongs to the rank that suits the request best.
+        """A key for a request that will be submitted next. It belongs to the rank that suits the request best.
 
-        `computes_prompt` is False where another worker computes the prompt. booked: see `choose_rank`.
+        `computes_prompt` is False if another worker computes the prompt. booked: see `choose_rank`.
         """
         rank = self._choose(token_ids, cache_salt, computes_prompt, sparse, booked)
         key = self._named_requests * len(self.ranks) + rank
@@ -154,12 +154,12 @@ class RankGroup:
         return key
 
     def rank_of(self, key: int) -> int:
-        """The rank that has, or had, the request of that key."""
+        """The rank that has, or had, the request with that key."""
         return key % len(self.ranks)
 
     def submit(self, submit: Submit) -> None:
         self._client(submit.key).submit(submit)
-        # A single rank is not chosen by its work: its outputs need not be counted either.
+        # A single rank is not chosen by its work, so its outputs need not be counted.
         if len(self.ranks) > 1:
             self.views[self.rank_of(submit.key)].submitted(submit)
 
@@ -170,9 +170,9 @@ class RankGroup:
         self._client(first.key).first_token(first)
 
     async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Call `on_message` with a rank and its message, for each message, in the order of that rank.
+        """Call `on_message` with the rank and the message, for each message, in each rank's order.
 
-        When a rank has gone, or makes no progress, kill all and return why. Call it once, and promptly: a rank whose
+        If a rank dies or makes no progress, kill all ranks and return why. Call it once, and promptly: a rank whose
         results are not read pauses after some MB.
         """
         tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
@@ -189,7 +189,8 @@ class RankGroup:
         return self._failure
 
     async def release(self) -> list[RankHandle]:
-        """Have all ranks forget all but their weights; `run` must go on until then. They are not this group's any more.
+        """Have all ranks forget all but their weights; `run` must continue until then. Afterwards this group no longer
+        owns them.
 
         Raises EngineFailed if one ends instead.
         """
@@ -198,8 +199,8 @@ class RankGroup:
         return handles
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
-        """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost. Nothing is done to
-        released ranks.
+        """Stop all ranks, by force after the grace. May be called twice. Their requests are lost. Released ranks are
+        left alone.
         """
         if self._released:
             return
@@ -225,7 +226,9 @@ class RankGroup:
         return self.ranks[self.rank_of(key)]
 
     async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Read a process's messages until it has gone; returns why it has. Those that follow another have none."""
+        """Read a process's messages until it dies; returns why it died. Only the first process of a TP group sends
+        messages.
+        """
         client, rank = self.processes[number], number // self._tp
         view = self.views[rank]
         try:
@@ -245,7 +248,7 @@ class RankGroup:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
-            # If this process was stopped meanwhile, the ranks may have been, too: that time proves nothing.
+            # If this process was stopped meanwhile, the ranks may have been stopped too, so that time proves nothing.
             elapsed, last = min(now - last, 4 * WATCH_SECONDS), now
             stalls = [
                 watchdog.observe(process.progress(), elapsed)
@@ -268,7 +271,7 @@ def _name(rank: int, config: EngineConfig) -> str:
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:
-    """End the ranks that load and those that have loaded."""
+    """End the ranks, both those still loading and those that have loaded."""
     for start in starts:
         start.cancel()
     ended = await asyncio.gather(*starts, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A worker's ranks as its service keeps them: what the scheduler, the KV stores and the metrics learn of them."""
+"""A worker's ranks as its service keeps them: passes their state on to the scheduler, the KV stores and the metrics."""
 
 import asyncio
 import logging
@@ -33,17 +33,17 @@ from worker.status_report import StatusReport
 
 _log = logging.getLogger("deepmesh.worker")
 
-# How often figures are set, and deadlines looked at.
+# How often gauges are set and deadlines are checked.
 TICK_SECONDS = 0.02
 
 
 class RankUser(Protocol):
-    """A service, as it handles the messages of its ranks."""
+    """A service that handles the messages of its ranks."""
 
     def on_step(self, result: StepResult) -> None: ...
 
     def on_news(self, news: TransferNews) -> None:
-        """Never the end of an offer to a store."""
+        """Gets all news except the end of an offer to a store."""
         ...
 
     def on_tick(self) -> None:
@@ -52,11 +52,12 @@ class RankUser(Protocol):
 
 
 class RankHost:
-    """What both kinds of worker share. `run` reads the ranks until one goes; `drain` and `close` end them.
+    """The part that both kinds of worker share. `run` reads the ranks until one dies; to stop, call `drain` and
+    `close`.
 
     Attributes:
-        draining: the worker takes nothing new.
-        stores: each rank's KV stores, by rank.
+        draining: whether the worker takes nothing new.
+        stores: the client of the KV stores for each rank.
     """
 
     def __init__(self, identity: WorkerIdentity, ranks: RankGroup, connect: Callable[[int, StoreUser], Stores]) -> None:
@@ -68,7 +69,7 @@ class RankHost:
         self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
         self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
-        # None while no rank told any, as where experts stay where they are.
+        # None until a rank reports one; none does if experts do not move.
         self._balance: BalanceReport | None = None
         self.stores = [
             RankStores(client, view.chains, partial(connect, rank))
@@ -86,10 +87,11 @@ class RankHost:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks and return when they have loaded, or take over what a worker that changes its role left.
+        """Start the ranks and return once they have loaded, or take over those that a worker left when it changed its
+        role.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores; `hosts` join a worker of
-        several. Raises what RankClient.start raises.
+        `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
+        if it has several. Raises as RankClient.start does.
         """
         parallel, why = choose_parallel(config.engine, role)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
@@ -140,21 +142,21 @@ class RankHost:
         return self.ranks.ready
 
     def check_takes_new(self) -> None:
-        """Raises WorkerDraining."""
+        """Raises WorkerDraining if the worker takes nothing new."""
         if self.draining:
             raise WorkerDraining("this worker is draining: place the request on another")
 
     async def drain(self, idle: asyncio.Event, seconds: float) -> None:
-        """Take nothing new, have the scheduler know, and return when `idle` is set, or after that time."""
+        """Take nothing new, tell the scheduler, and return once `idle` is set, or after `seconds`."""
         self._stop_taking()
         await wait_for(idle, seconds)
 
     async def close(self) -> None:
-        """Stop the ranks, and lose the requests in them."""
+        """Stop the ranks; their requests are lost."""
         await self.ranks.close()
 
     async def run(self, user: RankUser) -> EngineFailed:
-        """Return why, once a rank has gone. From then on the worker takes nothing new."""
+        """Return why, once a rank has died. From then on the worker takes nothing new."""
         tasks = [asyncio.create_task(stores.run()) for stores in self.stores]
         tasks.append(asyncio.create_task(self._tick(user)))
         try:
@@ -192,9 +194,11 @@ class RankHost:
         self.stores[rank].offer_stored(result.stored_blocks)
 
     def _note_balance(self, balance: BalanceReport) -> None:
-        """All ranks say the same, each with its next step that has requests: whichever has one tells it."""
+        """All ranks report the same balance, each with its next step that has requests, so the first to report
+        counts.
+        """
         if self._balance is not None and balance.moved < self._balance.moved:
-            # From a rank whose news is older than another's.
+            # This rank's report is older than another's.
             return
         self._balance = balance
         metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(balance.mean_imbalance)
@@ -203,7 +207,7 @@ class RankHost:
 
     @property
     def _load(self) -> WorkerLoad:
-        """The load of all ranks, with what is known of the worker as a whole."""
+        """The load of all ranks, with figures of the worker as a whole."""
         load, balance = self.ranks.load, self._balance
         if balance is None:
             return load
@@ -245,14 +249,14 @@ class RankHost:
 
 
 class ReportedTotal:
-    """A counter whose value is reported whole: what it has grown by is added."""
+    """A counter that is fed with totals: it grows by the difference."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._last: dict[tuple[str, ...], int] = {}
 
     def report(self, total: int, *labels: str) -> None:
-        # A total that is less than the one before it was counted anew, by a process that took the place of another.
+        # A total below the last one comes from a new process, which counts from 0.
         grown = total - self._last.get(labels, 0)
         (self._counter.labels(*labels) if labels else self._counter).inc(grown if grown >= 0 else total)
         self._last[labels] = total
@@ -269,18 +273,18 @@ def _count_drafts(drafts: DraftCounts) -> None:
 
 
 def _seconds_since_begin(handover: Handover | None) -> float:
-    """Since this process was started, or since it had drained to change its role."""
+    """Seconds since this process was started, or since it had drained to change its role."""
     return process_seconds() if handover is None else time.monotonic() - handover.drained_at
 
 
 def _log_start(phases: Mapping[str, float]) -> None:
-    """What each phase took, until the ranks are ready: `service` is what came before they started."""
+    """Log how long each phase took until the ranks were ready; `service` is the time before they started."""
     fields = {phase: f"{seconds:.2f}" for phase, seconds in phases.items()}
     _log.info("started, in seconds by phase", extra={"fields": fields})
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Return when the event is set, or after that time."""
+    """Return once the event is set, or after `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,4 +1,4 @@
-"""The process of a rank, as the service of its host has it: how it is started, and what leads to it."""
+"""The process of a rank, as the service of its host holds it: how it is started, and the channels to it."""
 
 import asyncio
 import os
@@ -21,25 +21,25 @@ from transfer.block_macs import Authorship
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """The kernel ties its life to the thread that started it."""
+    """A started rank. The kernel ties its life to the thread that started it."""
 
     process: asyncio.subprocess.Process
-    # Both ends of the socket to it.
+    # The service's end of the socket, for reading and writing.
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     pulse: Pulse
-    # The pulse's memory; whoever has this object closes it.
+    # The pulse's memory; the owner of this object closes it.
     pulse_descriptor: int
 
 
 async def start_rank(config: EngineConfig, rank: int, group: GroupDescriptors | None) -> RankProcess:
-    """Start the worker's rank of that number, which waits for Start.
+    """Start rank number `rank` of the worker; it waits for the message Start.
 
-    group: what it shares with the other ranks, if there are any; to be closed when this has returned.
+    group: what it shares with the other ranks, if there are any; close it when this has returned.
     """
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
-        # Before the process, so that a start which is cancelled here leaves none.
+        # Opened before the process starts: if the call is cancelled here, no process is left behind.
         reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
         undo.callback(writer.close)
         pulse, descriptor = Pulse.create()
@@ -52,19 +52,19 @@ async def start_rank(config: EngineConfig, rank: int, group: GroupDescriptors | 
 def start_message(
     config: EngineConfig, observe: ObserveConfig | None, rank: int, authorship: Authorship | None
 ) -> Start:
-    """What the rank is told first."""
+    """The rank's first message."""
     settings = _rank_settings(observe or ObserveConfig(), rank)
     return Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship)
 
 
 def rank_environment(config: EngineConfig) -> dict[str, str]:
-    """The environment of a process that computes as `config` says; variables that are set here stay."""
-    # On a busy machine a compute thread that spins while it waits for its twin keeps that twin off its core: measured
-    # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
-    # numpy's own threads have nothing to multiply here, and spin at the start.
+    """The environment of a process that computes as `config` says. Variables that are set already stay."""
+    # If a compute thread spins while it waits for another, it may keep that one off its core on a busy machine: with
+    # one other process on two cores, steps took 30 times as long. Passive waiting costs a step 5 to 10%. numpy's own
+    # threads have nothing to multiply here, and would spin at the start.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1", **os.environ}
     if config.rank_threads is not None:
-        # Read once, when the libraries load.
+        # The libraries read these once, when they load.
         environment |= {"OMP_NUM_THREADS": str(config.rank_threads), "MKL_NUM_THREADS": str(config.rank_threads)}
     return environment
 
@@ -75,7 +75,7 @@ async def _spawn(
     """Start a rank. own: the descriptors of its connection and its pulse."""
     shared = [] if group is None else group.arguments
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
-    # The rank follows our own rule for sys.path, so that it imports the code that this process runs.
+    # The rank uses our own rule for sys.path, so that it imports the same code as this process.
     path_rule = ["-P"] if sys.flags.safe_path else []
     return await asyncio.create_subprocess_exec(
         *tethered,
@@ -87,7 +87,7 @@ async def _spawn(
 
 
 def _rank_settings(observe: ObserveConfig, rank: int) -> ObserveConfig:
-    """The service's settings with a trace file of the rank's own: `x.json` becomes `x.rank.json` or `x.rank1.json`."""
+    """The service's settings with the rank's own trace file: `x.json` becomes `x.rank.json` or `x.rank1.json`."""
     path = observe.trace_file
     if path is None:
         return observe

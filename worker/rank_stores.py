@@ -1,4 +1,4 @@
-"""One rank and the KV stores: each rank has sessions of its own, and offers the blocks of its own pool."""
+"""One rank and the KV stores: each rank has its own sessions, and offers the blocks of its own pool."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,16 +11,16 @@ from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
 from worker.chains import Chains
 
-# What a store that comes, or comes back, is offered of what the rank has already.
+# Most chains that a store is offered when it comes, or comes back, of those that the rank has already.
 MAX_OFFERED_AGAIN = 256
 
 
 class Stores(Protocol):
-    """The KV stores, as `kvstore.client.StoreClient` has them."""
+    """The KV stores, as `kvstore.client.StoreClient` implements them."""
 
     @property
     def attached(self) -> list[str]:
-        """Ids of those that take offers now."""
+        """Ids of the stores that take offers now."""
         ...
 
     async def run(self) -> None: ...
@@ -31,13 +31,13 @@ class Stores(Protocol):
 
 
 class RankStores:
-    """A `kvstore.store_user.StoreUser` in front of its rank; a rank that has gone is told nothing."""
+    """A `kvstore.store_user.StoreUser` that passes everything on to its rank, unless the rank has died."""
 
     def __init__(self, rank: StoreUser, chains: Chains, connect: Callable[[StoreUser], Stores]) -> None:
-        """`chains` are the rank's reusable blocks; `connect` makes the client of the stores."""
+        """`chains`: the rank's reusable blocks; `connect`: makes the client of the stores."""
         self._rank = rank
         self._chains = chains
-        # A store came that was offered nothing yet.
+        # Whether a store came that was not offered anything yet.
         self._store_came = False
         self._stores = connect(self)
 
@@ -47,16 +47,16 @@ class RankStores:
         return self._stores.attached
 
     async def run(self) -> None:
-        """Attach, renew, and carry offers until cancelled."""
+        """Attach, renew, and carry offers, until cancelled."""
         await self._stores.run()
 
     def offer_stored(self, blocks: Sequence[bytes]) -> None:
-        """Blocks have become reusable: offer the chains that end in them."""
+        """These blocks have become reusable: offer the chains that end in them."""
         if blocks and self._stores.attached:
             self._offer(self._chains.ending_in(blocks))
 
     def offer_to_newcomers(self) -> None:
-        """Offer the newest of what there is, if a store came since the last call."""
+        """If a store came since the last call, offer it the newest chains."""
         if self._store_came:
             self._store_came = False
             self._offer(self._chains.newest(MAX_OFFERED_AGAIN))
@@ -66,7 +66,7 @@ class RankStores:
             self._stores.offer(chain, tenant_tag(self._chains.tenant_of(chain)), self._chains.drafts_end(chain))
 
     def push_ended(self, event: PushEnded) -> bool:
-        """False where the push was not of an offer."""
+        """False if the push did not belong to an offer."""
         return self._stores.push_ended(event)
 
     def attach_store(self, session: StoreSession) -> None:

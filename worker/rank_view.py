@@ -1,4 +1,4 @@
-"""One rank of a worker as its service sees it: what the rank reported last, and what it was given since."""
+"""One rank of a worker as its service sees it: its last reports, and the requests submitted since."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from worker.chains import Chains
 
 
 class RankView:
-    """Written by the worker's RankGroup alone.
+    """Written only by the worker's RankGroup.
 
     Attributes:
         load: as of the rank's last step.
@@ -29,7 +29,7 @@ class RankView:
         return RankStatus(self.load, self.transfers, len(self.chains))
 
     def outlook(self, cached_blocks: int) -> RankOutlook:
-        """What a new request would find here; the rank holds so many leading blocks of its prompt."""
+        """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         return RankOutlook(
             live_requests=len(self._uncomputed_tokens),
             queued_tokens=sum(self._uncomputed_tokens.values()),
@@ -58,5 +58,5 @@ class RankView:
             if output.finish is not None or output.refusal is not None:
                 del self._uncomputed_tokens[output.key]
             elif output.cached_tokens is not None:
-                # It comes with the first token: the prompt is computed.
+                # cached_tokens comes with the first token, so the prompt is computed.
                 self._uncomputed_tokens[output.key] = 0

@@ -1,8 +1,8 @@
-"""How a worker takes another role: it drains, and its process becomes the service of that role with the ranks it has,
-or with new ones if these need other weights, or other shares of them.
+"""How a worker takes the other role.
 
-The next program is the same process (exec), so that the ranks stay its children: whoever kills it ends them, and
-whoever keeps it running starts it again with the role that it was configured with.
+It drains, and its process becomes the service of that role, with the ranks it has, or with new ones if the role needs
+other weights or other shares of them. The next program is the same process (exec), so the ranks stay its children:
+whoever kills it ends them, and a supervisor restarts it in the role that it was configured with.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ MODULES: Mapping[WorkerRole, str] = {WorkerRole.PREFILL: "prefill_svc", WorkerRo
 
 
 class RoleChange:
-    """The one change of role that a program makes.
+    """The one change of role that a program can make.
 
     Attributes:
-        wanted: set when the worker is to drain, and to end with the next program.
-        drain_seconds: how long its requests may take to end then.
-        keeps_ranks: the next program takes them over; else they are to end before.
+        wanted: set when the worker must drain and end with the next program.
+        drain_seconds: how long its requests may then take to end.
+        keeps_ranks: whether the next program takes over the ranks; otherwise they end first.
     """
 
     def __init__(self, config: WorkerConfig, role: WorkerRole, handover: Handover | None) -> None:
-        """role: the one that it has; handover: what it was started with."""
+        """role: the worker's present role; handover: what the previous program left."""
         self._config = config
         self._role = role
         self._former = None if handover is None else handover.former_settings
@@ -51,11 +51,10 @@ class RoleChange:
     async def begin(
         self, role: WorkerRole, drain_seconds: float | None, own: Sequence[str], may_reload: bool = False
     ) -> None:
-        """Find out whether the worker can take the role, and have it begin; nothing if it has the role.
+        """Check whether the worker can take the role, and begin the change; does nothing if it has the role already.
 
-        own: KEY=VALUE that say where this worker is reached, and under which id. may_reload: weights may be loaded
-        again if the role needs others. Raises ConfigError if it cannot, and WorkerDraining if it changes its role
-        already.
+        own: KEY=VALUE settings for this worker's address and id. may_reload: whether weights may be loaded again if the
+        role needs others. Raises ConfigError if the change is impossible, and WorkerDraining if a change is under way.
         """
         if role is self._role:
             return
@@ -75,7 +74,7 @@ class RoleChange:
         self.wanted.set()
 
     def program(self, ranks: Sequence[RankHandle], drained_at: float) -> Program:
-        """What this process is to become, once its ranks are released, or with none of them once they have ended."""
+        """The program that this process is to become. ranks: the released ranks; empty if they have ended."""
         (other,) = (role for role in WorkerRole if role is not self._role)
         former = settings_of(self._config, type(self._config).model_fields)
         handover = Handover(list(ranks), former, drained_at)
@@ -88,7 +87,7 @@ class RoleChange:
         return [*settings_of(self._config, shared), *self._config.other_role]
 
     async def _check(self, role: WorkerRole, may_reload: bool) -> None:
-        """Load the other service's configuration, in a process of its own: no service imports another."""
+        """Load the other service's configuration, in a separate process: no service imports another."""
         program = Program(MODULES[role], self._settings, {})
         process = await asyncio.create_subprocess_exec(
             *program.command("--check"),
@@ -115,7 +114,7 @@ class RoleChange:
 
 
 def settings_of(config: ServiceConfig, fields: Iterable[str]) -> list[str]:
-    """These keys of a configuration as KEY=VALUE, secrets too."""
+    """These keys of a configuration as KEY=VALUE, including secrets."""
     values = config.model_dump(include=set(fields))
     return [f"{key}={json.dumps(value, default=_plain)}" for key, value in values.items()]
 

@@ -1,6 +1,6 @@
-"""WorkerService: what is asked of a worker itself."""
+"""WorkerService: requests that concern a worker itself."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import json
@@ -16,12 +16,12 @@ from worker.rank_host import RankHost
 from worker.role_change import RoleChange
 
 SERVICE = "deepmesh.internal.v1.WorkerService"
-# Operators may look and not act.
+# Operators may look but not act.
 SERVES = {"ChangeRole": (Role.AUTOSCALER,)}
 
 
 class RoleServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves nothing until `open`: the model loads while the process is alive already."""
+    """Serves nothing until `open`: the process is alive already while the model loads."""
 
     def __init__(self, change: RoleChange) -> None:
         self._change = change

@@ -1,4 +1,4 @@
-"""How a worker's process runs beside its server: reports, serves until a signal or the end of its engine, drains."""
+"""Runs a worker's process beside its server: reports, serves until a signal or the end of its engine, and drains."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from worker.rank_host import RankHost
 from worker.role_change import RoleChange
 from worker.status_link import StatusLink
 
-# How long a worker that ends waits for its scheduler to answer the report that it drains.
+# How long a stopping worker waits for its scheduler to answer the report that it drains.
 FAREWELL_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
@@ -28,20 +28,20 @@ class Worker(Protocol):
     def live_requests(self) -> int: ...
 
     async def run(self) -> None:
-        """Run until a rank goes, and raise what ended it."""
+        """Run until a rank dies, and raise what ended it."""
         ...
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, and give the live requests that time to end."""
+        """Take nothing new, and give the live requests `seconds` to end."""
         ...
 
 
 async def serve_worker(
     worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels, change: RoleChange
 ) -> Program | None:
-    """Run a loaded worker until a signal, or until it is to change its role: returns the program that takes its place.
+    """Run a loaded worker until a signal or a change of its role. Returns the program that replaces it, if any.
 
-    Raises EngineFailed if one of its ranks dies before.
+    Raises EngineFailed if one of its ranks dies first.
     """
     identity = worker.host.identity
     links = _status_links(worker.host, config, channels)
@@ -62,12 +62,12 @@ async def serve_worker(
     await asyncio.gather(*(link.leave(FAREWELL_SECONDS) for link in links))
     for task in reporting:
         task.cancel()
-    # A signal that came meanwhile stops the worker all the same.
+    # A signal that came meanwhile takes precedence over the change of role.
     handles: list[RankHandle] | None = None
     if changes and not (running.done() or signalled.done()):
         handles = await worker.host.ranks.release() if change.keeps_ranks else []
     if running.done():
-        # Raises what ended the worker, if that was not the signal.
+        # Raises what ended the worker, if it was not the signal.
         running.result()
     running.cancel()
     changing.cancel()
@@ -75,7 +75,7 @@ async def serve_worker(
 
 
 def _status_links(host: RankHost, config: WorkerConfig, channels: Channels) -> list[StatusLink]:
-    """One to each scheduler."""
+    """A link to each scheduler."""
     first, *others = split_addresses(config.scheduler)
     reports = [(first, host.report), *((endpoint, host.report.follower()) for endpoint in others)]
     return [

@@ -1,4 +1,4 @@
-"""The stream on which this worker reports to the scheduler. It is opened again for ever; requests do not need it."""
+"""The stream on which this worker reports to a scheduler. It is reopened for ever; requests do not depend on it."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ from worker.status_report import StatusReport
 
 log = logging.getLogger(__name__)
 
-# A scheduler that has not answered for so long is frozen or gone.
+# A scheduler that has not answered for this long is frozen or gone.
 ANSWER_SECONDS = 10.0
 HEARTBEATS_A_LEASE = 3
 
 
 class StatusLink:
-    """Reports to one scheduler: at once, after changes, and at least three times a lease."""
+    """Reports to one scheduler: at once after changes, and at least three times a lease."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StatusLink:
                     await self._backoff.failed(f"not reporting to the scheduler at {self._endpoint}", error)
 
     async def drain_reported(self, seconds: float) -> None:
-        """Return when the scheduler, if there is one, knows that this worker drains, or after that time."""
+        """Return once the scheduler, if connected, knows that this worker drains, or after `seconds`."""
         if not self._connected:
             return
         with suppress(TimeoutError):
@@ -65,7 +65,7 @@ class StatusLink:
                 await self._draining_reported.wait()
 
     async def leave(self, seconds: float) -> None:
-        """Return when the scheduler, if there is one, has forgotten this worker, or after that time."""
+        """Return once the scheduler, if connected, has forgotten this worker, or after `seconds`."""
         if not self._connected:
             return
         self._report.leave()
@@ -74,8 +74,10 @@ class StatusLink:
                 await self._left.wait()
 
     async def _report_on(self, call: Any) -> None:
-        """Report on one stream until it breaks, or the worker has left; each message is answered before the next."""
-        # So that a broken stream is noticed at once, and not at the next heartbeat.
+        """Report on one stream until it breaks or the worker has left; each message is answered before the next is
+        sent.
+        """
+        # Wakes the loop below, so that a broken stream is noticed at once rather than at the next heartbeat.
         call.add_done_callback(lambda _: self._report.wake())
         try:
             lease_seconds = await self._send(call, first=True)
@@ -96,13 +98,13 @@ class StatusLink:
         """Send one report; returns the lease in seconds."""
         report = self._report.next_report(snapshot=first)
         async with asyncio.timeout(ANSWER_SECONDS):
-            # Writing on an ended call would raise a usage error; reading from one raises what ended it.
+            # Writing to an ended call would raise a usage error; reading from it raises the reason for its end.
             if not call.done():
                 await call.write(wire.status_message(report, self._identity if first else None))
-                # From here on the scheduler may know this worker, before its answer says so.
+                # From here on the scheduler may know this worker, even before it answers.
                 self._connected = True
             response = await call.read()
-        # gRPC gives None for a message that it cannot parse.
+        # gRPC returns None for a message that it cannot parse.
         if not isinstance(response, scheduler_pb2.ReportStatusResponse):
             raise SchedulerUnavailable("the scheduler ended the stream, or sent a malformed message")
         if report.state is WorkerState.DRAINING:

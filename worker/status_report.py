@@ -1,4 +1,4 @@
-"""What a worker reports to the scheduler: its state, its load, and the blocks that came and went since the last one."""
+"""A worker's reports to the scheduler: its state, its load, and the blocks that came and went since the last report."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -8,48 +8,48 @@ from itertools import islice
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
 
-# Hashes in one message: 16 bytes each, far below the message limit.
+# Most hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One message's content."""
+    """The content of one message."""
 
     state: WorkerState
     load: WorkerLoad
     transfers: TransferCounters
-    # `stored` begins the list of all blocks: earlier reports are void.
+    # Whether `stored` begins a list of all blocks, so that earlier reports are void.
     snapshot: bool
     stored: list[bytes]
     removed: list[bytes]
-    # If the worker has several ranks: one for each of `stored`, in which bit n says that rank n holds it, and what each
-    # rank reports.
+    # If the worker has several ranks: for each of `stored` a bit mask of the ranks that hold it, and each rank's own
+    # report.
     holders: list[int]
     ranks: Sequence[RankStatus]
-    # Nothing comes after it.
+    # Whether this is the last report.
     leaving: bool = False
 
 
 class StatusReport:
-    """Collects changes; `next_report` gives what changed since it was last called."""
+    """Collects changes; `next_report` returns the changes since its last call."""
 
     def __init__(self, total_blocks: int, ranks: Sequence[RankStatus] = ()) -> None:
-        """ranks: what each has to report at first, if there are several."""
+        """ranks: the first report of each rank, if there are several."""
         self._load = WorkerLoad(free_blocks=total_blocks)
         self._transfers = TransferCounters()
         self._ranks = ranks
         self._state = WorkerState.SERVING
-        # By reusable block, in the order in which they came: the ranks that hold it, as bits.
+        # Reusable blocks in the order in which they came, each with a bit mask of the ranks that hold it.
         self._holders: dict[bytes, int] = {}
-        # Net changes since the last report: who held the block then.
+        # Net changes since the last report: for each changed block, the ranks that held it at that report.
         self._changes: dict[bytes, int] = {}
         self._changed = asyncio.Event()
         self._leaving = False
         self._followers: list[StatusReport] = []
 
     def follower(self) -> "StatusReport":
-        """Another reader of the same, since each scheduler is told what changed since its own last report."""
+        """Another reader of the same changes: each scheduler gets the changes since its own last report."""
         follower = StatusReport(0)
         follower._load, follower._transfers, follower._state = self._load, self._transfers, self._state
         follower._ranks = self._ranks
@@ -75,9 +75,10 @@ class StatusReport:
         rank: int = 0,
         ranks: Sequence[RankStatus] = (),
     ) -> None:
-        """Note what a rank's step changed: blocks that were `removed` left it before `stored` came.
+        """Note the changes of a rank's step: blocks in `removed` left the rank before those in `stored` came.
 
-        load, transfers: of all ranks; without `transfers` they are as before. ranks: each, if there are several.
+        load, transfers: of all ranks together; None leaves the transfers as they were. ranks: each rank's report, if
+        there are several.
         """
         self._load = load
         self._transfers = transfers or self._transfers
@@ -91,33 +92,34 @@ class StatusReport:
             follower.observe(load, stored, removed, transfers, rank, ranks)
 
     def drain(self) -> None:
-        """The worker takes nothing new from now on."""
+        """From now on the worker takes nothing new."""
         self._set_state(WorkerState.DRAINING)
 
     def leave(self) -> None:
-        """The worker has no request left and ends: the next report is its last."""
+        """The worker has no request left and stops: the next report is its last."""
         self._leaving = True
         self._changed.set()
 
     def set_stalled(self, stalled: bool) -> None:
-        """Whether a rank makes no progress: the worker takes nothing new meanwhile."""
+        """Note whether a rank makes no progress; meanwhile the worker takes nothing new."""
         if self._state is not WorkerState.DRAINING:
             self._set_state(WorkerState.STALLED if stalled else WorkerState.SERVING)
 
     def wake(self) -> None:
-        """Have `wait` return though nothing changed."""
+        """Have `wait` return although nothing changed."""
         self._changed.set()
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Return when there is something to report, or after the timeout."""
+        """Return once there is something to report, or after the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
 
     def next_report(self, snapshot: bool) -> Report:
-        """The changes since the last report, or as many as one message holds: `wait` returns at once for the rest.
+        """The changes since the last report, or as many as fit into one message; `wait` then returns at once for the
+        rest.
 
-        With `snapshot` all blocks are reported again, for a scheduler that knows nothing of this worker.
+        With `snapshot`, all blocks are reported again, for a scheduler that knows nothing of this worker.
         """
         if snapshot:
             self._changes = dict.fromkeys(self._holders, 0)
@@ -154,6 +156,7 @@ class StatusReport:
             self._holders[block_hash] = holders
         else:
             self._holders.pop(block_hash, None)
-        # A block that came and went between two reports is not reported, and must not pile up without a scheduler.
+        # A block that came and left between two reports is not reported. Such blocks must not pile up without a
+        # scheduler.
         if self._changes.setdefault(block_hash, before) == holders:
             del self._changes[block_hash]

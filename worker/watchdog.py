@@ -1,24 +1,24 @@
-"""Whether a rank makes progress, by its heartbeats. Pure: time is passed in."""
+"""Judges by a rank's heartbeats whether it makes progress. Pure: time is passed in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.pulse import Progress
 
-# A worker with a rank that has made no progress for so long, beyond the longest step that it announced, is not placed
-# on; after END_SECONDS it is ended, so that its requests move. With the time from one heartbeat to the next that is
-# within five seconds.
+# If a rank has made no progress for STALLED_SECONDS beyond the longest step that it announced, its worker gets no new
+# requests. After END_SECONDS the worker is ended, so that its requests move. With the time between two heartbeats, that
+# happens within five seconds.
 STALLED_SECONDS = 2.0
 END_SECONDS = 4.5
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """How long a rank has made no progress, and which part of it makes none."""
+    """How long a rank has made no progress, and which part of it is stuck."""
 
     seconds: float
     cause: str
-    # Nothing else can be the cause: a step of another rank does not end either while it waits for this one.
+    # Whether this rank itself is the cause: a step of other ranks cannot end either while they wait for this one.
     is_first: bool = False
 
 
@@ -27,11 +27,11 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._last: Progress | None = None
-        # Seconds since each count last grew.
+        # Seconds since each of the counts last grew.
         self._beat_age = self._step_loop_age = self._transfer_age = 0.0
 
     def observe(self, progress: Progress, elapsed_seconds: float) -> Stall:
-        """Take a reading, so many seconds after the last. Time in which this process did not run must not count."""
+        """Take a reading, `elapsed_seconds` after the last. Time in which this process did not run must not count."""
         last, self._last = self._last, progress
         if last is None:
             # Nothing is known of the time before the first reading.
@@ -51,9 +51,9 @@ class Watchdog:
 
 
 def blamed(stalls: Sequence[Stall], least_seconds: float) -> int:
-    """Which of a worker's ranks holds up the others, by number: the longest stalled of those that wait for none.
+    """The number of the rank that holds up the others: the longest stalled of those that wait for no other.
 
-    least_seconds: of a stall that counts; there is one.
+    least_seconds: shorter stalls do not count; at least one stall must be that long.
     """
     stalled = [number for number, stall in enumerate(stalls) if stall.seconds >= least_seconds]
     return max(stalled, key=lambda number: (stalls[number].is_first, stalls[number].seconds, -number))

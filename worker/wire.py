@@ -1,4 +1,4 @@
-"""A worker's status in the protos. No rank imports it."""
+"""A worker's status as protos. No rank imports this module."""
 
 from deepmesh.internal.v1 import scheduler_pb2
 
@@ -8,7 +8,7 @@ from worker.status_report import Report
 
 
 def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:
-    """`sender` is given in a stream's first message."""
+    """`sender` is set only in a stream's first message."""
     message = scheduler_pb2.ReportStatusRequest(
         identity=worker_wire.identity_message(sender) if sender else None,
         state=worker_wire.state_name(report.state),

@@ -1,1 +1,1 @@
-"""Prefixes fetched from a store: the worker's side and the store's."""
+"""Fetches of prefixes from a store: the worker's side and the store's side."""

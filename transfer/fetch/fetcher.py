@@ -1,4 +1,4 @@
-"""A worker's fetches from stores: it sends a lookup, and receives an answer and the blocks."""
+"""A worker's fetches from stores: it sends a lookup, then receives an answer and the blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from transfer.transport import Arrival, Transport
 
 @dataclass(eq=False)
 class _Session:
-    """A session with a store, and the number of the last message that was sent in it."""
+    """A session with a store, and the number of the last message sent in it."""
 
     store: StoreSession
     sequence: int = 0
@@ -40,14 +40,14 @@ class _Session:
 class _Fetch:
     fetch_id: int
     session: _Session
-    # Number of its lookup.
+    # The number of its lookup.
     sequence: int
     answer_tag: int
     hashes: Sequence[bytes]
     blocks: Sequence[int]
     began: float
     deadline: float
-    # Set when the answer is there: when that was, how many leading blocks the store had in memory, and the landing.
+    # Set once the answer has come: when it came, how many leading blocks the store had in memory, and the landing.
     answered: float | None = None
     in_memory: int = 0
     # How many leading blocks come with their draft layers.
@@ -56,7 +56,7 @@ class _Fetch:
 
     @property
     def matched(self) -> int:
-        """Blocks that the store promised."""
+        """How many blocks the store promised."""
         return 0 if self.incoming is None else len(self.incoming.blocks)
 
 
@@ -76,8 +76,8 @@ class Fetcher:
         author: Author | None,
         draft_layers: int,
     ) -> None:
-        """With an `author`, blocks are taken only if one of the namespace vouches for them. draft_layers: so many of
-        the memory's layers, the last ones, are drafts'.
+        """With an `author`, only blocks signed by a worker of the namespace are accepted. draft_layers: how many of the
+        memory's layers, the last ones, belong to drafts.
         """
         self._author = author
         self._parts = Parts(memory.layers - draft_layers, draft_layers)
@@ -109,7 +109,7 @@ class Fetcher:
         return [fetch.deadline for fetch in self._open.values()]
 
     def attach(self, store: StoreSession) -> None:
-        """A session that is renewed as it is goes on, with its fetches and its count of messages."""
+        """Use a session. If it only renews the known one, its fetches and its count of messages continue."""
         known = self._sessions.get(store.store_id)
         if known is not None and known.store == store:
             return

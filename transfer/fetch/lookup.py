@@ -1,6 +1,6 @@
 """The messages of a fetch over UCX: a worker looks up a chain, the store answers.
 
-A lookup is `session id (8 bytes), sealed Lookup`; an answer is a sealed Answer. The session's key seals both.
+A lookup is `session id (8 bytes), sealed Lookup`; an answer is a sealed Answer. Both are sealed with the session's key.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import msgspec
 from mesh.blocks import HASH_BYTES
 from transfer.seal import Kind, seal
 
-# A chain of 128k tokens has 2,048 hashes; a lookup of more than this many bytes is not read.
+# A chain of 128k tokens has 2,048 hashes; larger lookups than this are not read.
 MAX_LOOKUP_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 256
 MAX_HASHES = 32_768
@@ -22,41 +22,43 @@ _SESSION = struct.Struct("<Q")
 class Lookup(msgspec.Struct, frozen=True, array_like=True):
     """Worker to store: push what you have of this chain into the landing described here.
 
-    The answer goes to `answer_tag`, and the landing has the tags after it. `segments.plan_parts` cuts the match for the
-    answer's `segment_bytes`, and `fetch_key` is the landing's secret: see `ticket.Ticket`.
+    The answer goes to `answer_tag`, and the landing uses the tags after it. `segments.plan_parts` cuts the match by the
+    answer's `segment_bytes`, and `fetch_key` gives the landing's secret: see `ticket.Ticket`.
     """
 
-    # Counts the messages of a session from 1: none is accepted twice.
+    # Counts the messages of a session from 1; no number is accepted twice.
     sequence: int
     deadline_ms: int
     worker_address: bytes
     answer_tag: int
     segment_bytes: int
-    # The geometry of a block, whose base layers must be the same on both sides.
+    # The geometry of a block; its base layers must be the same on both sides.
     layers: int
     piece_bytes: int
     # HASH_BYTES each, in chain order.
     hashes: bytes
-    # The span that asks (`mesh.tracing`); empty outside traces.
+    # The caller's span (`mesh.tracing`); empty outside traces.
     traceparent: str = ""
-    # Send the blocks' MACs with them, for which others have no room.
+    # Whether to send the blocks' MACs too; only workers that ask for them have room for them.
     with_macs: bool = False
-    # So many of the layers, the last ones, are drafts'.
+    # How many of the layers, the last ones, belong to drafts.
     draft_layers: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Store to worker, before the first segment; once more, with fewer blocks, if the store cannot send all of them."""
+    """Store to worker, before the first segment. Sent again, with fewer blocks, if the store cannot send all of
+    them.
+    """
 
     lookup: int
-    # Blocks of the chain's longest known prefix, and the largest segment that they are cut into.
+    # The number of blocks in the longest known prefix of the chain, and the largest segment that they are cut into.
     matched: int
     segment_bytes: int
-    # How many leading blocks of them are in memory; the others are being read from a disk. None from stores of the
-    # version before.
+    # How many leading blocks are in memory; the others are being read from disk. None from stores of the previous
+    # version.
     in_memory: int | None = None
     # How many leading blocks come with their draft layers, if worker and store have as many. None from stores of the
-    # version before, which have blocks with all layers of the lookup.
+    # previous version, whose blocks have all layers of the lookup.
     drafted: int | None = None
 
 
@@ -65,7 +67,7 @@ def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:
 
 
 def split_lookup_message(message: bytes) -> tuple[int, bytes] | None:
-    """The session that the message claims, and the sealed lookup; None if it is too short to be a lookup."""
+    """The session that the message claims, and the sealed lookup; None if the message is too short to be a lookup."""
     if len(message) <= _SESSION.size:
         return None
     return _SESSION.unpack_from(message)[0], message[_SESSION.size :]

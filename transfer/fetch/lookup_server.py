@@ -1,4 +1,4 @@
-"""The store's side of fetches: lookups are checked, matched, answered, and their blocks pushed."""
+"""The store's side of fetches: it checks, matches and answers lookups, and pushes their blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,27 +36,27 @@ UNKNOWN_SESSION = "unknown_session"
 
 
 class Found(NamedTuple):
-    """What answers a lookup."""
+    """The result of a lookup."""
 
     blocks: list[int]
-    # So many leading blocks have their bytes; of the others `TransferAgent.blocks_read` tells.
+    # How many leading blocks have their bytes; `TransferAgent.blocks_read` reports the others later.
     ready: int
-    # So many leading blocks have draft layers.
+    # How many leading blocks have draft layers.
     drafted: int = 0
 
 
 class LookupHandler(Protocol):
-    """What a store answers lookups with. The transfer thread calls it: it is quick, and raises nothing."""
+    """How a store finds a lookup's blocks. The transfer thread calls it, so it must be quick and raise nothing."""
 
     def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
         """The longest known prefix of the chain, leased until `release`.
 
-        The session and the lookup's number in it name the answer.
+        The session and the lookup's sequence number identify the answer.
         """
         ...
 
     def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
-        """The blocks were sent, or will not be."""
+        """The blocks were sent, or will not be sent."""
         ...
 
 
@@ -77,7 +77,7 @@ class _Open:
 
 
 class LookupServer:
-    """Answers each lookup of an open session once. It refuses, counts and does not answer any other."""
+    """Answers each lookup of an open session once. Any other lookup is refused, counted and not answered."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LookupServer:
         kept: KeptMacs,
         draft_layers: int,
     ) -> None:
-        """draft_layers: so many of the memory's layers, the last ones, are drafts'."""
+        """draft_layers: how many of the memory's layers, the last ones, belong to drafts."""
         self._kept = kept
         self._draft_layers = draft_layers
         self._transport = transport
@@ -100,22 +100,22 @@ class LookupServer:
         self._sender = sender
         self._memory = memory
         self._segment_bytes = config.slot_bytes
-        # An answer holds its blocks no longer than this.
+        # Longest time that an answer holds its blocks.
         self._seconds = config.landing_seconds
         self._handler = handler
         self._clock = clock
         self._refused = refused
         self._sessions: dict[int, _Session] = {}
-        # Answers under way, by session and the lookup's sequence.
+        # Answers in progress, by session and the lookup's sequence number.
         self._open: dict[tuple[int, int], _Open] = {}
 
     @property
     def open(self) -> int:
-        """Answers under way."""
+        """Number of answers in progress."""
         return len(self._open)
 
     def open_session(self, session_id: int, key: bytes) -> None:
-        """Opening a session again keeps its count of messages, so that its lease may be renewed at any time."""
+        """Open a session. Opening it again keeps its count of messages, so its lease can be renewed at any time."""
         known = self._sessions.get(session_id)
         if known is None or known.key != key:
             self._sessions[session_id] = _Session(session_id, key)
@@ -127,12 +127,12 @@ class LookupServer:
                 self._sender.give_up(answer.outgoing, "the session was closed")
 
     def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
-        """So many leading blocks of an answer have their bytes now; `over`: the others will not come."""
+        """The first `ready` blocks of an answer now have their bytes. `over`: the others will not come."""
         answer = self._open.get((session_id, sequence))
         if answer is None:
             return
         if over:
-            # It ends the worker's fetch, which would wait for them.
+            # This answer ends the worker's fetch, which would otherwise wait for the missing blocks.
             segment_bytes = answer.lookup.segment_bytes
             self._send_answer(answer.session, answer.lookup, Answer(answer.lookup.sequence, ready, segment_bytes))
             self._sender.give_up(answer.outgoing, "the blocks could not be read")
@@ -169,7 +169,7 @@ class LookupServer:
             self._answer(session, lookup, found, life)
 
     def _may_answer(self, lookup: Lookup) -> bool:
-        """Whether the tags of the answer, and of all that may follow, are a worker's."""
+        """Whether the tags for the answer and for all messages that may follow it lie in the range of landing tags."""
         pieces = self._memory.layers * (len(lookup.hashes) // HASH_BYTES)
         return lookup.answer_tag >= 0 and are_landing_tags(landing_tag_after(lookup.answer_tag), pieces)
 

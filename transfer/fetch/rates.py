@@ -1,20 +1,20 @@
-"""How fast fetches are, by where the store had the blocks. Pure."""
+"""Measures how fast fetches are, by where the store had the blocks. Pure."""
 
 # Weight of the newest fetch in a smoothed rate.
 _NEWEST = 0.2
 
 
 class FetchRates:
-    """Bytes a second, smoothed; None while unknown."""
+    """Bytes per second, smoothed; None while unknown."""
 
     def __init__(self) -> None:
         self.memory: float | None = None
         self.disk: float | None = None
 
     def observe(self, blocks: int, in_memory: int, size_bytes: int, seconds: float) -> None:
-        """A fetch brought so many blocks, of which the store had the first ones in memory.
+        """Note a fetch of `blocks` blocks, of which the store had the first `in_memory` in memory.
 
-        One of which memory had a part that matters says little of either tier.
+        If a considerable part of the blocks came from each tier, the fetch says little of either and is ignored.
         """
         if not blocks or seconds <= 0:
             return

@@ -1,4 +1,4 @@
-"""Protection against replayed messages: each number of a session is accepted once."""
+"""Protects against replayed messages: each number of a session is accepted once."""
 
 WINDOW = 1024
 # Why a message was refused; a key of TransferCounters.refused.
@@ -6,14 +6,14 @@ REPLAYED_MESSAGE = "replayed_message"
 
 
 class ReplayWindow:
-    """Numbers may come in any order, as large messages take longer; those far behind the newest are refused."""
+    """Numbers may come in any order, since large messages take longer; those far behind the newest are refused."""
 
     def __init__(self) -> None:
         self._newest = 0
         self._accepted: set[int] = set()
 
     def accept(self, number: int) -> bool:
-        """False for a number that was accepted before, or that is too old to know."""
+        """Accept a number. False if it was accepted before, or is too old to tell."""
         if number <= self._newest - WINDOW or number in self._accepted:
             return False
         self._accepted.add(number)

@@ -1,1 +1,1 @@
-"""A worker whose ranks lie on several hosts: how its services come together, and what goes between them."""
+"""Workers whose ranks lie on several hosts: how the hosts' services find one another, and what they exchange."""

@@ -1,14 +1,16 @@
-"""Whether two hosts of a worker are configured alike. Pure."""
+"""Checks whether two hosts of a worker have the same configuration. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# UCX's devices have names of their own on each host.
+# UCX's devices have different names on each host.
 OF_EACH_HOST = frozenset({"transfer.devices"})
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """The first key, in words, that has another value there; None if there is none. Both are an engine's as JSON."""
+    """The first key whose value differs, in words; None if there is none. Both arguments are an engine's configuration
+    as JSON.
+    """
     here, there = dict(_values(ours)), dict(_values(theirs))
     for key in sorted(here.keys() | there.keys()):
         if key not in OF_EACH_HOST and (key not in here or key not in there or here[key] != there[key]):

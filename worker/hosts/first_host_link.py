@@ -1,6 +1,6 @@
-"""The service of a worker's host beside the first: it owns ranks, and the first host's service uses them."""
+"""The service of a host other than the worker's first: it owns ranks, and the first host's service uses them."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio
@@ -26,20 +26,20 @@ from worker.hosts import wire
 from worker.hosts.host_ranks import HostRanks
 from worker.hosts.place import HostPlace
 
-# What waits to be written to the first host, in messages, before ranks have to wait.
+# Messages that may wait to be written to the first host; if there are more, ranks have to wait.
 MOST_WAITING = 64
 
-# How long the last of what ranks said may take to get there.
+# How long the ranks' last output may take to reach the first host.
 FLUSH_SECONDS = 2.0
 
 _log = logging.getLogger("deepmesh.worker")
 
 
 async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -> None:
-    """Own this host's ranks until the first host's service stops them, or a signal. Ready while they run.
+    """Own this host's ranks until the first host's service stops them, or until a signal. Ready while they run.
 
-    config: with the worker's id. Raises ConfigError if the first host refuses this one, EngineFailed if a rank or the
-    first host's service ends before it has stopped them.
+    config: must have the worker's id. Raises ConfigError if the first host refuses this one, EngineFailed if a rank or
+    the first host's service ends before it has stopped the ranks.
     """
     parallel, _ = choose_parallel(config.engine, role)
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
@@ -49,7 +49,7 @@ async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -
         try:
             await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                # The first host's service has been told to stop too, and may have requests to finish.
+                # The first host's service was told to stop as well, and may have requests to finish.
                 _log.info("waiting for the worker's first host to stop the ranks")
                 await asyncio.wait({serving}, timeout=config.server.drain_seconds)
             if serving.done():
@@ -78,7 +78,7 @@ async def _serve(
 
 
 async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str) -> FirstHostLink:
-    """Try until the first host is there. Raises what it answers, if it never takes this host."""
+    """Call until the first host answers. Raises its answer if it never takes this host."""
     backoff = Backoff(_log)
     while True:
         link = FirstHostLink(stub, join)
@@ -93,14 +93,14 @@ async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorke
 
 
 class FirstHostLink:
-    """worker.hosts.host_ranks.FirstHost, over one call."""
+    """A worker.hosts.host_ranks.FirstHost over one call."""
 
     def __init__(self, stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest) -> None:
         self._outgoing: asyncio.Queue[hosts_pb2.JoinWorkerRequest | None] = asyncio.Queue(MOST_WAITING)
         self._call: Any = stub.JoinWorker(self._requests(join))
 
     async def joined(self) -> None:
-        """Return when the first host has taken this one. Raises MeshError."""
+        """Return once the first host has taken this one. Raises MeshError."""
         try:
             if await self._call.read() is grpc.aio.EOF:
                 raise EngineFailed("the worker's first host ended the call")
@@ -108,7 +108,9 @@ class FirstHostLink:
             raise from_rpc_error(error) from error
 
     async def run(self, ranks: HostRanks) -> None:
-        """Carry what ranks and the first host say until all ranks have stopped. Raises EngineFailed otherwise."""
+        """Carry messages between the ranks and the first host until all ranks have stopped. Raises EngineFailed
+        otherwise.
+        """
         owning, reading = asyncio.create_task(ranks.run()), asyncio.create_task(self._read(ranks))
         try:
             await asyncio.wait({owning, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +146,7 @@ class FirstHostLink:
             yield request
 
     async def _read(self, ranks: HostRanks) -> None:
-        """Do what the first host says, until it says no more."""
+        """Do what the first host's messages say, until they end."""
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:
                 _handle(ranks, response)

@@ -1,4 +1,4 @@
-"""The ranks that a service owns for its worker's first host, whose service alone speaks with them."""
+"""The ranks that a service owns on behalf of its worker's first host; only that host's service talks to them."""
 
 import asyncio
 import os
@@ -14,12 +14,12 @@ from worker.config import WorkerConfig
 from worker.hosts.line import Line
 from worker.rank_process import RankProcess, start_message, start_rank
 
-# How often the first host learns how far ranks have come.
+# How often the first host gets the ranks' progress.
 PROGRESS_SECONDS = 0.1
 
 
 class FirstHost(Protocol):
-    """What is said to it, in order. Each call waits while it does not read."""
+    """The way to the first host, in order. Each call waits while the first host does not read."""
 
     async def data(self, rank: int, data: bytes) -> None: ...
 
@@ -31,7 +31,9 @@ class FirstHost(Protocol):
 
 
 class HostRanks:
-    """Made by `start`. `run` carries what ranks say; `write`, `kill` and `record` are the first host's word."""
+    """Made by `start`. `run` carries what ranks say; `write`, `kill` and `record` carry out the first host's
+    messages.
+    """
 
     def __init__(self, ranks: Mapping[int, RankProcess], line: Line, first: FirstHost) -> None:
         self._ranks = ranks
@@ -40,7 +42,7 @@ class HostRanks:
 
     @classmethod
     async def start(cls, config: WorkerConfig, host: int, first: FirstHost) -> Self:
-        """Start the ranks of that host. config: with the whole layout, and an id."""
+        """Start the ranks of host `host`. config: must have the whole layout and an id."""
         parallel = config.engine.parallel
         line, descriptor = await Line.open()
         group = GroupDescriptors.create(parallel.ranks_a_host, descriptor)
@@ -70,7 +72,7 @@ class HostRanks:
         self._line.write(record)
 
     async def run(self) -> None:
-        """Return when all ranks have stopped. Raises EngineFailed if one ended otherwise, once all have ended."""
+        """Return once all ranks have stopped. If one ended otherwise, raises EngineFailed once all have ended."""
         watching = [asyncio.create_task(self._line.run(self._first.record)), asyncio.create_task(self._tell_progress())]
         try:
             statuses = await asyncio.gather(*(self._carry(number, rank) for number, rank in self._ranks.items()))
@@ -82,7 +84,7 @@ class HostRanks:
                 raise EngineFailed(f"rank {number} ended with status {status}, and with it the worker")
 
     async def close(self) -> None:
-        """End what is left of the ranks."""
+        """End the ranks that are left."""
         for number in self._ranks:
             self.kill(number)
         for rank in self._ranks.values():
@@ -92,7 +94,7 @@ class HostRanks:
         self._line.close()
 
     async def _carry(self, number: int, rank: RankProcess) -> int:
-        # A killed rank with unread input resets the connection instead of ending it.
+        # If a killed rank had unread input, its connection is reset rather than closed.
         with suppress(ConnectionError):
             while data := await rank.reader.read(RECEIVE_BYTES):
                 await self._first.data(number, data)

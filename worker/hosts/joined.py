@@ -1,4 +1,4 @@
-"""The hosts of a worker beside the first, as the first host's service sees them."""
+"""The worker's other hosts, as the first host's service sees them."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ _log = logging.getLogger("deepmesh.worker")
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """number: which one; send_record: to its first rank."""
+    """number: of the host; send_record: sends a record to its first rank."""
 
     number: int
     ranks: dict[int, RemoteRank]
@@ -30,10 +30,10 @@ class JoinedHost:
 
 
 class JoinedHosts:
-    """Each joins once; after that the worker lives no longer than it."""
+    """Each host joins once. After that, the worker ends if the host does."""
 
     def __init__(self, engine: EngineConfig) -> None:
-        """engine: what every host must be configured with."""
+        """engine: the configuration that every host must have."""
         self._engine = engine
         self._hosts: dict[int, JoinedHost] = {}
         self._all_joined = asyncio.Event()
@@ -41,9 +41,9 @@ class JoinedHosts:
         self._carrying: asyncio.Task[None] | None = None
 
     def admit(self, number: int, engine: bytes) -> range:
-        """The numbers of the ranks that this host is to own; its `joined` follows.
+        """Let a host join; returns the numbers of the ranks that it is to own. Call `joined` afterwards.
 
-        engine: its configuration. Raises InvalidRequest, ConfigError, WorkerDraining.
+        engine: the host's configuration. Raises InvalidRequest, ConfigError, WorkerDraining.
         """
         parallel = self._engine.parallel
         if not 0 < number < parallel.hosts:
@@ -68,13 +68,13 @@ class JoinedHosts:
             self._all_joined.set()
 
     def left(self, host: JoinedHost) -> None:
-        """Its ranks are lost. If it leaves before all have joined, it may join again."""
+        """The host has left, and its ranks are lost. If not all hosts have joined yet, it may join again."""
         host.lost()
         if not self._all_joined.is_set():
             del self._hosts[host.number]
 
     async def wait(self) -> None:
-        """Return when all have joined."""
+        """Return once all hosts have joined."""
         _log.info("waiting for the worker's other hosts", extra={"fields": {"hosts": self._engine.parallel.hosts}})
         await self._all_joined.wait()
 
@@ -84,15 +84,15 @@ class JoinedHosts:
         return [rank for _, host in sorted(self._hosts.items()) for _, rank in sorted(host.ranks.items())]
 
     async def open_line(self) -> int:
-        """Carry records between this host's first rank and those of the others; returns the descriptor of its end,
-        which becomes the caller's.
+        """Begin to carry records between this host's first rank and those of the others. Returns the descriptor of the
+        rank's end, which the caller must close.
         """
         self._line, descriptor = await Line.open()
         self._carrying = asyncio.create_task(self._line.run(self._on_own_record))
         return descriptor
 
     def carry(self, number: int, record: bytes) -> None:
-        """Give all others the record of a host."""
+        """Pass a host's record on to all others."""
         if self._line is not None:
             self._line.write(record)
         self._send(number, record)

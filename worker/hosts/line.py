@@ -1,4 +1,6 @@
-"""The service's end of its first rank's line to other hosts (engine.parallel.host_line): records, as they are."""
+"""The service's end of the line from its first rank to other hosts (engine.parallel.host_line): carries records
+unread.
+"""
 
 import asyncio
 import socket
@@ -9,7 +11,7 @@ from engine.parallel.host_line import HEADER
 
 
 class Line:
-    """Made by `open`. `run` reads records; `write` gives the rank those of other hosts."""
+    """Made by `open`. `run` reads the rank's records; `write` gives the rank those of other hosts."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -17,7 +19,7 @@ class Line:
 
     @classmethod
     async def open(cls) -> tuple["Line", int]:
-        """A line, and the descriptor of the rank's end, which becomes the caller's."""
+        """A line, and the descriptor of the rank's end, which the caller must close."""
         ours, theirs = socket.socketpair()
         with theirs:
             return cls(*await asyncio.open_connection(sock=ours)), theirs.detach()
@@ -26,7 +28,7 @@ class Line:
         self._writer.write(record)
 
     async def run(self, on_record: Callable[[bytes], Awaitable[None]]) -> None:
-        """Until the rank has closed its end, or died."""
+        """Run until the rank closes its end, or dies."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 header = await self._reader.readexactly(HEADER.size)

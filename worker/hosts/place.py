@@ -1,4 +1,6 @@
-"""Which of its worker's hosts a service runs on, by the variables that torchrun or a LeaderWorkerSet sets."""
+"""Finds out which of its worker's hosts a service runs on, from the variables that torchrun or a LeaderWorkerSet
+sets.
+"""
 
 import os
 from collections.abc import Mapping
@@ -22,26 +24,28 @@ class Variables:
 
 LEADER_WORKER_SET = Variables("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
 TORCHRUN = Variables("RANK", "WORLD_SIZE", "MASTER_ADDR")
-# In place of RANK, where a launcher counts hosts by it.
+# Replaces RANK if the launcher sets it instead.
 NODE_RANK = "NODE_RANK"
 # How many services torchrun starts on each host.
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-# Where gloo and NCCL listen.
+# The network devices on which gloo and NCCL listen.
 NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """number: counted from 0, the worker's first host; first: its service's host:port, None if it is the only one."""
+    """number: of the host, counted from 0, the worker's first; first: host:port of the first host's service, None if
+    there is only one host.
+    """
 
     number: int = 0
     first: str | None = None
 
 
 def find_host(config: ConfigT, variables: Mapping[str, str]) -> tuple[HostPlace, ConfigT]:
-    """The place of the service with this configuration and environment, and what it runs with: services of several
-    hosts have one worker's id, by default where the first is reached, and their ranks' torch.distributed listens where
-    gRPC listens, unless variables say where. Raises ConfigError.
+    """The place of the service with this configuration and environment, and the configuration to run with. Services of
+    several hosts share one worker's id, by default the first host's address. Their ranks' torch.distributed listens
+    where gRPC listens, unless the variables say otherwise. Raises ConfigError.
     """
     if config.engine.parallel.hosts == 1:
         return HostPlace(), config

@@ -9,14 +9,14 @@ from mesh.errors import EngineFailed
 
 
 class RemoteRank:
-    """In place of a rank's process and of the socket to it, in RankClient. What leads to its host feeds it.
+    """Stands in for a rank's process and its socket, for RankClient. The link to the rank's host feeds it.
 
     Attributes:
-        reader: what the rank writes. It raises EngineFailed if the rank is lost with its host.
+        reader: the rank's output. It raises EngineFailed if the rank is lost with its host.
     """
 
     def __init__(self, write: Callable[[bytes], None], kill: Callable[[], None]) -> None:
-        """write: to the rank; kill: have its host's service kill it."""
+        """write: sends to the rank; kill: has its host's service kill it."""
         self.write = write
         self._kill = kill
         self.reader = asyncio.StreamReader(RECEIVE_BYTES)
@@ -27,20 +27,22 @@ class RemoteRank:
         self._pulse = pulse
 
     def kill(self) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Raises ProcessLookupError if the rank has ended."""
         if self._status.done():
             raise ProcessLookupError
         self._kill()
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended; a negative one is a signal's number, also if its host is lost."""
+        """The exit status, once the rank has ended; a negative status is a signal's number. It is -9 if the host is
+        lost.
+        """
         return await asyncio.shield(self._status)
 
     def is_closing(self) -> bool:
         return self._status.done()
 
     def close(self) -> None:
-        """Its host's service closes the socket when the rank has ended."""
+        """Nothing to do: its host's service closes the socket when the rank has ended."""
 
     def received(self, data: bytes) -> None:
         self.reader.feed_data(data)
@@ -55,7 +57,7 @@ class RemoteRank:
             self._status.set_result(status)
 
     def lost(self, error: EngineFailed) -> None:
-        """Its host's service has gone, and the rank with it."""
+        """Its host's service is gone, and the rank with it."""
         if not self._status.done():
             self.reader.set_exception(error)
             self._status.set_result(-9)

@@ -1,10 +1,10 @@
-"""Where ranks of a worker that lie on several hosts leave how they are reached, and learn it of others."""
+"""Where ranks on several hosts publish their addresses and look up each other's."""
 
 import asyncio
 
 
 class Rendezvous:
-    """Keys and values, for as long as the ranks load."""
+    """Keys and values, kept while the ranks load."""
 
     def __init__(self) -> None:
         self._values: dict[str, asyncio.Future[bytes]] = {}
@@ -13,7 +13,7 @@ class Rendezvous:
         self._value(key).set_result(value)
 
     async def look_up(self, key: str) -> bytes:
-        """Return when the key has been published."""
+        """The key's value, once it has been published."""
         return await asyncio.shield(self._value(key))
 
     def _value(self, key: str) -> asyncio.Future[bytes]:

@@ -1,6 +1,6 @@
-"""HostsService: what the service of a worker's first host answers those of its other hosts."""
+"""HostsService: how the service of a worker's first host answers those of its other hosts."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 import asyncio
@@ -27,10 +27,10 @@ _Outgoing = asyncio.Queue[hosts_pb2.JoinWorkerResponse | None]
 
 
 class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
-    """A worker on one host has no others, and refuses all.
+    """A worker with one host refuses every other.
 
     Attributes:
-        hosts: those that have joined.
+        hosts: the hosts that have joined.
     """
 
     def __init__(self, config: WorkerConfig, role: WorkerRole) -> None:
@@ -59,7 +59,7 @@ class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
         finally:
             self.hosts.left(host)
             reader.cancel()
-            # The reader's error, if any, was raised above, or gives way to the one that was.
+            # An error of the reader was either raised above already, or gives way to the error that was.
             await asyncio.gather(reader, return_exceptions=True)
 
     def _admit(self, join: hosts_pb2.Join, outgoing: _Outgoing) -> JoinedHost:
@@ -95,7 +95,7 @@ async def _join(requests: AsyncIterator[hosts_pb2.JoinWorkerRequest]) -> hosts_p
 async def _read(
     hosts: JoinedHosts, host: JoinedHost, requests: AsyncIterator[hosts_pb2.JoinWorkerRequest], outgoing: _Outgoing
 ) -> None:
-    """Handle the host's messages; whatever ends this ends the stream."""
+    """Handle the host's messages; the end of this ends the stream."""
     try:
         async for request in requests:
             _handle(hosts, host, request)

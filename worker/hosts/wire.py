@@ -1,4 +1,4 @@
-"""What goes between the services of a worker's hosts, as protos."""
+"""The messages between the services of a worker's hosts, as protos."""
 
 from collections.abc import Mapping
 
