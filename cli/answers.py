@@ -18,7 +18,7 @@ Show = Callable[[str, bool], None]
 
 @dataclass
 class Answer:
-    """An answer as far as it has streamed, with its timings. A stopped answer keeps the text that had come."""
+    """An answer as far as it has streamed, with its timings. A stopped answer keeps the text that has come."""
 
     text: str = ""
     prompt_tokens: int = 0

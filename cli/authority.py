@@ -1,4 +1,4 @@
-"""A certificate authority for development and tests: certificates that name a role and a service."""
+"""A certificate authority for development and tests. Its certificates name a role and a service."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, server_name
 
 CA_KEY_FILE = "ca-key.pem"
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "deepmesh development CA")])
-# Clocks differ: a certificate is valid a little before it is made.
+# Clocks differ, so a certificate is valid from a little before it is made.
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
@@ -31,7 +31,7 @@ class Authority:
 
     @classmethod
     def new(cls, days: int) -> Self:
-        """A CA whose certificates, and its own, are valid for so many days."""
+        """A new CA. Its own certificate, and those that it issues, are valid for `days` days."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
@@ -44,7 +44,7 @@ class Authority:
 
     @classmethod
     def in_directory(cls, directory: Path, days: int) -> Self:
-        """The CA that was made in this directory before, or a new one. Raises ConfigError."""
+        """The CA that is in this directory, or a new one. Raises ConfigError."""
         key_path, certificate_path = directory / CA_KEY_FILE, directory / CA_FILE
         if key_path.exists() and certificate_path.exists():
             try:
@@ -63,14 +63,14 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate."""
+        """The CA's own certificate."""
         data: bytes = self._certificate.public_bytes(serialization.Encoding.PEM)
         return data
 
     def issue(self, identity: Identity, directory: Path, hosts: Sequence[str] = ()) -> None:
-        """Write a certificate of this identity, its key and the CA's certificate into the directory, which is made.
+        """Write a certificate for this identity, its key and the CA's certificate into the directory, which is created.
 
-        `hosts` are names and addresses under which clients that know no roles call the service: a gateway's clients.
+        `hosts`: names and addresses by which clients call the service if they check no role: a gateway's clients.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(server_name(identity.role))]
@@ -117,7 +117,7 @@ def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Only its owner may read the file, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(data)

@@ -54,9 +54,9 @@ def bench(
         Path | None, typer.Option(help="JSON report; the plot lies beside it. By default out/load-<time>.json.")
     ] = None,
 ) -> None:
-    """Send requests at their own pace, whatever becomes of those before them, and report latency and goodput.
+    """Send requests at their own pace, however earlier ones fare, and report latency and goodput.
 
-    The status is 1 if no request was answered to its end.
+    The exit status is 1 if no request was answered completely.
     """
     from bench.load.options import LoadOptions
     from bench.load.run import main

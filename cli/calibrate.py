@@ -8,9 +8,9 @@ from rich.console import Console
 
 from cli.endpoints import GATEWAY, CertificatesOption, operator_channels
 
-# Far beyond the requests that a worker computes at once.
+# More requests than any worker computes at once.
 WIDEST = 65_536
-# Tokens of the prompt whose time is shown.
+# Length of the prompt whose time is shown, in tokens.
 PROMPT = 1000
 
 
@@ -41,11 +41,11 @@ def calibrate(
     ] = None,
     certificates: CertificatesOption = None,
 ) -> None:
-    """Measure what steps, prompts and calls take, and write it to a cost file with its error.
+    """Measure the time of steps, prompts and calls, and write it to a cost file with its error.
 
-    A mesh is measured through its gateway: it should be idle, and needs a minute or two. With its scheduler's address
-    the file also has how fast KV moved in the traffic that the mesh has had; and if its workers compute long prompts
-    sparsely, they are sent some, and the file has what these take.
+    A mesh is measured through its gateway. It should be idle; the measurement takes a minute or two. If you name its
+    scheduler, the file also says how fast KV moved in the traffic that the mesh has had. If the workers compute long
+    prompts sparsely, the command also sends such prompts and records their time.
     """
     from bench.calibration.mesh import MeshUnderTest, measure
     from bench.calibration.rank import costs_of_rank

@@ -10,9 +10,9 @@ import typer
 from mesh.errors import ConfigError
 from mesh.identity import Identity, Role
 
-# What `deepmesh up` names its services.
+# The names that `deepmesh up` gives its services.
 USUAL = ("gateway/gateway", "scheduler/scheduler", "prefill/prefill-0", "decode/decode-0", "kvstore/kvstore-0")
-# Who calls services and is none.
+# Callers that are not services.
 OTHERS = ("operator/operator", "autoscaler/autoscaler")
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
@@ -29,12 +29,13 @@ def certs(
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 30,
 ) -> None:
-    """Make certificates for development and tests: each names a role and a service.
+    """Make certificates for development and tests. Each names a role and a service.
 
-    NAME is the service's own id: worker_id, store_id or gateway_id. A service is given its folder's three files as
-    security.tls.certificate, .key and .ca. Whoever has ca-key.pem can be any service: production uses a CA of its own.
+    NAME is the service's own id: worker_id, store_id or gateway_id. Each service gets the three files of its folder as
+    security.tls.certificate, .key and .ca. Whoever has ca-key.pem can pretend to be any service: in production, use
+    your own CA.
     """
-    # Only this command needs it.
+    # Imported here because only this command needs it.
     from cli.authority import Authority
 
     identities = [_identity(each) for each in name or (*USUAL, *OTHERS)]
@@ -54,5 +55,5 @@ def _identity(text: str) -> Identity:
 
 
 def _hosts(identity: Identity, hosts: Sequence[str] | None) -> Sequence[str]:
-    """Only a gateway has clients that look for its host."""
+    """The hosts of a gateway's certificate. Only a gateway has clients that check its host."""
     return (hosts or LOCAL_HOSTS) if identity.role is Role.GATEWAY else ()

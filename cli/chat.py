@@ -15,7 +15,7 @@ from cli.terminal import make_console
 from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
 
-# What a request can say.
+# The largest number that the request's field holds.
 MOST_TOKENS = 2**32 - 1
 COMMANDS = """/clear  forget the conversation so far
 /help   show this
@@ -37,7 +37,7 @@ def chat(
 ) -> None:
     """Talk to a mesh. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands; piped input is one message.
 
-    Reasoning is dimmed. A question whose answer was stopped leaves the conversation, with what had come of it.
+    Reasoning is dimmed. If an answer is stopped, its question and the partial answer are dropped from the conversation.
     """
     sampling = common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
     settings = gateway_pb2.GenerateRequest(model=model, max_tokens=max_tokens, sampling=sampling)
@@ -64,7 +64,7 @@ def _answer_once(conversation: Conversation, runner: asyncio.Runner) -> None:
 
 def _converse(conversation: Conversation, runner: asyncio.Runner, console: Console) -> None:
     with suppress(ImportError):
-        # Line editing for input().
+        # Enables line editing in input().
         import readline  # noqa: F401
     while True:
         try:

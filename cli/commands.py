@@ -46,15 +46,18 @@ def build() -> typer.Typer:
 
 
 def _help(command: Callable[..., None]) -> str:
-    """Its docstring, with each paragraph as one line: typer would keep the line breaks of all but the first."""
+    """The command's docstring, with each paragraph joined to one line: typer keeps line breaks in all paragraphs but
+    the first.
+    """
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
 def run() -> None:
-    """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1.
+    """Run one command. A MeshError becomes one line on stderr, and status 2 if trying again cannot help, otherwise 1.
 
-    So does what the system refuses, such as a file that may not be written, and text that is no UTF-8.
+    Errors of the operating system, such as a file that may not be written, and text that is not UTF-8 are handled
+    alike.
     """
     try:
         build()()
@@ -83,4 +86,4 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of the command as a whole."""
+    """Options of `deepmesh` itself."""

@@ -28,7 +28,7 @@ def config(
     markdown: Annotated[bool, typer.Option("--markdown", help="All services, as docs/configuration.md.")] = False,
 ) -> None:
     """Print every key of a service's configuration, with its type, default and meaning."""
-    # Loads every service's configuration.
+    # Imported here because it loads every service's configuration.
     from cli.settings.page import configuration_page
 
     if markdown:

@@ -15,7 +15,7 @@ CONNECT_SECONDS = 5.0
 
 
 class Conversation:
-    """Owns the connection and the messages so far. `settings` is the request of every turn, without its prompt."""
+    """Owns the connection and the messages so far. `settings`: the request of every turn, without its prompt."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Conversation:
         self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
         self._settings = settings
         self._messages = messages
-        # What `clear` leaves: the system message.
+        # The messages that `clear` keeps: the system message.
         self._lasting = list(messages)
         self._console = console
         self._channels = channels
@@ -52,7 +52,9 @@ class Conversation:
             await self._channel.close()
 
     async def ask(self, text: str) -> None:
-        """Send `text` and print the answer. If it is cancelled or fails, the question leaves the conversation."""
+        """Send `text` and print the answer. If it is cancelled or fails, the question is dropped from the
+        conversation.
+        """
         self._messages.append({"role": "user", "content": text})
         request = gateway_pb2.GenerateRequest()
         request.CopyFrom(self._settings)

@@ -36,7 +36,7 @@ from mesh.signals import until_signal
 
 Messages = list[dict[str, str]]
 
-# Long enough for a few blocks, which a prefill worker computes, and which are moved and found again.
+# Long enough for a few blocks, so that a prefill worker computes it, and its blocks are moved and found again.
 FIRST_QUESTION = """Here is a table.
 light-river: 20917
 plain-tower: KQWBM
@@ -52,7 +52,7 @@ high-hill: 95244
 rusty-store: 67535
 
 What is the value of strong-shell?"""
-# So that transfers are shown after each answer, and not a second later.
+# Makes transfers show after each answer, rather than a second later.
 QUICK_SETTINGS = ("scheduler.store_link.poll_seconds=0.1",)
 SECOND_QUESTION = "What is 82590 + 1946?"
 
@@ -75,7 +75,9 @@ def demo(
         list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
     ] = None,
 ) -> None:
-    """Start a mesh on free ports; chat over gRPC, over OpenAI HTTP, a second turn, and after the workers forgot it."""
+    """Start a mesh on free ports and chat with it: over gRPC, over OpenAI HTTP, in a second turn, and after the
+    workers' caches were emptied.
+    """
     console = make_console()
     model = model or shipped_model()
     if not (model / "config.json").exists():
@@ -128,7 +130,7 @@ async def _mesh(plan: MeshPlan, log: Path, console: Console, channels: Channels)
 
 @dataclass(frozen=True)
 class Row:
-    """One answer, who computed it, and the KV that moved for it."""
+    """One answer, the workers that computed it, and the KV that moved for it."""
 
     name: str
     answer: Answer
@@ -137,7 +139,7 @@ class Row:
 
 
 class _Demonstration:
-    """The chats, one after the other, so that the KV which moves meanwhile is the answer's own."""
+    """Runs the chats one after another, so that the KV that moves meanwhile belongs to the answer."""
 
     def __init__(
         self, plan: MeshPlan, max_tokens: int, supervisor: Supervisor, console: Console, channels: Channels
@@ -171,7 +173,7 @@ class _Demonstration:
         return await until_served(self._gateway, self._plan.decode_workers, self._channels)
 
     async def _forget(self) -> None:
-        """Start every worker again: their caches are empty then, the store's is not."""
+        """Restart every worker: their caches are then empty, the store's is not."""
         workers = [spec.name for spec in compose(self._plan) if spec.module in WORKER_MODULES]
         self._console.print(f"\nstarting {', '.join(workers)} again: their caches are empty now, the store's is not")
         await self._supervisor.restart(workers)
@@ -199,7 +201,7 @@ class _Demonstration:
 
 
 def answers_table(rows: Sequence[Row]) -> Table:
-    """Timings, token counts, and the KV that moved to workers, one row an answer; fits eighty columns."""
+    """Timings, token counts, and the KV that moved to workers, one row per answer; fits into eighty columns."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("request\nand who computed it", no_wrap=True)
     measures = ("TTFT\nms", "TPOT\nms", "tokens\nin", "tokens\ncached", "tokens\nout")

@@ -1,4 +1,4 @@
-"""Endpoints that the commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
+"""The endpoints that commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ CertificatesOption = Annotated[
 
 
 def operator_channels(directory: Path | None) -> Channels:
-    """Channels with the certificate in this folder; plaintext without one. Raises ConfigError."""
+    """Channels with the certificate in this folder; plaintext if `directory` is None. Raises ConfigError."""
     if directory is None:
         return Channels()
     files = [directory / name for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE)]

@@ -57,7 +57,7 @@ def evaluate(
 ) -> None:
     """Ask problems whose answers can be checked, and report exact match by task with confidence intervals.
 
-    A stopped run goes on where it was when started again with the same options.
+    If a run was stopped, start it again with the same options and it continues.
     """
     console = Console(highlight=False)
     if compare is not None:
@@ -126,7 +126,7 @@ def _compare(paths: tuple[Path, Path], console: Console) -> None:
 
 
 def _documents(wanted: bool, console: Console) -> "list[Document]":
-    """Documents of Python's own library documentation that training leaves out; none unless `wanted`."""
+    """Documents from Python's library documentation that training leaves out; none unless `wanted`."""
     from eval.perplexity import LONGEST_CHARACTERS, Document
     from tools.train.library_text import library_entries
 

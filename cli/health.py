@@ -15,5 +15,5 @@ def health(
         READINESS
     ),
 ) -> None:
-    """End with status 0 if the service at HOST:PORT is ready (or alive), else with one line and status 1."""
+    """Exit with status 0 if the service at HOST:PORT is ready (or alive), otherwise with one line and status 1."""
     probe(endpoint, service, ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""What KV a mesh moves while it serves, read from its scheduler."""
+"""The KV that a mesh moves while it serves, read from its scheduler."""
 
 import asyncio
 from collections import Counter
@@ -13,17 +13,17 @@ from mesh.errors import NoWorker
 
 # Workers report changes every 50 ms.
 _PAUSE_SECONDS = 0.2
-# After so many equal snapshots in a row, no transfer is taken to be in flight any more.
+# After this many equal snapshots in a row, no transfer counts as in flight.
 _EQUAL_SNAPSHOTS = 2
 
 
 @dataclass(frozen=True)
 class KvTotals:
-    """What one worker received since its start."""
+    """What one worker has received since its start."""
 
     # By UCX transport.
     received_bytes: Mapping[str, int]
-    # Blocks found in stores.
+    # Blocks fetched from stores.
     fetched_blocks: int
 
 
@@ -36,7 +36,7 @@ class KvMoves:
 
 
 def moves_between(before: Snapshot, after: Snapshot) -> KvMoves:
-    """What workers received between two snapshots; counts of a worker that was started in between began at 0."""
+    """What workers received between two snapshots. Counts of a worker that started in between began at 0."""
     earlier, received, fetched = _totals(before), Counter[str](), 0
     for worker, totals in _totals(after).items():
         known = earlier.get(worker, KvTotals({}, 0))
@@ -47,7 +47,7 @@ def moves_between(before: Snapshot, after: Snapshot) -> KvMoves:
 
 
 async def until_registered(scheduler: str, workers: int, channels: Channels, timeout_seconds: float = 30.0) -> None:
-    """Wait until so many workers of any role take requests, and each store has as many. Raises NoWorker."""
+    """Wait until `workers` workers of any role take requests, and each store has as many attached. Raises NoWorker."""
 
     def registered(snapshot: Snapshot) -> bool:
         serving = sum(worker.state == workers_pb2.WORKER_STATE_SERVING for worker in snapshot.workers)
@@ -57,7 +57,7 @@ async def until_registered(scheduler: str, workers: int, channels: Channels, tim
 
 
 async def settled(scheduler: str, channels: Channels, timeout_seconds: float = 30.0) -> Snapshot:
-    """The registry once no KV moves any more: stores have every block that they were offered and wanted."""
+    """The registry once no KV moves any more: stores have every offered block that they wanted."""
     last: object = None
     equal = 0
 

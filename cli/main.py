@@ -3,16 +3,16 @@
 import os
 import sys
 
-# As a shell counts an end by SIGINT.
+# The exit status of shells for a process that SIGINT ended.
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command of sys.argv."""
-    # Read when gRPC is imported, whose own lines would stand among ours: we report the same errors ourselves.
+    # gRPC reads this when it is imported. Its own log lines would mix with ours, and we report the same errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        # Imports take most of a second, in which Ctrl-C is an answer too.
+        # The imports take most of a second, during which Ctrl-C must work too.
         from cli.commands import run
 
         run()

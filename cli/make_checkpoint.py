@@ -26,7 +26,7 @@ def make_checkpoint(
     if (directory / "config.json").exists() and not overwrite:
         raise ConfigError(f"{directory} holds a checkpoint: name another directory, or add --overwrite")
     overrides = dict(_parsed(setting) for setting in settings or ())
-    # Loads torch.
+    # Imported here because it loads torch.
     from tools import make_checkpoint as maker
 
     try:

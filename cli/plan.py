@@ -28,9 +28,9 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write the cost file of one GPU, for simulate.")
     ] = None,
 ) -> None:
-    """Say what one worker on these GPUs holds and does, by the cost model that placement uses.
+    """Say what one worker on these GPUs holds and how fast it is, by the cost model that placement uses.
 
-    Experts are shared by the worker's GPUs; attention, dense layers and KV are each GPU's own. Communication between
+    The worker's GPUs divide the experts; each GPU has attention, dense layers and KV of its own. Communication between
     GPUs is not counted.
     """
     from bench.sizing.plan import Asked

@@ -50,7 +50,7 @@ def quantize(
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Quantize a checkpoint layer by layer, in the layout in which such checkpoints are published."""
-    # Loads torch.
+    # Imported here because it loads torch.
     from tools.quantize import forms, run
     from tools.quantize.calibration import read_calibration
 

@@ -1,4 +1,4 @@
-"""`deepmesh role`: a running worker takes another role."""
+"""`deepmesh role`: has a running worker take another role."""
 
 import asyncio
 import time
@@ -17,11 +17,11 @@ from mesh.domain.workers import WorkerRole
 from mesh.errors import EndpointUnavailable, InvalidRequest, NoWorker
 from mesh.identity import Role
 
-# It checks its configuration for the role before it answers.
+# The worker checks its configuration for the role before it answers.
 ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 WAIT_SECONDS = 60.0
-# The same if the worker loads its weights anew.
+# As WAIT_SECONDS, if the worker loads its weights anew.
 RELOAD_SECONDS = 1800.0
 
 
@@ -54,10 +54,10 @@ def role(
         ),
     ] = None,
 ) -> None:
-    """Have a running worker take another role with the weights that it has loaded, and wait until it serves.
+    """Have a running worker take another role, with the weights that it has loaded, and wait until it serves.
 
-    It drains first. The role lasts as long as its process: started again, a worker has the role that it was configured
-    with. Where services have certificates this needs an autoscaler's.
+    The worker drains first. The role lasts as long as the worker's process: after a restart, the worker has its
+    configured role again. If services have certificates, this needs an autoscaler's certificate.
     """
     channels, wanted_role = operator_channels(certificates), WorkerRole(wanted.value)
     typer.echo(asyncio.run(change_role(channels, scheduler, worker, wanted_role, drain, wait, reload)))
@@ -74,7 +74,8 @@ async def change_role(
 ) -> str:
     """Have the worker take the role, and return in words how that went, once it serves; see `role`.
 
-    Raises NoWorker, EndpointUnavailable, InvalidRequest if nobody would be left to answer, or what the worker answers.
+    Raises NoWorker, EndpointUnavailable, InvalidRequest if no worker would be left to answer, or the worker's own
+    error.
     """
     began = time.monotonic()
     before = await _find(scheduler, channels, worker_id)
@@ -101,7 +102,7 @@ async def change_role(
 async def _ask(
     channels: Channels, identity: workers_pb2.WorkerIdentity, role: WorkerRole, drain: float | None, may_reload: bool
 ) -> bool:
-    """Returns whether the worker loads its weights anew."""
+    """Ask the worker to change. Returns whether it loads its weights anew."""
     request = worker_pb2.ChangeRoleRequest(
         worker_id=identity.worker_id, role=worker_wire.role_name(role), may_reload=may_reload
     )
@@ -117,7 +118,7 @@ async def _until_back(
     scheduler: str, channels: Channels, before: workers_pb2.WorkerIdentity
 ) -> scheduler_pb2.WorkerStatus:
     while True:
-        # Also a scheduler may be away for a while.
+        # The scheduler may be away for a while too.
         with suppress(EndpointUnavailable):
             found = await _find(scheduler, channels, before.worker_id)
             if found is not None and found.identity.incarnation != before.incarnation:

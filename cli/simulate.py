@@ -1,4 +1,4 @@
-"""`deepmesh simulate`: a fleet that nobody has to own, under a load that nobody has to send."""
+"""`deepmesh simulate`: simulates a fleet of any size under any load."""
 
 from pathlib import Path
 from typing import Annotated

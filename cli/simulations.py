@@ -1,4 +1,4 @@
-"""Runs the simulations of one `deepmesh simulate`, with a progress bar, and shows what came of them."""
+"""Runs the simulations of one `deepmesh simulate`, with a progress bar, and shows their results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -62,7 +62,9 @@ async def _watch(
 
 
 def _watch_tables(endpoint: str, channels: Channels) -> None:
-    """Each time in place of the last; the last one stays. What is no terminal gets one after the other."""
+    """On a terminal, each view replaces the last, and the final one stays. Otherwise they are printed one after
+    another.
+    """
     console = Console()
     if not console.is_terminal:
         asyncio.run(_watch(endpoint, channels, lambda snapshot: console.print(tables(snapshot)), console.print))
@@ -79,7 +81,7 @@ def _watch_tables(endpoint: str, channels: Channels) -> None:
 
 
 def _watch_json(endpoint: str, channels: Channels) -> None:
-    """One line each time."""
+    """Print one line each time."""
     show = partial(_echo_json, indent=None)
     asyncio.run(_watch(endpoint, channels, show, partial(typer.echo, err=True)))
 
@@ -114,7 +116,7 @@ async def _read(channel: grpc.aio.Channel, endpoint: str) -> Snapshot:
 
 
 def tables(snapshot: Snapshot) -> Group:
-    """What a mesh has: workers, experts where they move, transfers where KV does, stores where there are any."""
+    """The tables of a mesh: workers; experts, if they move; transfers, if KV does; stores, if there are any."""
     shown = [workers_table(snapshot)]
     if any(worker.load.HasField("expert_imbalance") for worker in snapshot.workers):
         shown.append(experts_table(snapshot))
@@ -126,9 +128,10 @@ def tables(snapshot: Snapshot) -> Group:
 
 
 def workers_table(snapshot: Snapshot) -> Table:
-    """One row for each worker, its model below its name, and one for each rank of several; fits eighty columns.
+    """One row for each worker, with its model below its name, and one for each rank if it has several; fits into eighty
+    columns.
 
-    Below them, prefill workers that get no prompt, and why.
+    Below the table: prefill workers that get no prompts, and why.
     """
     numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
     table = _table(("worker", "state"), numbers)
@@ -147,7 +150,7 @@ def workers_table(snapshot: Snapshot) -> Table:
 
 
 def experts_table(snapshot: Snapshot) -> Table:
-    """One row for each worker whose ranks share the load of routed experts, as of its last look at them."""
+    """One row for each worker whose ranks share the load of routed experts, as of its last measurement of it."""
     table = _table(("experts of",), ("busiest rank has, in\nits worst layer", "moved"))
     for worker in snapshot.workers:
         if worker.load.HasField("expert_imbalance"):

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from cli.answers import Show
 
-# A model must not steer the terminal: control characters, those of eight bits too, are shown by signs.
+# A model must not control the terminal: control characters, including those with eight bits, are shown as symbols.
 VISIBLE: dict[int, int | str] = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: "␡",
@@ -16,12 +16,12 @@ VISIBLE: dict[int, int | str] = {
 
 
 def make_console() -> Console:
-    """A console that adds nothing of its own to what it prints: no emoji for ":smile:", no colours for numbers."""
+    """A console that changes nothing of what it prints: no emoji for ":smile:", no colours for numbers."""
     return Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def show_on(console: Console) -> Show:
-    """Prints one answer as it streams; its text begins on a line of its own after reasoning."""
+    """A function that prints one answer as it streams. Its text starts on a new line after the reasoning."""
     thought = False
 
     def show(text: str, reasoning: bool) -> None:

@@ -26,7 +26,7 @@ from mesh.errors import ConfigError, Unauthenticated
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
-# With this setting, as SERVICE.engine.backend=oracle, a worker serves without a checkpoint.
+# With SERVICE.engine.backend=oracle, that service's workers serve without a checkpoint.
 WITHOUT_MODEL = "engine.backend=oracle"
 
 
@@ -86,13 +86,13 @@ def up(
 ) -> None:
     """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
-    GPUs go to the decode workers, one a rank, then to the prefill workers; more ranks than GPUs share them, and their
-    memory. --gpus 4 is one worker of four ranks; --gpus 4 --split 1P+1D is two of two ranks each, of which one computes
-    prompts and the other answers. CUDA_VISIBLE_DEVICES names the GPUs to use; --set decode.engine.device=cpu leaves
-    them to others.
+    GPUs go to the decode workers first, one per rank, then to the prefill workers; if there are more ranks than GPUs,
+    they share GPUs and their memory. --gpus 4 is one worker of four ranks; --gpus 4 --split 1P+1D is two workers of two
+    ranks each: one computes prompts, the other answers. CUDA_VISIBLE_DEVICES names the GPUs to use; --set
+    decode.engine.device=cpu leaves them to others.
 
-    A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
-    running; prefill workers, stores, and a decode worker, scheduler or gateway while another serves may be given up.
+    A process that dies is restarted after 0.5 s, and after a longer pause each time. The mesh stops if one cannot be
+    kept running, except for prefill workers, stores, and a decode worker, scheduler or gateway while another serves.
     """
     asked = tuple(settings or ())
     found, ranks = find_gpus(), {"decode": gpus_per_worker, "prefill": gpus_per_worker}
@@ -135,7 +135,7 @@ def up(
 
 
 def _first(found: tuple[str, ...], gpus: int) -> tuple[str, ...]:
-    """The first of the GPUs that were found; none if there are none, and ranks compute on the CPU.
+    """The first `gpus` of the GPUs found; empty if none were found, so that ranks compute on the CPU.
 
     Raises ConfigError if there are some, but too few.
     """
@@ -173,7 +173,7 @@ async def _serve(
 ) -> None:
     await supervisor.start()
     api_key = os.environ.get("DEEPMESH_API_KEY") or keys.written
-    # A gateway that wants a key which nobody told us serves as well; we only cannot ask it for its workers.
+    # A gateway whose API key we do not know works as well; we only cannot ask it for its workers.
     with suppress(Unauthenticated):
         await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
     if not keys.wanted and not is_loopback(plan.host):

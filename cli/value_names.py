@@ -1,4 +1,4 @@
-"""What help calls values: an option's is N instead of a Python type's name; an argument's own name says enough."""
+"""The names of values in help: an option's value is N rather than a Python type; an argument's own name says enough."""
 
 from typing import Any
 
@@ -24,21 +24,21 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same of the command that has the others."""
+    """As Command, for the command that contains the others."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _named(super().get_params(ctx), ctx)
 
 
 def _no_type(ctx: Any) -> None:
-    """In place of an argument's type."""
+    """Replaces an argument's type by nothing."""
 
 
 def _named(parameters: list[Any], ctx: Any) -> list[Any]:
     for parameter in parameters:
         if parameter.param_type_name == "option" and parameter.metavar is None:
             name = parameter.display_type(ctx)
-            # What is left are choices: "<fp8|w4a8>".
+            # The rest are choices: "<fp8|w4a8>".
             parameter.metavar = _NAMES.get(name, name.strip("<>"))
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = _no_type

@@ -49,9 +49,9 @@ def open_index(config: KvStoreConfig, store_id: str, epoch: str) -> Index:
 
 
 def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: None) -> OpenAgent:
-    """Agents over memory of this process.
+    """A function that opens an agent over memory of this process.
 
-    `opened` is called when UCX has started: a store opens one agent in its life.
+    `opened` is called once UCX has started; a store opens only one agent in its life.
     """
 
     def open_agent(
@@ -66,7 +66,7 @@ def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: No
 
 @asynccontextmanager
 async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIterator[MeshServer]:
-    """A store that is ready, until the block ends."""
+    """A ready store, until the block ends."""
     servicer, epoch = KvStoreServicer(), uuid.uuid4().hex
     add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
     registration = Registration(add, servicer, SERVICE, serves=SERVES)

@@ -1,4 +1,4 @@
-"""The KV-cache center: sessions, the slab, and the index put together."""
+"""The KV-cache center: puts sessions, the slab and the index together."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from mesh.observe import span
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A session, and what else a rank needs to use it."""
+    """A session, and all else that a rank needs to use it."""
 
     session: Session
     worker_address: bytes
@@ -36,7 +36,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Numbers of blocks are 0 before the first worker has attached, which says how large a block is."""
+    """Numbers of blocks are 0 before the first worker attaches, since only a worker says how large a block is."""
 
     total_blocks: int = 0
     used_blocks: int = 0
@@ -51,7 +51,7 @@ class StoreStatus:
 
 
 class Center:
-    """One event loop calls it; the transfer thread reads the directory through `Slab.lookups`."""
+    """Called from one event loop; the transfer thread reads the directory through `Slab.lookups`."""
 
     def __init__(
         self,
@@ -79,18 +79,18 @@ class Center:
         slab = self._slab or self._make_slab(worker)
         slab.check(worker)
         session = self._sessions.attach(worker, rank, session_id)
-        # Both ignore a session that is open already: this may be a renewal.
+        # Both calls ignore a session that is open already, as it is if this renews it.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)
         return Attachment(session, slab.agent.address, self._sessions.lease_seconds)
 
     def worker_of(self, session_id: int) -> str:
-        """The id of the worker whose session it is. Raises UnknownSession."""
+        """The id of the worker that owns the session. Raises UnknownSession."""
         return self._sessions.get(session_id).worker_id
 
     async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> tuple[Location | None, int]:
-        """Which store holds the longest prefix of the chain, and how many of its blocks are on that store's disk alone:
-        hints. Of other stores' tiers it knows nothing.
+        """The store that holds the longest prefix of the chain, and how many of the blocks only its disk holds. Both
+        are hints. The second is known only for this store: others do not tell their tiers.
         """
         keys = keys_of(namespace_digest(namespace), hashes)
         with span("kvstore.match", blocks=len(hashes)):
@@ -113,7 +113,9 @@ class Center:
             return slab.offers.offer(session, parent_hash, hashes, tenant, with_drafts)
 
     async def confirm(self, session_id: int, transfer_id: bytes) -> int:
-        """Returns how many blocks were stored, once they are. Raises UnknownSession, UnknownTransfer, OfferFailed."""
+        """Wait until all blocks are stored; returns how many there are. Raises UnknownSession, UnknownTransfer,
+        OfferFailed.
+        """
         session, slab = self._of(session_id)
         with span("kvstore.confirm"):
             return await slab.offers.confirm(session, transfer_id)

@@ -1,4 +1,4 @@
-"""A rank's side of the KV stores, in its service process: sessions for the rank, and offers of what it computed."""
+"""A rank's client of the KV stores, in its service process: sessions for the rank, and offers of what it computed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from transfer.events import PushEnded
 
 
 class StoreClient:
-    """Keeps a session with each configured store, and offers blocks to the one that keeps their chain."""
+    """Keeps a session with each configured store, and offers each chain's blocks to the store that keeps the chain."""
 
     def __init__(
         self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser, channels: Channels, rank: int = 0
     ) -> None:
-        """`endpoints` are host:port of the stores' gRPC; `rank` is the user's number in its worker."""
+        """`endpoints`: host:port of the stores' gRPC servers; `rank`: the user's number in its worker."""
         self._links = [StoreLink(endpoint, worker, rank, user, channels) for endpoint in endpoints]
 
     async def run(self) -> None:
-        """Attach, renew, and carry offers until cancelled. A store that is away disturbs nobody."""
+        """Attach, renew, and carry offers until cancelled. A store that is away affects no other."""
         async with asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.run())
@@ -32,12 +32,14 @@ class StoreClient:
         return [link.store_id for link in self._links if link.store_id is not None]
 
     def offer(self, chain: Sequence[bytes], tenant: bytes = b"", drafts_end: int | None = None) -> None:
-        """Offer the full blocks of a prompt or an answer: hashes of the whole chain, from its root on, and whose they
-        are (`mesh.domain.shares.tenant_tag`). From the block `drafts_end` on their draft layers are not whole, and are
-        not offered; None if all are.
+        """Offer the full blocks of a prompt or an answer.
 
-        Returns at once. What was offered before is left out, so that a chain may be offered whenever it has grown;
-        where too many offers wait, this one is dropped.
+        chain: the hashes of the whole chain, from its root on; tenant: the owner's tag
+        (`mesh.domain.shares.tenant_tag`); drafts_end: from this block on the draft layers are incomplete and are not
+        offered; None if all are complete.
+
+        Returns at once. Blocks that were offered before are left out, so a chain may be offered each time it grows. If
+        too many offers wait, this one is dropped.
         """
         if not chain:
             return
@@ -48,5 +50,5 @@ class StoreClient:
                 return
 
     def push_ended(self, event: PushEnded) -> bool:
-        """The rank's push ended; False where it belongs to no offer that is under way."""
+        """Note that a push of the rank ended. False if it belongs to no open offer."""
         return any(link.offers.push_ended(event) for link in self._links)

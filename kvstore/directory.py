@@ -1,4 +1,4 @@
-"""Which block of the slab holds which key. The bytes themselves belong to the slab."""
+"""Records which block of the slab holds which key. The bytes themselves belong to the slab."""
 
 import threading
 from collections import Counter
@@ -13,7 +13,7 @@ from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for the offered keys that were neither stored nor landing, in chain order."""
+    """Blocks reserved for those offered keys that were neither stored nor landing, in chain order."""
 
     # Positions of these keys in the offer.
     wanted: list[int]
@@ -23,42 +23,42 @@ class Reservation:
 class Directory:
     """Keys, leases and eviction of `total_blocks` blocks. Thread-safe: lookups come from the transfer thread.
 
-    A block is blank, landing (reserved for bytes that are on their way) or stored. Lookups find stored blocks only. The
-    least recently used stored block is evicted first, but never while it is leased, and never before a later block of
-    its chain: without its predecessor no lookup would find that one. A tenant that has its quota makes room for its
-    new blocks by its own.
+    A block is blank, landing (reserved for bytes on their way) or stored. Lookups find only stored blocks. The least
+    recently used stored block is evicted first, but never while it is leased, and never before a later block of its
+    chain: no lookup finds a block without its predecessor. A tenant that has reached its quota makes room for new
+    blocks with its own.
 
-    Lookups and chains name base layers; a block that has draft layers too is preferred, and one without them is then
+    Lookups and chains name base layers. A block that also has draft layers is preferred; the block without them is then
     evicted sooner or later.
     """
 
     def __init__(self, total_blocks: int, held: HeldKeys | None = None, quotas: Quotas = NO_QUOTAS) -> None:
-        """`held` is told what it stores and evicts."""
+        """`held` is told which keys are stored and evicted."""
         self.held = HeldKeys() if held is None else held
         self.total_blocks = total_blocks
         self.evicted_blocks = 0
-        # Those that gave way because their tenant had its quota, by tenant.
+        # Blocks evicted because their tenant had reached its quota, by tenant.
         self.evicted_by_quota: Counter[Tenant] = Counter()
         self._quotas = quotas
         self._lock = threading.Lock()
         self._keys: list[Key | None] = [None] * total_blocks
         self._parents: list[Key | None] = [None] * total_blocks
-        # Who offered each block first; blank blocks are nobody's.
+        # The tenant that first offered each block; blank blocks belong to no tenant.
         self._tenants: list[Tenant] = [b""] * total_blocks
-        # Stored or landing, by tenant.
+        # Blocks stored or landing, by tenant.
         self._used: Counter[Tenant] = Counter()
         self._leases = [0] * total_blocks
         self._last_used = [0] * total_blocks
         self._stored: dict[Key, int] = {}
-        # How many of them have draft layers; without any, nothing need be looked up twice.
+        # How many stored blocks have draft layers. While there are none, lookups need no second search.
         self._stored_whole = 0
         self._landing: dict[Key, int] = {}
-        # How many stored or landing blocks directly follow a key of base layers.
+        # By key of base layers: how many stored or landing blocks directly follow it.
         self._children: Counter[Key] = Counter()
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
         self._oldest: Oldest[int] = Oldest(self._is_oldest)
-        # The order of a tenant's own blocks, for each tenant with a quota.
+        # For each tenant with a quota: its own blocks in order of use.
         self._own_oldest: dict[Tenant, Oldest[int]] = {}
         self._uses = 0
 
@@ -72,12 +72,12 @@ class Directory:
 
     @property
     def tenant_blocks(self) -> dict[Tenant, int]:
-        """Blocks of each tenant that has any."""
+        """Number of blocks of each tenant that has any."""
         with self._lock:
             return dict(self._used)
 
     def match(self, keys: Sequence[Key]) -> list[int]:
-        """Blocks of the longest stored prefix of a chain, each leased until `release`."""
+        """Blocks of the longest stored prefix of a chain. Each is leased until `release`."""
         blocks, leases = [], self._leases
         with self._lock:
             find = self._find if self._stored_whole else self._stored.get
@@ -90,7 +90,7 @@ class Directory:
         return blocks
 
     def drafted(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks, leased or reserved, are with draft layers."""
+        """How many of these leased or reserved blocks, counted from the first, have draft layers."""
         held = (self._keys[block] for block in blocks)
         return next((number for number, key in enumerate(held) if key is None or not is_whole(key)), len(blocks))
 
@@ -100,7 +100,7 @@ class Directory:
             return next((number for number, key in enumerate(keys) if self._find(key) is None), len(keys))
 
     def release(self, blocks: Sequence[int], used: bool = True) -> None:
-        """End one lease of each block; `used`: they were used now."""
+        """End one lease of each block. `used`: the blocks were used now."""
         leases = self._leases
         with self._lock:
             self._uses += used
@@ -109,7 +109,7 @@ class Directory:
                 leases[block] -= 1
                 if used:
                     self._last_used[block] = self._uses
-                # Only the last block of a chain may be given up.
+                # Only the last block of a chain may be evicted.
                 if not leases[block]:
                     self._add_evictable(block)
 
@@ -122,11 +122,11 @@ class Directory:
             return block
 
     def keys_of(self, blocks: Sequence[int]) -> list[Key]:
-        """What leased blocks hold."""
+        """The keys of leased blocks."""
         return [key for block in blocks if (key := self._keys[block]) is not None]
 
     def tenant_of(self, block: int) -> Tenant:
-        """Whose a leased block is."""
+        """The tenant of a leased block."""
         return self._tenants[block]
 
     def parent_of(self, block: int) -> Key | None:
@@ -134,11 +134,12 @@ class Directory:
         return self._parents[block]
 
     def reserve(self, parent: Key | None, keys: Sequence[Key], tenant: Tenant = b"") -> Reservation | None:
-        """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room for
-        more of this tenant's.
+        """Reserve blocks for the keys of a chain that are neither stored nor landing, as far as there is room for this
+        tenant.
 
         `parent` is the key before the first; None at the root. Returns None if the parent is neither stored nor
-        landing: no lookup would find these blocks. A key without drafts is there if the block is there with them.
+        landing: no lookup would find these blocks. A key without draft layers counts as present if the block is present
+        with them.
         """
         with self._lock:
             if parent is not None and not self._is_coming(base_key(parent)):
@@ -157,7 +158,7 @@ class Directory:
     def store(self, blocks: Sequence[int], leased: bool = False) -> list[Key]:
         """The bytes of these reserved blocks are in place: lookups find them from now on. Returns their keys.
 
-        `leased`: until `release`, each for somebody who waited for it.
+        `leased`: lease each block until `release`, for a caller that waited for it.
         """
         keys = []
         with self._lock:
@@ -208,7 +209,7 @@ class Directory:
         return block
 
     def _room(self, tenant: Tenant) -> int | None:
-        """A blank block, or one that has given way; None if there is none for this tenant."""
+        """A blank block, or an evicted one; None if there is none for this tenant."""
         quota = self._quotas.of(tenant)
         if quota is None or self._used[tenant] < quota:
             return self._blank.pop() if self._blank else self._evict(self._oldest.pop())
@@ -219,7 +220,7 @@ class Directory:
         return block
 
     def _evict(self, block: int | None) -> int | None:
-        """Forget what this evictable block has; returns it."""
+        """Forget the content of this evictable block; returns the block."""
         if block is None:
             return None
         key = self._keys[block]
@@ -243,7 +244,9 @@ class Directory:
         return base_key(key) not in self._children or twin_key(key) in self._stored
 
     def _add_twin(self, key: Key) -> None:
-        """The block is stored the other way too: that one may give way now, though others follow it."""
+        """The block is now stored both with and without draft layers. The other version may be evicted, even if blocks
+        follow it.
+        """
         block = self._stored.get(twin_key(key))
         if block is not None:
             self._add_evictable(block)

@@ -1,4 +1,4 @@
-"""Which keys a store holds, in whatever tier, and what has changed since the index was told."""
+"""Which keys a store holds, in whatever tier, and what has changed since the index was last told."""
 
 import threading
 from collections import Counter
@@ -9,32 +9,32 @@ from kvstore.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The net change of what is held."""
+    """The net changes of the held keys."""
 
     stored: list[Key]
     removed: list[Key]
 
 
 class HeldKeys:
-    """Thread-safe: tiers report what they gain and lose, the publisher reads."""
+    """Thread-safe: tiers report the keys that they gain and lose, and the publisher reads the changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # In how many tiers.
+        # Number of tiers that hold each key.
         self._tiers: Counter[Key] = Counter()
         # Insertion-ordered sets.
         self._new: dict[Key, None] = {}
         self._gone: dict[Key, None] = {}
 
     def gained(self, key: Key) -> None:
-        """One more tier has it."""
+        """A further tier holds the key."""
         with self._lock:
             self._tiers[key] += 1
             if self._tiers[key] == 1:
                 _note(key, self._new, self._gone)
 
     def lost(self, key: Key) -> None:
-        """One tier less has it."""
+        """One tier no longer holds the key."""
         with self._lock:
             self._tiers[key] -= 1
             if not self._tiers[key]:
@@ -42,7 +42,7 @@ class HeldKeys:
                 _note(key, self._gone, self._new)
 
     def drain_changes(self) -> Changes:
-        """What was gained and what was lost since the last call, or since the last snapshot."""
+        """The keys gained and lost since the last call, or since the last snapshot."""
         with self._lock:
             changes = Changes(list(self._new), list(self._gone))
             self._new.clear()
@@ -50,7 +50,7 @@ class HeldKeys:
             return changes
 
     def snapshot(self) -> list[Key]:
-        """Every key that is held. `drain_changes` then returns what changes from here on."""
+        """Every key that is held. After this, `drain_changes` returns the changes from here on."""
         with self._lock:
             self._new.clear()
             self._gone.clear()

@@ -1,7 +1,7 @@
-"""How the store addresses blocks: by what the KV of their base layers means, and by their chain hash.
+"""How the store addresses blocks: by the namespace of their base layers, and by their chain hash.
 
-A block that has draft layers too has a key of its own: the same, and a mark. Workers with and without drafts thus find
-each other's base layers, and a store may have a block both ways for a while.
+A block that also has draft layers has a separate key: the same bytes and a mark. So workers with and without drafts
+find each other's base layers, and a store may hold a block in both versions for a while.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ from mesh.domain.workers import KvNamespace
 
 NAMESPACE_BYTES = 8
 
-# Namespace digest and chain hash, 24 bytes, and perhaps the mark: equal keys mean equal bytes of KV.
+# Namespace digest and chain hash, 24 bytes, optionally followed by the mark. Equal keys mean equal bytes of KV.
 Key: TypeAlias = bytes
 _BASE_BYTES = NAMESPACE_BYTES + HASH_BYTES
 _MARK = b"d"
 
 
 def namespace_digest(namespace: KvNamespace) -> bytes:
-    """The same in every process for namespaces of one base."""
+    """A digest that is the same in every process, for all namespaces with the same base."""
     fields = msgspec.structs.asdict(namespace.base)
-    # Stores of the version before know no such field, and share an index with this one.
+    # Stores of the previous version do not know this field, and share an index with this one.
     del fields["draft_layers"]
     return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=NAMESPACE_BYTES, person=b"kv-namespace").digest()
 
@@ -44,7 +44,7 @@ def is_whole(key: Key) -> bool:
 
 
 def twin_key(key: Key) -> Key:
-    """The key of the same block with draft layers if this is one without them, and the reverse."""
+    """The key of the same block in its other version: with draft layers if this key has none, and vice versa."""
     return base_key(key) if is_whole(key) else whole_key(key)
 
 

@@ -1,4 +1,6 @@
-"""Lookups as they arrive over UCX, on the transfer thread: sessions become namespaces, and chains become blocks."""
+"""Handles lookups as they arrive over UCX, on the transfer thread: maps sessions to namespaces, and chains to
+blocks.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,39 +12,39 @@ from kvstore.keys import keys_of
 from mesh.metrics import KVSTORE_LOOKUPS, KVSTORE_MATCHED_BLOCKS
 from transfer.fetch.lookup_server import Found
 
-# Session, sequence, how many leading blocks of the answer are there, and whether no more come.
+# Called with the session, the sequence, the number of leading blocks in memory, and whether no more will come.
 BlocksRead: TypeAlias = Callable[[int, int, int, bool], None]
 
 
 def _nothing_read(session_id: int, sequence: int, ready: int, over: bool) -> None:
-    """There is no disk."""
+    """The default without a disk, where it is never called."""
 
 
 class Lookups:
-    """The store's `transfer.agent.LookupHandler`. `open` and `close` are called from the service's own thread."""
+    """The store's `transfer.agent.LookupHandler`. The service's own thread calls `open` and `close`."""
 
     def __init__(self, directory: Directory, disk: DiskTier | None = None, read: BlocksRead = _nothing_read) -> None:
-        """`read` is told when blocks of an answer have come from the disk: see `TransferAgent.blocks_read`."""
+        """`read`: called when blocks of an answer have come from the disk: see `TransferAgent.blocks_read`."""
         self.lookups = 0
         # Lookups that found at least one block.
         self.hits = 0
         self._directory = directory
         self._disk = disk
         self._read = read
-        # Those of the answers under way, by session and sequence.
+        # Promotions of the answers in progress, by session and sequence.
         self._promotions: dict[tuple[int, int], Promotion] = {}
         self._digests: dict[int, bytes] = {}
         self._hit, self._miss = KVSTORE_LOOKUPS.labels("hit"), KVSTORE_LOOKUPS.labels("miss")
 
     def open(self, session_id: int, digest: bytes) -> None:
-        """This session's blocks are those of the namespace with that digest."""
+        """This session looks up blocks of the namespace with that digest."""
         self._digests[session_id] = digest
 
     def close(self, session_id: int) -> None:
         self._digests.pop(session_id, None)
 
     def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
-        """The longest prefix, in memory and behind that on disk; none for a session that has ended."""
+        """The longest prefix, in memory and after that on disk; nothing for a session that has ended."""
         digest = self._digests.get(session_id)
         keys = [] if digest is None else keys_of(digest, hashes)
         blocks = self._directory.match(keys)
@@ -64,7 +66,7 @@ class Lookups:
         return Found(blocks, ready, self._directory.drafted(blocks))
 
     def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
-        """The blocks were sent, or will not be."""
+        """The blocks were sent, or will not be sent."""
         promotion = self._promotions.pop((session_id, sequence), None)
         in_memory = blocks if promotion is None else blocks[: len(blocks) - len(promotion.blocks)]
         if self._disk is None:

@@ -1,7 +1,7 @@
-"""Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. None of it delays a token.
+"""Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. They never delay a token.
 
-The store answers an offer with a landing for the blocks that it wants. Once they are pushed, it answers the
-confirmation when all of them are stored.
+The store answers an offer with a landing for the blocks that it wants. Once they are pushed, the worker asks for a
+confirmation, which the store sends when all of them are stored.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from transfer.ticket import StoreSession, Ticket
 
 log = logging.getLogger(__name__)
 
-# Open at once. Each holds blocks of the worker and a landing of the store.
+# Offers that may be open at once. Each holds blocks of the worker and a landing of the store.
 CONCURRENT_OFFERS = 4
 MAX_WAITING_OFFERS = 256
 # Hashes remembered as offered in this session, about 100 bytes each.
@@ -31,7 +31,7 @@ ANSWER_SECONDS = 5.0
 
 
 class _Offer(NamedTuple):
-    """A chain, from its root on, whose it is, and whether its blocks have draft layers."""
+    """A chain from its root on, its tenant, and whether its blocks have draft layers."""
 
     hashes: Sequence[bytes]
     tenant: bytes
@@ -39,14 +39,14 @@ class _Offer(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """A chain that waits to be offered, with drafts up to the block `drafts_end`."""
+    """A chain that waits to be offered; its blocks before `drafts_end` have draft layers."""
 
     hashes: Sequence[bytes]
     tenant: bytes
     drafts_end: int
 
     def offers(self) -> Iterator[_Offer]:
-        """What is offered one after the other."""
+        """The chain's offers, to be made one after the other."""
         if self.drafts_end:
             yield _Offer(self.hashes[: self.drafts_end], self.tenant, with_drafts=True)
         if self.drafts_end < len(self.hashes):
@@ -55,7 +55,7 @@ class _Chain(NamedTuple):
 
 class OfferLink:
     def __init__(self, user: StoreUser, doubt: asyncio.Event) -> None:
-        """`doubt` is set when the store no longer knows the session, or does not answer."""
+        """`doubt` is set if the store does not know the session any more, or does not answer."""
         self._user = user
         self._doubt = doubt
         self._session: StoreSession | None = None
@@ -74,8 +74,9 @@ class OfferLink:
         self._session = None
 
     def put(self, chain: Sequence[bytes], tenant: bytes = b"", drafts_end: int | None = None) -> None:
-        """Queue a chain of this tenant, from its root on: with drafts up to the block `drafts_end`, without from there
-        on; None if all have them, as far as the worker has draft layers. It is dropped if the queue is full.
+        """Queue a chain of this tenant, from its root on. Blocks before `drafts_end` have draft layers, the others do
+        not; None if all have them, provided that the worker has draft layers at all. The chain is dropped if the queue
+        is full.
         """
         try:
             self._waiting.put_nowait(_Chain(chain, tenant, len(chain) if drafts_end is None else drafts_end))
@@ -86,7 +87,7 @@ class OfferLink:
         push = self._pushes.get(event.transfer_id)
         if push is None:
             return False
-        # Its timeout may have cancelled it already.
+        # The push may have timed out, and been cancelled, already.
         if not push.done():
             push.set_result(event)
         return True
@@ -137,7 +138,7 @@ class OfferLink:
         return response
 
     async def _store(self, stub: Any, session: StoreSession, ticket: Ticket, wanted: Sequence[bytes]) -> None:
-        """Push the wanted blocks; return when the store has stored all of them."""
+        """Push the wanted blocks; return once the store has stored all of them."""
         session_id, transfer_id = session.session_id, ticket.transfer_id
         seconds = ticket.deadline_ms / 1000
         try:
@@ -165,7 +166,7 @@ class OfferLink:
             self._offered.pop(block_hash, None)
         if isinstance(error, UnknownSession | TimeoutError) or error.retry is Retry.THIS_CALL:
             self._doubt.set()
-        # A warning for what fails the same way every time. That a store is away was logged by its link.
+        # Warn only of errors that repeat every time. An absent store is logged by its link.
         level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG
         log.log(level, "an offer of %d blocks failed: %s", len(chain), error)
         return "failed"

@@ -18,9 +18,9 @@ from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
 from transfer.events import Landed, LandingFailed
 from transfer.ticket import Ticket
 
-# How many landings that ended are remembered, for confirmations that come later or again.
+# How many ended landings are remembered, for confirmations that come late or again.
 _REMEMBERED_LANDINGS = 1024
-# Offered blocks are all computed: they are never pushed per layer group.
+# Offered blocks are all computed, so they are never pushed per layer group.
 _ALL_COMPUTED = 0
 
 
@@ -54,7 +54,7 @@ class OfferAnswer:
 class _Landing:
     session_id: int
     blocks: Sequence[int]
-    # Set when it has ended; unless it failed, all is stored then.
+    # Set once the landing has ended; all its blocks are then stored unless it failed.
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str | None = None
 
@@ -70,7 +70,7 @@ class Offers:
         disk: DiskTier | None = None,
         draft_layers: int = 0,
     ) -> None:
-        """draft_layers: for so many the store's blocks have room."""
+        """draft_layers: number of draft layers that the store's blocks have room for."""
         self._directory = directory
         self._draft_layers = draft_layers
         self._landings = landings
@@ -88,9 +88,9 @@ class Offers:
         tenant: Tenant = b"",
         with_drafts: bool = True,
     ) -> OfferAnswer:
-        """Open a landing for the blocks that the store lacks and has room for, as this tenant's: of all layers, if they
-        are offered `with_drafts` and the worker has as many draft layers as the store has room for, else of base
-        layers.
+        """Open a landing for the blocks that the store lacks and has room for, on account of this tenant. It covers all
+        layers if the blocks are offered `with_drafts` and the worker has as many draft layers as the store's blocks
+        have room for; otherwise the base layers.
 
         If nobody pushes into it, because the worker never got the answer, it ends at its deadline.
         """
@@ -106,11 +106,11 @@ class Offers:
             reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes, whole
         )
         self._open[ticket.transfer_id] = _Landing(session.session_id, reservation.blocks)
-        # The agent writes the first worker's namespace into tickets; this landing is for blocks of this worker's.
+        # The agent writes the first worker's namespace into tickets, but this landing is for this worker's blocks.
         return OfferAnswer(msgspec.structs.replace(ticket, namespace=namespace), reservation.wanted)
 
     async def confirm(self, session: Session, transfer_id: bytes) -> int:
-        """The worker pushed all of it. Returns how many blocks were stored, once they are.
+        """The worker has pushed everything. Waits until the blocks are stored, and returns how many there are.
 
         A caller that was cancelled may call again. Raises UnknownTransfer, OfferFailed.
         """
@@ -123,7 +123,7 @@ class Offers:
         return len(landing.blocks)
 
     def withdraw(self, session: Session, transfer_id: bytes) -> None:
-        """The worker pushes no more of it. An offer that has ended, or is another session's, is left alone."""
+        """The worker will push no more of it. An offer that has ended, or belongs to another session, is left alone."""
         landing = self._open.get(transfer_id)
         if landing is not None and landing.session_id == session.session_id:
             self._landings.cancel_landing(transfer_id)
@@ -143,7 +143,7 @@ class Offers:
         KVSTORE_OFFERS.labels("failed").inc()
 
     def close(self) -> None:
-        """No event comes any more: what is open has failed."""
+        """No more events will come: all open landings have failed."""
         for transfer_id in list(self._open):
             self.failed(LandingFailed(transfer_id, ShuttingDown.reason, "the store is stopping"))
 

@@ -1,4 +1,4 @@
-"""Tells the index what the store holds: each change, and everything again if the index lost it."""
+"""Tells the index what the store holds: each change, and everything again if the index has lost it."""
 
 import asyncio
 import logging
@@ -18,23 +18,23 @@ RETRY_SECONDS = 1.0
 
 
 class Publisher:
-    """Publishes one store's keys. `held` returns None before the first worker has attached."""
+    """Publishes one store's keys. `held` returns None until the first worker has attached."""
 
     def __init__(self, index: Index, held: Callable[[], HeldKeys | None], lease_seconds: float) -> None:
         self._index = index
         self._held = held
         self._period_seconds = lease_seconds / RENEWALS_A_LEASE
-        # How many blocks the index should have of this store; None if that is not known.
+        # How many of this store's blocks the index should have; None if unknown.
         self._published: int | None = 0
         self._changed = asyncio.Event()
         self._failing = False
 
     def wake(self) -> None:
-        """What is held has changed."""
+        """Note that the held keys have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Publish and renew the lease until cancelled. If the index fails, try again for ever."""
+        """Publish and renew the lease until cancelled. If the index fails, keep trying."""
         while True:
             self._changed.clear()
             try:
@@ -71,6 +71,6 @@ class Publisher:
         return len(keys)
 
     def _note_failure(self, message: str) -> None:
-        # A warning for the first failure only: the index may be away for long.
+        # Warn only of the first failure: the index may be away for long.
         log.log(logging.DEBUG if self._failing else logging.WARNING, "not publishing to the index: %s", message)
         self._failing = True

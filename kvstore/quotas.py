@@ -7,16 +7,16 @@ from typing import TypeAlias
 from kvstore.config import QuotaConfig, TenantConfig
 from mesh.domain.shares import tenant_tag
 
-# Whose a block is, as offers have it (`mesh.domain.shares.tenant_tag`); empty where an offer names nobody.
+# A block's tenant, as a tag from its offer (`mesh.domain.shares.tenant_tag`); empty if the offer names no tenant.
 Tenant: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Blocks of one tier; None is no limit."""
+    """Limits in blocks of one tier; None is no limit."""
 
     each: int | None = None
-    # The quotas of tenants that have another one.
+    # The quotas of tenants that differ from `each`.
     others: Mapping[Tenant, int | None] = field(default_factory=dict)
 
     def of(self, tenant: Tenant) -> int | None:

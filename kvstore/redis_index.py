@@ -1,11 +1,11 @@
-"""The index that several stores share, in Redis or Valkey; it holds keys of blocks, and never their bytes.
+"""The index that several stores share, in Redis or Valkey. It holds keys of blocks, never their bytes.
 
 Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
 `deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store
 lost with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
 
-A renewal says which stores have a lease, so that a lookup asks their sets and nothing else: a set is gone when its
-lease has ended. A store that came since the last renewal is not asked.
+A renewal returns the stores that have a lease, so a lookup asks only for their sets: a set disappears when its lease
+ends. A store that came after the last renewal is not asked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,10 @@ from mesh.redis_commands import PackedKeys
 from mesh.redis_link import RedisLink, Script
 
 STORES = b"deepmesh:{kv}"
-# Keys in one command: few enough that other clients do not wait for it.
+# Keys in one command; few enough that other clients need not wait for it.
 PAGE_KEYS = 1000
-# Blocks of a chain in one round trip: longer ones ask on only those stores that had all so far.
+# Blocks of a chain in one round trip. For a longer chain, the next round trip asks only the stores that had all blocks
+# so far.
 LOOKUP_KEYS = 512
 
 _NOW = """
@@ -42,9 +43,9 @@ end
 """
 
 # KEYS: the stores. ARGV: store, epoch, lease in ms, whether to take the id from another epoch. Returns how many blocks
-# are believed, or -1 where another epoch has a live lease; and store and epoch of each other lease. Forgets stores
-# whose lease ended, and leaves out those whose set is none. It also runs what lookups need, so that a user who may not
-# look up is told here, where it is logged once.
+# the index has for the store, or -1 if another epoch has a live lease; then the store and epoch of each other lease.
+# Forgets stores whose lease has ended, and skips those whose set is not a set. It also runs the commands that lookups
+# need, so that a user without the permission fails here, where it is logged once.
 _RENEW = (
     _NOW
     + """
@@ -74,7 +75,7 @@ return answer
 """
 )
 
-# KEYS: the stores. ARGV: store, epoch. Ends the lease of that epoch, not of a later one.
+# KEYS: the stores. ARGV: store, epoch. Ends the lease of that epoch, but not that of a later one.
 _LEAVE = (
     _NOW
     + """
@@ -93,7 +94,7 @@ _RENEWAL, _DEPARTURE = map(Script, (_RENEW, _LEAVE))
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    """A store that has one, and the set of its keys."""
+    """A store with a lease, and the name of the set with its keys."""
 
     store_id: str
     epoch: str
@@ -106,20 +107,20 @@ class _Lease:
 
 
 class RedisIndex:
-    """A lookup is one round trip for each 512 blocks: one SMISMEMBER for each store. A renewal is one EVALSHA, other
-    calls are two commands for each thousand keys. None waits for long.
+    """A lookup is one round trip for each 512 blocks: one SMISMEMBER for each store. A renewal is one EVALSHA; other
+    calls are two commands for each thousand keys. No call waits longer than the timeout.
     """
 
     def __init__(self, config: IndexConfig, store_id: str, epoch: str) -> None:
-        """Raises ConfigError if its Redis is none."""
+        """Raises ConfigError if the Redis configuration is invalid."""
         self._store_id = store_id.encode()
         self._epoch = epoch.encode()
         self._lease_ms = _number(config.lease_seconds * 1000)
         self._link = RedisLink(config, "the index", IndexUnavailable, KVSTORE_INDEX_FAILURES)
         self._own = _Lease.of(self._store_id, self._epoch)
-        # This store and the others that have a lease, as of the last renewal.
+        # Leases of this store and the others, as of the last renewal.
         self._leases: list[_Lease] = []
-        # The first renewal takes the id from whatever process had it before; later ones only if it is free.
+        # The first renewal takes the id from whatever process had it before; later ones take it only if it is free.
         self._takes_over = True
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
@@ -149,7 +150,7 @@ class RedisIndex:
 
     async def add(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            # The set may be new, and must never outlive its lease.
+            # Set the expiry with every write: the set may be new, and must never outlive its lease.
             await self._link.ask((b"SADD", self._own.held, *page), (b"PEXPIRE", self._own.held, self._lease_ms))
 
     async def remove(self, keys: Sequence[Key]) -> None:
@@ -160,7 +161,7 @@ class RedisIndex:
         await self._link.ask((b"UNLINK", self._own.held))
 
     async def _found(self, leases: Sequence[_Lease], keys: Sequence[Key]) -> list[int]:
-        """How many of these leading keys each store has."""
+        """How many leading keys each store has."""
         packed = PackedKeys(keys)
         answers = await self._link.ask(*(packed.after(b"SMISMEMBER", lease.held) for lease in leases))
         return [_leading(answer, len(keys)) for answer in answers]
@@ -173,14 +174,16 @@ class RedisIndex:
 
 
 def _leading(answer: object, keys: int) -> int:
-    """How many of so many leading keys a set has. Raises IndexUnavailable for what no SMISMEMBER answers."""
+    """How many leading keys of `keys` a set has. Raises IndexUnavailable if it is no valid answer to SMISMEMBER."""
     if not isinstance(answer, list) or len(answer) != keys or answer.count(0) + answer.count(1) != keys:
         raise _nonsense()
     return answer.index(0) if 0 in answer else keys
 
 
 def _renewed(answer: object) -> tuple[int, list[_Lease]]:
-    """Blocks that are believed, and the other leases. Raises IndexUnavailable for what no renewal of ours answers."""
+    """The number of blocks in the index, and the other leases. Raises IndexUnavailable if it is no valid answer to a
+    renewal.
+    """
     if not isinstance(answer, list) or len(answer) % 2 == 0 or not isinstance(answer[0], int):
         raise _nonsense()
     believed, *names = answer

@@ -1,6 +1,6 @@
-"""KvStoreService: messages in, the center called, messages out."""
+"""KvStoreService: turns messages into calls of the center, and its answers back into messages."""
 
-# grpc's classes are generic in their stubs alone.
+# grpc's classes are generic only in their stubs.
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class OpenStore:
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
-    """Serves nothing until `open`: by default a store is named after the port that its server got."""
+    """Serves nothing until `open`: by default a store's name contains the port, which the server must get first."""
 
     def __init__(self) -> None:
         self._opened: OpenStore | None = None
@@ -100,7 +100,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         return wire.status_response(store.center.status(), store.store_id, store.epoch)
 
     def _center_of(self, session_id: int) -> Center:
-        """The center, for a session that is the caller's. Raises UnknownSession, PermissionDenied."""
+        """The center, if the session belongs to the caller. Raises UnknownSession, PermissionDenied."""
         center = self._store.center
         check_claim("the session's worker", center.worker_of(session_id))
         return center

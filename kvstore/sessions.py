@@ -1,4 +1,4 @@
-"""The ranks that are attached: each has a session with a key and a lease, renewed by attaching again."""
+"""The attached ranks: each has a session with a key and a lease, which it renews by attaching again."""
 
 import logging
 import secrets
@@ -13,13 +13,13 @@ from mesh.metrics import KVSTORE_SESSIONS
 log = logging.getLogger(__name__)
 
 SESSION_KEY_BYTES = 32
-# Random, so that a session of an earlier epoch is not taken for another's; they fit a signed 64-bit integer.
+# Random, so that a session of an earlier epoch is not mistaken for another's; they fit a signed 64-bit integer.
 _SESSION_ID_BITS = 62
 
 
 @dataclass(slots=True)
 class Session:
-    """The attachment of one rank of a worker. Written by Sessions alone."""
+    """The attachment of one rank of a worker. Written only by Sessions."""
 
     session_id: int
     key: bytes
@@ -34,7 +34,7 @@ class Session:
 
 
 class Sessions:
-    """Owns every session. `closed` is called with each one that ends; `clock` counts seconds and never goes back."""
+    """Owns every session. `closed` is called with each session that ends; `clock` is monotonic, in seconds."""
 
     def __init__(
         self, clock: Callable[[], float], lease_seconds: float, limit: int, closed: Callable[[Session], None]
@@ -55,9 +55,10 @@ class Sessions:
         return len({worker_id for worker_id, _ in self._by_rank})
 
     def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Session:
-        """Renew this session of the rank. If it has another, or none (0), open a new one and end the other.
+        """Renew this session of the rank. If the rank has another session, or session_id is 0, end that one and open a
+        new one.
 
-        Raises Overloaded if there are too many.
+        Raises Overloaded if there are too many sessions.
         """
         self.expire()
         session = self._by_rank.get((worker.worker_id, rank))
@@ -70,7 +71,7 @@ class Sessions:
         return session
 
     def get(self, session_id: int) -> Session:
-        """Raises UnknownSession if there never was such a session, or if its lease ran out."""
+        """Raises UnknownSession if there never was such a session, or if its lease has run out."""
         self.expire()
         session = self._by_id.get(session_id)
         if session is None:
@@ -78,7 +79,7 @@ class Sessions:
         return session
 
     def expire(self) -> None:
-        """End the sessions whose lease ran out."""
+        """End the sessions whose lease has run out."""
         now = self._clock()
         for session in [each for each in self._by_id.values() if each.expires_at <= now]:
             self._close(session)

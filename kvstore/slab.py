@@ -1,4 +1,4 @@
-"""The store's memory: equal blocks of one geometry, what they hold, and the agent that moves bytes in and out."""
+"""The store's memory: blocks of one geometry, the directory of what they hold, and the agent that moves their bytes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Geometry:
 
 
 class StoreAgent(Landings, Protocol):
-    """What a store needs of `transfer.agent.TransferAgent`."""
+    """The part of `transfer.agent.TransferAgent` that a store needs."""
 
     @property
     def address(self) -> bytes: ...
@@ -62,13 +62,13 @@ class StoreAgent(Landings, Protocol):
     def close(self) -> None: ...
 
 
-# Opens an agent for: the store's memory, the first worker's namespace with the store's draft layers, what answers
-# lookups, and what to call (from any thread) when there are events.
+# Opens an agent. Arguments: the store's memory, the first worker's namespace with the store's draft layers, the handler
+# of lookups, and a function to call (from any thread) when there are events.
 OpenAgent: TypeAlias = Callable[[StoreMemory, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
 
 
 def geometry_of(worker: WorkerIdentity) -> Geometry:
-    """Raises InvalidRequest if the worker does not say how large its blocks are, or cannot send one."""
+    """Raises InvalidRequest if the worker does not say how large its blocks are, or could not send one."""
     layers = worker.kv_namespace.layers
     if not worker.block_bytes:
         raise InvalidRequest("the worker does not say how large a block is", field="worker.block_bytes")
@@ -87,7 +87,9 @@ def geometry_of(worker: WorkerIdentity) -> Geometry:
 
 
 class Slab:
-    """It is made for the first worker. Others whose base layers have its geometry share it, whatever these mean."""
+    """Made for the first worker. Others share it if their base layers have the same geometry, whatever their
+    namespace.
+    """
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Slab:
         open_agent: OpenAgent,
         wake: Callable[[], None],
     ) -> None:
-        """Raises InvalidRequest; NamespaceMismatch if not even one block fits."""
+        """Raises InvalidRequest, and NamespaceMismatch if not even one block fits."""
         self.geometry = geometry_of(worker)
         if config.draft_layers is not None:
             self.geometry = replace(self.geometry, draft_layers=config.draft_layers)
@@ -114,7 +116,7 @@ class Slab:
         if config.disk.path is not None:
             quotas = disk_quotas(config.quota, config.tenants, block_bytes)
             self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake, quotas)
-        # The agent is there before anything is read.
+        # The agent exists before anything is read.
         self.lookups = Lookups(self.directory, self.disk, lambda *news: self.agent.blocks_read(*news))
         namespace = msgspec.structs.replace(
             worker.kv_namespace, layers=self.geometry.layers, draft_layers=self.geometry.draft_layers
@@ -127,7 +129,7 @@ class Slab:
             self.disk.open(self.geometry.layers, block_bytes, self.agent.macs)
 
     def check(self, worker: WorkerIdentity) -> None:
-        """Raises InvalidRequest; NamespaceMismatch if the worker's base layers have another geometry."""
+        """Raises InvalidRequest, and NamespaceMismatch if the worker's base layers have another geometry."""
         theirs, ours = geometry_of(worker), self.geometry
         if (theirs.base_layers, theirs.piece_bytes) != (ours.base_layers, ours.piece_bytes):
             raise NamespaceMismatch(
@@ -136,7 +138,7 @@ class Slab:
             )
 
     def close(self) -> None:
-        """End all transfers, the calls that wait for them, and what the disk does."""
+        """End all transfers, the calls that wait for them, and the disk's work."""
         self.agent.close()
         self.offers.close()
         if self.disk is not None:
@@ -148,7 +150,7 @@ class Slab:
             figures.set("disk", self.disk.tenant_blocks, self.disk.evicted_by_quota)
 
     def apply_events(self) -> None:
-        """Apply what the transfer thread reported."""
+        """Apply the events that the transfer thread reported."""
         for event in self.agent.events():
             if isinstance(event, Landed):
                 self.offers.landed(event)

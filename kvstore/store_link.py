@@ -1,4 +1,4 @@
-"""One rank's session with one store: attached, renewed, and made anew when the store was restarted."""
+"""One rank's session with one store: attached, renewed, and opened anew if the store was restarted."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from transfer.ticket import StoreSession
 
 log = logging.getLogger(__name__)
 
-# Without an answer for so long the store is frozen or gone.
+# A store that has not answered for this long is frozen or gone.
 ANSWER_SECONDS = 3.0
 RENEWALS_A_LEASE = 3
 
@@ -35,7 +35,7 @@ class StoreLink:
         self._channels = channels
         self._session: StoreSession | None = None
         self._backoff = Backoff(log)
-        # Set when something says that the session may be no more.
+        # Set if the session may no longer exist.
         self._doubt = asyncio.Event()
         self.offers = OfferLink(user, self._doubt)
 
@@ -44,7 +44,7 @@ class StoreLink:
         return self._session.store_id if self._session else None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with self._channels.open(self._endpoint, Role.KVSTORE) as channel, asyncio.TaskGroup() as group:
             stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
             for _ in range(CONCURRENT_OFFERS):
@@ -67,7 +67,9 @@ class StoreLink:
                     await self._doubt.wait()
 
     def _request(self) -> kvstore_pb2.AttachWorkerRequest:
-        """To renew the session; after a loss for a new one, since the rank numbers its messages anew."""
+        """A request that renews the session, or opens a new one after a loss: the rank then numbers its messages
+        anew.
+        """
         return kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self._worker),
             rank=self._rank,

@@ -1,4 +1,4 @@
-"""What the stores' client asks of a rank."""
+"""What the stores' client needs from a rank."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ class StoreUser(Protocol):
     """Each call returns at once."""
 
     def attach_store(self, session: StoreSession) -> None:
-        """Fetch from this store, with this session; it replaces an earlier one with the same store."""
+        """Fetch from this store, with this session; it replaces an earlier session with the same store."""
         ...
 
     def detach_store(self, store_id: str) -> None:
@@ -20,6 +20,6 @@ class StoreUser(Protocol):
     def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
         """Push the blocks with these hashes. `StoreClient.push_ended` is called when the push has ended.
 
-        If one of them is gone from the pool, it ends with an error.
+        If one of the blocks is gone from the pool, the push ends with an error.
         """
         ...

@@ -1,4 +1,4 @@
-"""What each tenant has of a store, as metrics."""
+"""What each tenant uses of a store, as metrics."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ class TenantFigures:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {b"": NOBODY, **{tenant_tag(name): name for name in names}}
-        # By tier, the tenants that have blocks.
+        # By tier, the tenants that are shown because they have blocks.
         self._shown: dict[str, set[Tenant]] = {}
         # By tenant and tier.
         self._evicted: Counter[tuple[Tenant, str]] = Counter()

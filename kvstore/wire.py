@@ -13,12 +13,12 @@ from mesh.domain.shares import TENANT_TAG_BYTES
 from mesh.errors import InvalidRequest
 from transfer import wire as transfer_wire
 
-# A million tokens.
+# Enough for a million tokens.
 MAX_CHAIN_BLOCKS = 16_384
 
 
 def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
-    """Raises InvalidRequest if the chain is too long, or if one is not a block's hash."""
+    """Raises InvalidRequest if the chain is too long, or has an entry that is not a block's hash."""
     if len(hashes) > MAX_CHAIN_BLOCKS:
         raise InvalidRequest(f"{len(hashes)} block hashes: at most {MAX_CHAIN_BLOCKS}", field=field)
     if any(len(block_hash) != HASH_BYTES for block_hash in hashes):
@@ -27,14 +27,14 @@ def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
 
 
 def parent(block_hash: bytes) -> bytes:
-    """The hash before the first block of a chain; empty at its root. Raises InvalidRequest."""
+    """The hash before the first block of a chain; empty if that is the root. Raises InvalidRequest."""
     if block_hash and len(block_hash) != HASH_BYTES:
         raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field="parent_hash")
     return block_hash
 
 
 def tenant(tag: bytes) -> bytes:
-    """Empty for nobody. Raises InvalidRequest."""
+    """A tenant's tag; empty for no tenant. Raises InvalidRequest."""
     if tag and len(tag) != TENANT_TAG_BYTES:
         raise InvalidRequest(f"a tenant's tag is {TENANT_TAG_BYTES} bytes", field="tenant")
     return tag

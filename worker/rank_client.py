@@ -55,10 +55,10 @@ class RankClient:
         name: the rank's name in errors.
         ready: the rank's description of itself after loading.
         results: step results and news of transfers, in order. Iterate it once, and promptly: after some MB of unread
-    results the engine pauses. It ends when the rank is released or has died, and raises EngineFailed if the rank said
-    why.
+            results the engine pauses. It ends when the rank is released or has died, and raises EngineFailed if the
+            rank said why.
         closed: done once the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under a
-    timeout.
+            timeout.
     """
 
     def __init__(

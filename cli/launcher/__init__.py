@@ -1,1 +1,1 @@
-"""A mesh of processes on one machine: composed, started, watched, started again."""
+"""A mesh of processes on one machine: composes, starts, watches and restarts them."""

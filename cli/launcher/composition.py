@@ -11,16 +11,17 @@ from cli.launcher.workers import worker_specs
 from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
 
-# How far a service's first metrics port lies behind the gateway's.
+# Offset of each service's first metrics port from the gateway's.
 METRICS_OFFSETS: Mapping[str, int] = {"gateway": 0, "scheduler": 1, "kvstore": 10, "prefill": 100, "decode": 200}
-# The same of the second gateway and scheduler.
+# The same for the second gateway and scheduler.
 MORE_METRICS_OFFSETS: Mapping[str, int] = {"gateway": 30, "scheduler": 40}
-# For services that load no checkpoint; workers have no limit, nor have gateways, which are ready once a worker is.
+# Only for services that load no checkpoint. Workers have no limit, and neither have gateways, which are ready once a
+# worker is.
 READY_SECONDS = 60.0
 
 
 def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
-    """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service."""
+    """The processes of a mesh, in their starting order. Raises ConfigError for a setting that belongs to no service."""
     asked = split_settings(plan.settings)
     stores = _stores_setting(plan)
     specs = [
@@ -39,9 +40,9 @@ def device_list(specs: Sequence[ServiceSpec]) -> str:
 
 
 def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
-    """Settings by service: "decode.engine.max_requests=8" stands under "decode", without the prefix.
+    """Settings by service: "decode.engine.max_requests=8" is listed under "decode", without the prefix.
 
-    Every service has an entry. Raises ConfigError for a setting of no service.
+    Every service has an entry. Raises ConfigError for a setting that belongs to no service.
     """
     split: dict[str, list[str]] = {service: [] for service in MODULES}
     for setting in settings:
@@ -77,7 +78,7 @@ def _gateways(plan: MeshPlan, asked: Sequence[str]) -> list[ServiceSpec]:
 
 
 def _numbered(service: str, number: int) -> str:
-    """The first keeps the service's name."""
+    """The first process keeps the service's name; others have a number appended."""
     return f"{service}-{number}" if number else service
 
 
@@ -91,7 +92,7 @@ def _stores_setting(plan: MeshPlan) -> list[str]:
 
 
 def _gateway_settings(plan: MeshPlan, http_port: int) -> list[str]:
-    # Nobody balances over this gateway, and who stops the mesh does not wait for answers.
+    # No load balancer is in front of this gateway, and whoever stops the mesh does not wait for answers.
     stopping = ["balancer_seconds=0", "server.drain_seconds=1"]
     settings = [f"http.port={http_port}", f"scheduler={','.join(plan.scheduler_endpoints)}", *stopping]
     if plan.host != HOST:
@@ -105,7 +106,7 @@ def _gateway_settings(plan: MeshPlan, http_port: int) -> list[str]:
 
 
 def _metrics_port(plan: MeshPlan, name: str) -> int:
-    """0 if any will do."""
+    """The process's metrics port; 0 if any free one will do."""
     service, _, number = name.partition("-")
     if plan.metrics_port is None:
         return 0

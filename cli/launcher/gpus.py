@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which worker gets which. Without torch: the supervisor does not load it."""
+"""The GPUs of this machine, and which worker gets which. Without torch, which the supervisor does not load."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ _SUCCESS = 0
 
 @dataclass(frozen=True)
 class Gpu:
-    """A worker's GPU, or its first. Names are those that CUDA_VISIBLE_DEVICES takes: an index or a UUID."""
+    """A worker's GPU, or its first one. Names are those that CUDA_VISIBLE_DEVICES takes: an index or a UUID."""
 
     name: str
-    # The others of the mesh, which stay visible behind it: a process may have to see the GPU whose memory it maps.
+    # The mesh's other GPUs, which stay visible after it: a process may have to see a GPU whose memory it maps.
     others: tuple[str, ...] = ()
-    # How many workers share it.
+    # How many workers share the GPU.
     workers: int = 1
-    # One a rank: the worker's others are the first of `others`.
+    # The worker's ranks, one on each GPU: its further GPUs are the first of `others`.
     ranks: int = 1
 
     @property
@@ -36,20 +36,21 @@ class Gpu:
 
 
 def find_gpus() -> tuple[str, ...]:
-    """The GPUs that processes started from here can use, by name, in CUDA's order; none without a driver."""
+    """The GPUs that processes started from here can use, by name, in CUDA's order; empty without a driver."""
     return name_gpus(_count_gpus(), os.environ.get(VISIBLE_DEVICES))
 
 
 def name_gpus(count: int, visible: str | None) -> tuple[str, ...]:
-    """The first `count` names of `visible`, the value of CUDA_VISIBLE_DEVICES; indices if that is not set."""
+    """The first `count` names in `visible`, the value of CUDA_VISIBLE_DEVICES; indices if that is not set."""
     names = map(str, range(count)) if visible is None else map(str.strip, visible.split(","))
     return tuple(names)[:count]
 
 
 def assign(workers: Mapping[str, int], gpus: Sequence[str]) -> dict[str, Gpu]:
-    """Give each worker a GPU for each of its ranks, beginning again with the first after the last; empty without GPUs.
+    """Give each worker a GPU for each of its ranks, starting over with the first GPU after the last; empty without
+    GPUs.
 
-    workers: the number of ranks by the worker's name. Raises ConfigError if one has more ranks than there are GPUs.
+    workers: number of ranks by worker name. Raises ConfigError if a worker has more ranks than there are GPUs.
     """
     if not gpus:
         return {}
@@ -66,7 +67,7 @@ def assign(workers: Mapping[str, int], gpus: Sequence[str]) -> dict[str, Gpu]:
 
 
 def _count_gpus() -> int:
-    """The driver's count, which heeds CUDA_VISIBLE_DEVICES and leaves out what a container hides."""
+    """The driver's count. It respects CUDA_VISIBLE_DEVICES, and excludes GPUs that a container hides."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL(_DRIVER)

@@ -1,4 +1,4 @@
-"""Checks that are made before any process starts."""
+"""Checks made before any process starts."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_plan(plan: MeshPlan) -> None:
-    """Raises ConfigError for a port that is taken, CheckpointError for a model that is not complete."""
+    """Raises ConfigError for a port that is taken, CheckpointError for an incomplete model."""
     if plan.model_dir is not None:
         check_model_dir(plan.model_dir)
     check_transfers(plan)
@@ -43,7 +43,7 @@ def check_transfers(plan: MeshPlan) -> None:
 
 
 def check_ports(ports: dict[str, int], host: str = HOST) -> None:
-    """`ports` by the flag that chooses each."""
+    """Raises ConfigError for a port that is taken or given twice. `ports`: by the flag that sets each port."""
     if len(set(ports.values())) < len(ports):
         raise ConfigError(f"{', '.join(ports)}: give different ports")
     for flag, port in ports.items():
@@ -53,7 +53,7 @@ def check_ports(ports: dict[str, int], host: str = HOST) -> None:
 
 
 def check_model_dir(directory: Path) -> None:
-    """Raises CheckpointError if files are missing. The worker that loads them checks what is in them."""
+    """Raises CheckpointError if files are missing. The worker that loads the files checks their content."""
     if not directory.is_dir():
         raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
     needed = ["config.json", "tokenizer.json", *_shards(directory)]

@@ -22,10 +22,10 @@ _POLL_SECONDS = 0.05
 
 
 class Child:
-    """One process in a session of its own, so that a terminal's Ctrl-C reaches only its parent.
+    """One process in its own session, so that a terminal's Ctrl-C reaches only its parent.
 
-    The kernel kills it when the parent dies; what it started itself is killed when it ends. `on_line` gets every line
-    of its stdout and stderr, without the newline. Start it from the main thread: the kernel's idea of a parent is the
+    The kernel kills it when the parent dies; processes that it started are killed when it ends. `on_line` gets every
+    line of its stdout and stderr, without the newline. Start it from the main thread: for the kernel, the parent is the
     thread that forked.
     """
 
@@ -46,7 +46,7 @@ class Child:
 
     @property
     def started(self) -> bool:
-        """False while the system still makes the process."""
+        """Whether the system has created the process."""
         return self._process is not None
 
     @property
@@ -55,9 +55,10 @@ class Child:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it and return at once; see `wait_ready`."""
+        """Start the process and return at once; see `wait_ready`."""
         assert self._process is None
-        # Our own pipe: asyncio's would put off `wait` until everyone who inherited it has closed it.
+        # We create the pipe ourselves: with asyncio's, `wait` would not return until every process that inherited it
+        # has closed it.
         read_end, write_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -73,19 +74,21 @@ class Child:
         self._ended = asyncio.create_task(self._read_until_ended(self._process, os.fdopen(read_end, "rb")))
 
     async def wait(self) -> int:
-        """Return its exit status once it has ended and its output was read. A negative status is a signal's number."""
+        """The exit status, once the process has ended and its output was read. A negative status is a signal's
+        number.
+        """
         assert self._ended is not None
         return await asyncio.shield(self._ended)
 
     @property
     def last_words(self) -> str:
-        """ ": " and the last line that it wrote; empty if it wrote none."""
+        """ ": " and the last line that the process wrote; empty if it wrote none."""
         return ": " + self.tail[-1] if self.tail else ""
 
     async def wait_ready(self, endpoint: str, channels: Channels, timeout_seconds: float | None = None) -> None:
-        """Return when gRPC health at `endpoint` says that `readiness` is SERVING.
+        """Return once gRPC health at `endpoint` says that `readiness` is SERVING.
 
-        Raises ProcessFailed, with the last line that it wrote, if it ends first or is not ready in time.
+        Raises ProcessFailed, with the last line that the process wrote, if it ends first or is not ready in time.
         """
         assert self._ended is not None
         ready = asyncio.create_task(until_ready(endpoint, channels))
@@ -99,8 +102,9 @@ class Child:
             ready.cancel()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Send SIGTERM, then SIGKILL after the grace. Returns when the process and its children have ended; may be
-        called twice."""
+        """Send SIGTERM, then SIGKILL after the grace. Returns once the process and its children have ended. May be
+        called twice.
+        """
         if self._process is None or self._ended is None:
             return
         if self._ended.done():
@@ -119,7 +123,7 @@ class Child:
         lines = asyncio.create_task(self._read_lines(reader))
         try:
             status = await process.wait()
-            # Processes that it started may hold the pipe open, and must not outlive it.
+            # Processes that it started may keep the pipe open, and must not outlive it.
             self._kill_session()
             await lines
             return status
@@ -148,12 +152,12 @@ class Child:
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """`command`, killed by the kernel when this process dies. Start it from the main thread."""
+    """`command`, wrapped so that the kernel kills it when this process dies. Start it from the main thread."""
     return [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *command]
 
 
 async def until_ready(endpoint: str, channels: Channels) -> None:
-    """Return when the server at `endpoint` answers that it is ready; waits for ever."""
+    """Return once the server at `endpoint` answers that it is ready; waits for ever."""
     channel = channels.open(endpoint)
     try:
         health = health_pb2_grpc.HealthStub(channel)

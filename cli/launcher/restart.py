@@ -1,4 +1,4 @@
-"""When a process that ended is started again: a pure policy."""
+"""When to restart a process that ended: a pure policy."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from mesh.launch import EXIT_USELESS_TO_RETRY
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Starts again after 0.5 s, doubled for each end in a row up to 30 s; a minute of being ready ends the row.
+    """Restarts after 0.5 s, doubled for each end in a row up to 30 s; a minute of being ready ends the row.
 
-    Gives up after five in a row, and at once on the exit status that says starting again is useless.
+    Gives up after five ends in a row, and at once on the exit status that says that restarting is useless.
     """
 
     first_delay_seconds: float = 0.5
@@ -18,11 +18,11 @@ class RestartPolicy:
     attempts: int = 5
 
     def ends_in_row(self, before: int, served_seconds: float) -> int:
-        """How many ends in a row there are with this one, after `served_seconds` of being ready."""
+        """The number of ends in a row, including this one after `served_seconds` of being ready."""
         return 1 if served_seconds >= self.served_seconds else before + 1
 
     def delay_seconds(self, ends_in_row: int, status: int) -> float | None:
-        """Seconds to wait before the next start; None gives up."""
+        """Seconds to wait before the next start; None to give up."""
         if status == EXIT_USELESS_TO_RETRY or ends_in_row >= self.attempts:
             return None
         delay_seconds: float = self.first_delay_seconds * 2 ** (ends_in_row - 1)

@@ -1,4 +1,4 @@
-"""Waits until a mesh takes requests: the gateway learns of the workers after every process is ready."""
+"""Waits until a mesh takes requests: the gateway learns of the workers only after every process is ready."""
 
 import asyncio
 
@@ -13,7 +13,9 @@ _POLL_SECONDS = 0.05
 async def until_served(
     gateway: str, workers: int, channels: Channels, timeout_seconds: float = 30.0, api_key: str | None = None
 ) -> list[gateway_pb2.Model]:
-    """The models that the gateway at `gateway` lists, once `workers` serve them. Raises NoWorker, or its own errors."""
+    """The models that the gateway at `gateway` lists, once `workers` workers serve them. Raises NoWorker, or the
+    gateway's errors.
+    """
     metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     async with channels.open(gateway) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)

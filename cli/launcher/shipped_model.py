@@ -1,4 +1,4 @@
-"""The model that is served where none is named: a distribution of its own, beside this one."""
+"""The model that is served if none is named; it is a separate distribution."""
 
 from importlib.util import find_spec
 from pathlib import Path

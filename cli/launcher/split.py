@@ -1,18 +1,18 @@
-"""How the GPUs of one machine are divided among workers: `deepmesh up --gpus 4 --split 1P+1D`. Pure."""
+"""Divides the GPUs of one machine among workers: `deepmesh up --gpus 4 --split 1P+1D`. Pure."""
 
 import re
 from dataclasses import dataclass
 
 from mesh.errors import ConfigError
 
-# Answers and prompts on the same GPUs.
+# The default: prompts and answers on the same GPUs.
 IN_FLIGHT = "1D"
 _SPLIT = re.compile(r"(?:(?P<P>\d{1,3})P(?:x(?P<Px>\d{1,3}))?\+)?(?P<D>\d{1,3})D(?:x(?P<Dx>\d{1,3}))?")
 
 
 @dataclass(frozen=True)
 class Split:
-    """How many workers of each role there are, and how many ranks each of them has."""
+    """How many workers each role has, and how many ranks each of those workers has."""
 
     decode_workers: int
     decode_ranks: int
@@ -21,9 +21,9 @@ class Split:
 
 
 def split_gpus(gpus: int, split: str) -> Split:
-    """Divide that many GPUs as `split` says: 1D, 1P+1D, 2P+1D, or with the GPUs of each worker 2Px1+1Dx2.
+    """Divide `gpus` GPUs as `split` says: 1D, 1P+1D, 2P+1D, or with the number of GPUs of each worker 2Px1+1Dx2.
 
-    Workers whose GPUs are not given get equal parts of the rest. Raises ConfigError.
+    Workers without a given number of GPUs get equal parts of the rest. Raises ConfigError.
     """
     found = _SPLIT.fullmatch(split)
     counts = {role: int(found[role] or 0) for role in "PD"} if found else {}

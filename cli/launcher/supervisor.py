@@ -16,15 +16,16 @@ from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 
 STOP_GRACE_SECONDS = 15.0
-# Between two lines that name what is not ready yet.
+# Pause between two lines that name the services that are not ready yet.
 WAITING_SECONDS = 10.0
 NAME = "mesh"
 
 
 class Supervisor:
-    """`start` returns when every service is ready; `until_failure` then restarts what dies; `stop` leaves nothing.
+    """`start` returns once every service is ready; `until_failure` then restarts services that die; `stop` ends them
+    all.
 
-    A service that cannot be kept running ends the mesh, except a worker while another one serves, and what is optional.
+    A service that cannot be kept running ends the mesh, unless it is optional, or a worker while another one serves.
     `on_line(name, line)` gets every line of every process, and the supervisor's own lines under the name "mesh".
     """
 
@@ -53,7 +54,7 @@ class Supervisor:
         return {name: child.process_id for name, child in self._children.items() if child.started}
 
     async def start(self) -> None:
-        """Start the first service, then all others together. Raises ProcessFailed if one does not get ready."""
+        """Start the first service, then all others together. Raises ProcessFailed if one does not become ready."""
         first, *others = self._specs
         waiting = asyncio.create_task(self._report_waiting())
         starts: list[asyncio.Task[None]] = []
@@ -67,7 +68,7 @@ class Supervisor:
             await asyncio.gather(waiting, *starts, return_exceptions=True)
 
     async def until_failure(self) -> None:
-        """Restart what dies; raises ProcessFailed once the mesh cannot go on."""
+        """Restart services that die. Raises ProcessFailed once the mesh cannot continue."""
         self._keepers = {asyncio.create_task(self._keep(spec)): spec for spec in self._specs}
         running = set(self._keepers)
         while True:
@@ -81,9 +82,10 @@ class Supervisor:
                 self._on_line(NAME, f"{failure}: going on without it")
 
     async def restart(self, names: Collection[str]) -> None:
-        """Stop these services and start them again, together. Not while `until_failure` runs: it restarts too.
+        """Stop these services and start them again, together. Do not call it while `until_failure` runs, which restarts
+        them too.
 
-        Raises ProcessFailed if one does not get ready.
+        Raises ProcessFailed if one does not become ready.
         """
         assert not self._keepers
         await asyncio.gather(*(self._children[name].stop(STOP_GRACE_SECONDS) for name in names))
@@ -99,7 +101,7 @@ class Supervisor:
             await asyncio.gather(*(child.stop(STOP_GRACE_SECONDS) for child in children))
 
     async def _report_waiting(self) -> None:
-        """Name what is not ready yet, every few seconds, until cancelled."""
+        """Every few seconds, name the services that are not ready yet, until cancelled."""
         began_at = self._clock()
         while True:
             await asyncio.sleep(self._waiting_seconds)
@@ -124,7 +126,7 @@ class Supervisor:
             await self._restart(spec, ends, status)
 
     async def _restart(self, spec: ServiceSpec, ends: int, status: int) -> None:
-        """Start a service again until it is ready. Raises ProcessFailed when the policy gives up."""
+        """Restart a service until it is ready. Raises ProcessFailed if the policy gives up."""
         while True:
             ended = f"{spec.name} ended with {describe_status(status)}"
             delay = self._policy.delay_seconds(ends, status)
@@ -143,9 +145,9 @@ class Supervisor:
 def _environment() -> dict[str, str]:
     ours = str(Path(mesh.__file__).parents[1])
     return {
-        # Ours comes first: a service must not run other code than its supervisor.
+        # Our path comes first: a service must not run other code than its supervisor.
         "PYTHONPATH": os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH")))),
-        # Silences gRPC's own lines: services report the same errors themselves. Read when gRPC is imported.
+        # Silences gRPC's own log lines, since services report the same errors themselves. gRPC reads it when imported.
         "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
     }
 

@@ -9,9 +9,9 @@ from cli.launcher.plan import MODULES, MeshPlan, ServiceSpec
 from mesh.config import overridden
 
 OTHER_ROLE: Mapping[str, str] = {"prefill": "decode", "decode": "prefill"}
-# Its keys say how many ranks a worker has.
+# The key whose subkeys say how many ranks a worker has.
 PARALLEL = "engine.parallel"
-# Its keys that say how a worker is divided.
+# The subkeys that say how a worker is divided.
 SIZES = ("ranks", "tp", "dp", "ep")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
@@ -20,10 +20,10 @@ GPU_SLOT_BYTES = 64 << 20
 def worker_specs(
     plan: MeshPlan, asked: Mapping[str, Sequence[str]], stores: Sequence[str], cpu_count: int
 ) -> list[ServiceSpec]:
-    """Prefill workers, then decode workers. `asked` has the settings of each service that the user gave, `stores` the
-    one that names the KV stores.
+    """The prefill workers, then the decode workers. `asked`: the user's settings for each service; `stores`: the
+    setting that names the KV stores.
 
-    GPUs go to decode workers first, then to prefill workers, one a rank; if there are too few they are shared.
+    GPUs go to decode workers first, then to prefill workers, one per rank; if there are too few, they are shared.
     """
     gpus = _assign_gpus(plan, asked)
     common = (*_worker_settings(plan, asked, cpu_count), *stores)
@@ -56,7 +56,7 @@ def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str
 
 def _ranks(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> int:
     """How many ranks a worker of this service has."""
-    # What is no number is refused with the other settings.
+    # Values that are not numbers are refused later, with the other settings.
     sizes = {key: value for key, value in _parallel(plan, service, asked).items() if isinstance(value, int)}
     return sizes.get("ranks") or sizes.get("tp", 1) * sizes.get("dp", 1)
 
@@ -66,9 +66,10 @@ def _parallel(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) 
 
 
 def _asked(settings: Sequence[str], *keys: str) -> dict[str, Any]:
-    """What these settings say below `keys`, however they are written: engine.parallel.dp=2, engine={parallel: {dp: 2}}.
+    """The values of these settings below `keys`, however they are written: engine.parallel.dp=2, engine={parallel: {dp:
+    2}}.
 
-    Raises ConfigError for a setting that is no YAML.
+    Raises ConfigError for a setting that is not YAML.
     """
     values: Any = overridden(settings)
     for key in keys:
@@ -81,9 +82,9 @@ def _parallel_settings(plan: MeshPlan, service: str) -> list[str]:
 
 
 def _other_role_setting(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> list[str]:
-    """A worker that changes its role is configured as those who have it."""
+    """The setting `other_role`: a worker that changes its role is configured like the workers of that role."""
     other = OTHER_ROLE[service]
-    # Where they say nothing of the layout, what this role says does not hold.
+    # If the other role's settings do not mention the layout, this role's layout must not apply.
     undone = _parallel(plan, service, asked).keys() - _parallel(plan, other, asked).keys()
     settings = [f"{PARALLEL}.{key}=null" for key in sorted(undone & set(SIZES))]
     settings += [*_parallel_settings(plan, other), *asked[other]]
@@ -97,15 +98,15 @@ def _takes_gpu(settings: Sequence[str]) -> bool:
 
 
 def _own_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
-    """Settings that depend on the device of a worker."""
+    """Settings that depend on the worker's device."""
     return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan, gpu)]
 
 
 def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
     if gpu is not None:
-        # Rounded down, so that together they do not ask for more than there is.
+        # Rounded down, so that together the workers do not ask for more than there is.
         return [f"engine.memory_share={1000 // gpu.workers / 1000}"] if gpu.workers > 1 else []
-    # Each takes its KV pool from what is free when it starts: half of it, between them.
+    # Each worker takes its KV pool from the memory that is free when it starts; together they take half of it.
     return [f"engine.kv_memory_fraction={min(0.25, 0.5 / workers):.3f}"] if workers > 1 else []
 
 
@@ -116,7 +117,7 @@ def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_cou
     if plan.kv_secret is not None:
         settings.append(f"kv.secret={plan.kv_secret}")
     if plan.workers > 1:
-        # Otherwise each worker would take every core.
+        # By default each worker would use every core.
         counts = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
         ranks = sum(count * _ranks(plan, service, asked) for service, count in counts.items())
         settings.append(f"engine.threads={max(1, cpu_count // ranks)}")

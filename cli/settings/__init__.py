@@ -1,1 +1,1 @@
-"""The configuration of every service, as its user sees it: keys, checks before a start, the page in docs/."""
+"""The configuration of every service as users see it: its keys, checks before a start, and the page in docs/."""

@@ -11,20 +11,20 @@ from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig
 
-# Of `engine`: what a worker's KV means to others, beside its checkpoint.
+# Keys of `engine` that, beside its checkpoint, decide what a worker's KV means to others.
 KV_KEYS = ("kv_dtype", "kv_scale", "kv_namespace")
 
 
 def gateway_config(configs: Mapping[str, ServiceConfig]) -> GatewayConfig:
-    """The one of `check_settings`' result that is the gateway's."""
+    """The gateway's configuration in the result of `check_settings`."""
     config = configs["gateway"]
     assert isinstance(config, GatewayConfig)
     return config
 
 
 def check_settings(specs: Sequence[ServiceSpec]) -> dict[str, ServiceConfig]:
-    """Each service's configuration, by its name. Raises ConfigError for the first that would not start with it, and for
-    prefill workers that no decode worker could take KV from.
+    """Each service's configuration, by its name. Raises ConfigError for the first service that would not start with it,
+    and for prefill workers whose KV no decode worker could take.
     """
     services = {module: service for service, module in MODULES.items()}
     configs = {spec.name: load(MODELS[services[spec.module]], None, spec.settings, origin=spec.name) for spec in specs}
@@ -35,7 +35,9 @@ def check_settings(specs: Sequence[ServiceSpec]) -> dict[str, ServiceConfig]:
 
 
 def _check_shared_kv(prefill: PrefillConfig, decode: DecodeConfig) -> None:
-    """KV of another meaning is never taken: decode workers would compute all prompts, and nothing would say so."""
+    """Refuse KV settings that differ. Otherwise decode workers would silently compute all prompts, since they never
+    take KV with another meaning.
+    """
     for key in KV_KEYS:
         computed, taken = getattr(prefill.engine, key), getattr(decode.engine, key)
         if computed != taken:
@@ -47,7 +49,9 @@ def _check_shared_kv(prefill: PrefillConfig, decode: DecodeConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GatewayKeys:
-    """Whether the gateway wants keys, and one that it takes: None if it wants none, or is told only digests."""
+    """Whether the gateway requires API keys, and one key that it accepts: None if it requires none, or knows only
+    digests.
+    """
 
     wanted: bool
     written: str | None

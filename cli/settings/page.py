@@ -1,4 +1,4 @@
-"""docs/configuration.md: every key of every service, each section once."""
+"""Writes docs/configuration.md: every key of every service, each section once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ def configuration_page() -> str:
 
 
 def _sections() -> Iterator[tuple[str, str, Sequence[Key]]]:
-    """Title, meaning and keys of each section; those of several services first."""
+    """Title, meaning and keys of each section; sections shared by several services come first."""
     owners: dict[tuple[str, str, tuple[Key, ...]], list[str]] = {}
     for service, model in MODELS.items():
         keys = list(keys_of(model))

@@ -1,7 +1,7 @@
-"""A preallocated file of slots, each with a block, what it is, and a checksum over both.
+"""A preallocated file of slots. Each holds a block, its description, and a checksum of both.
 
-Whatever a crash, another program or the medium makes of a slot, `read` returns a block that was written as the one that
-is asked for, or raises. So nothing need be flushed, and nothing is repaired.
+Whatever a crash, another program or the medium does to a slot, `read` either returns a block that was written under the
+requested key, or raises. So nothing needs to be flushed or repaired.
 """
 
 import errno
@@ -26,7 +26,7 @@ from transfer.ticket import BlockMac
 
 _CHECKSUM_BYTES = 16
 _LENGTH_BYTES = 4
-# A header without its MACs, as MessagePack: the longest id of a worker has 256 characters of 4 bytes.
+# Size of a header without its MACs, as MessagePack: a worker's id has at most 256 characters of 4 bytes.
 _NAMES_BYTES = 1024 + 512
 _TAG_BYTES = 16
 _VERSION = 1
@@ -37,15 +37,15 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
 class DamagedBlock(Exception):
-    """A slot has another block than was asked for, or none that was written whole."""
+    """A slot holds another block than the requested one, or none that was written completely."""
 
 
 class TooSmall(Exception):
-    """The file has no room for one block."""
+    """The file is too small for one block."""
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """Files of another shape are begun anew."""
+    """The shape of a file. A file of another shape is overwritten."""
 
     version: int
     layers: int
@@ -53,34 +53,36 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Begin(msgspec.Struct, frozen=True, array_like=True):
-    """The file's first page. Slots name the file: those of an earlier one in its place are not taken for its."""
+    """The file's first page. Slots contain the file's id, so that slots of an earlier file in the same place are not
+    mistaken for this file's.
+    """
 
     shape: Shape
     file_id: bytes
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    """What is in a slot."""
+    """The description of a slot's content."""
 
     file_id: bytes
     key: Key
     # xxh3_128 of the block.
     checksum: bytes
     mac: BlockMac | None
-    # Files of the version before have none.
+    # Absent in files of the previous version.
     tenant: Tenant = b""
-    # The same; nor is there one at the root.
+    # Absent in files of the previous version, and at the root.
     parent: Key | None = None
 
 
 class BlockFile:
-    """Thread-safe, except that a slot is written by one thread while nobody reads it. Raises OSError."""
+    """Thread-safe, except that a slot must be written by one thread while nobody reads it. Raises OSError."""
 
     def __init__(self, path: Path, layers: int, block_bytes: int, size_bytes: int, threads: int) -> None:
-        """`threads`: how many may read and write at a time.
+        """`threads`: how many threads may read and write at a time.
 
-        Blocks of whole pages bypass the page cache, and must then lie on pages in memory, as `StoreMemory` has them.
-        Raises TooSmall, and BlockingIOError if another process has the file.
+        Blocks whose size is a multiple of the page size bypass the page cache. Their memory must then be page-aligned,
+        as it is in `StoreMemory`. Raises TooSmall, and BlockingIOError if another process uses the file.
         """
         self._shape = Shape(_VERSION, layers, block_bytes)
         self._header_bytes = _aligned(_LENGTH_BYTES + _NAMES_BYTES + layers * _TAG_BYTES + _CHECKSUM_BYTES)
@@ -92,7 +94,7 @@ class BlockFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _allocate(self._file, ALIGNMENT + self.slots * self._slot_bytes)
-            # Pages of their own, which are aligned, for headers.
+            # Page-aligned buffers for headers.
             self._buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
             for _ in range(threads):
                 self._buffers.put(mmap.mmap(-1, self._header_bytes))
@@ -112,9 +114,9 @@ class BlockFile:
             _whole(os.pwritev(self._file, [page, block], self._offset(slot)), len(page) + len(block))
 
     def read(self, slot: int, key: Key, block: memoryview) -> BlockMac | None:
-        """Put the block of that key where `block` is, and return its MACs.
+        """Read the block of that key into `block`, and return its MAC.
 
-        Raises DamagedBlock; whatever happens, what `block` had before is lost.
+        Raises DamagedBlock; in any case the old content of `block` is lost.
         """
         with self._buffer() as page:
             _whole(os.preadv(self._file, [page, block], self._offset(slot)), len(page) + len(block))
@@ -124,7 +126,7 @@ class BlockFile:
         return header.mac
 
     def content_of(self, slot: int) -> Content | None:
-        """What is said to be in a slot; `read` shows whether it is."""
+        """What the slot's header says it contains; only `read` checks whether it does."""
         with self._buffer() as page:
             _whole(os.preadv(self._file, [page], self._offset(slot)), self._header_bytes)
             header = self._header(page)
@@ -135,7 +137,7 @@ class BlockFile:
         return header if header is not None and header.file_id == self._file_id else None
 
     def _begin(self) -> bytes:
-        """The id of the file that is there, if it has this shape; of a new one otherwise."""
+        """The id of the existing file, if it has this shape; otherwise the id of a new file."""
         with self._buffer() as buffer:
             page = buffer[:ALIGNMENT]
             os.preadv(self._file, [page], 0)
@@ -169,7 +171,7 @@ def _put(page: memoryview, message: msgspec.Struct) -> None:
 
 
 def _get(page: memoryview, message_type: type[MessageT]) -> MessageT | None:
-    """None if there is none that was written whole."""
+    """The message; None if none was written completely."""
     end = _LENGTH_BYTES + int.from_bytes(page[:_LENGTH_BYTES], "little")
     if end + _CHECKSUM_BYTES > len(page) or page[end : end + _CHECKSUM_BYTES] != xxhash.xxh3_128_digest(page[:end]):
         return None
@@ -179,7 +181,7 @@ def _get(page: memoryview, message_type: type[MessageT]) -> MessageT | None:
 
 
 def _open(path: Path, direct: bool) -> int:
-    """`direct`: past the page cache, which would keep blocks that memory has already, where the file system can."""
+    """`direct`: bypass the page cache, if the file system can; it would keep blocks that are in memory already."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if not direct:
         return os.open(path, flags, 0o600)
@@ -192,12 +194,12 @@ def _open(path: Path, direct: bool) -> int:
 
 
 def _allocate(file: int, size_bytes: int) -> None:
-    """The machine gives all of it now, or says that it has not so much."""
+    """Have the file system allocate all of the file now, or raise if there is not enough space."""
     before = os.fstat(file).st_size
     try:
         os.posix_fallocate(file, 0, size_bytes)
     except OSError:
-        # What there was until it ended, ext4 has given: others shall have it again.
+        # ext4 keeps what it allocated before it failed: give that back.
         os.ftruncate(file, before)
         raise
     os.ftruncate(file, size_bytes)

@@ -1,4 +1,4 @@
-"""What a slot of the disk has, beside the bytes."""
+"""The description of a disk slot's content, apart from its bytes."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,9 @@ from kvstore.quotas import Tenant
 
 
 class Content(NamedTuple):
-    """A block, whose it is, and the key (of base layers) before it in its chain: None at the root, and if unknown."""
+    """A block's key, its tenant, and the key (of base layers) before it in its chain: None at the root, or if
+    unknown.
+    """
 
     key: Key
     tenant: Tenant = b""

@@ -1,4 +1,4 @@
-"""Which blocks are worth a place on disk: those that were used again."""
+"""Decides which blocks are worth a place on disk: those that were used again."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -7,20 +7,22 @@ from kvstore.keys import Key
 
 
 class Reuse:
-    """Counts uses of the keys seen last, whether the store has them still or not."""
+    """Counts uses of the keys seen last, whether or not the store still holds them."""
 
     def __init__(self, least_uses: int, remembered: int) -> None:
         self._least_uses = least_uses
-        # How many keys.
+        # How many keys are remembered.
         self.remembered = remembered
         self._uses: OrderedDict[Key, int] = OrderedDict()
 
     def stored(self, keys: Iterable[Key]) -> list[Key]:
-        """They were offered: again, if they are remembered. Returns those that are worth it."""
+        """The keys were offered; an offer counts as a use if the key is remembered. Returns the keys that are worth
+        writing.
+        """
         return [key for key in keys if self._note(key, 1 if key in self._uses else 0)]
 
     def used(self, keys: Iterable[Key]) -> list[Key]:
-        """They were fetched."""
+        """The keys were fetched. Returns those that are worth writing."""
         return [key for key in keys if self._note(key, 1)]
 
     def _note(self, key: Key, more: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which slot of the file has which key, and which gives way."""
+"""Records which slot of the file holds which key, and chooses the slot to evict."""
 
 import threading
 from collections import Counter
@@ -22,26 +22,26 @@ class _Kept:
 
 
 class SlotTable:
-    """Thread-safe. A slot is blank, being written, or has a key. The least recently used one gives way, but never while
-    somebody reads it, and never before a later block of its chain: without its predecessor no lookup would find that
-    one. A tenant that has its quota makes room by its own.
+    """Thread-safe. A slot is blank, being written, or holds a key. The least recently used slot is evicted, but never
+    while somebody reads it, and never before a later block of its chain: no lookup finds a block without its
+    predecessor. A tenant that has reached its quota makes room with its own slots.
     """
 
     def __init__(self, held: HeldKeys, quotas: Quotas = NO_QUOTAS) -> None:
-        # What gave way because its tenant had its quota, by tenant.
+        # Blocks evicted because their tenant had reached its quota, by tenant.
         self.evicted_by_quota: Counter[Tenant] = Counter()
         self._held = held
         self._quotas = quotas
         self._lock = threading.Lock()
         self._kept: dict[Key, _Kept] = {}
         self._writing: dict[Key, Content] = {}
-        # Kept or being written, by tenant.
+        # Slots kept or being written, by tenant.
         self._used: Counter[Tenant] = Counter()
-        # How many of them directly follow a key of base layers.
+        # By key of base layers: how many kept or written blocks directly follow it.
         self._children: Counter[Key] = Counter()
         self._blank: list[int] = []
         self._oldest: Oldest[Key] = Oldest(self._is_oldest)
-        # The order of a tenant's own, for each tenant with a quota.
+        # For each tenant with a quota: its own keys in order of use.
         self._own_oldest: dict[Tenant, Oldest[Key]] = {}
         self._uses = 0
 
@@ -50,22 +50,24 @@ class SlotTable:
 
     @property
     def tenant_blocks(self) -> dict[Tenant, int]:
-        """Slots of each tenant that has any."""
+        """Number of slots of each tenant that has any."""
         with self._lock:
             return dict(self._used)
 
     def found(self, slot: int, content: Content | None) -> None:
-        """A slot as the file has it when it is opened."""
+        """Take over a slot as it is in the file at opening."""
         with self._lock:
             if content is None or self._has(content.key) or self._has_its_quota(content.tenant):
                 self._blank.append(slot)
             else:
                 self._take(content)
-                # It was last used before all that is in use now.
+                # It counts as used before everything that is used from now on.
                 self._keep(content, slot, last_used=0)
 
     def known(self, keys: Sequence[Key]) -> list[Key]:
-        """The leading keys of base layers that have slots; in their place those with draft layers, where these have."""
+        """The leading keys of base layers that have slots. Each is replaced by its key with draft layers if that has a
+        slot.
+        """
         known: list[Key] = []
         with self._lock:
             for key in keys:
@@ -76,18 +78,18 @@ class SlotTable:
         return known
 
     def has(self, key: Key) -> bool:
-        """Whether it has a slot, or is being written to one."""
+        """Whether the key has a slot, or is being written to one."""
         with self._lock:
             return self._has(key)
 
     def tenant_of(self, key: Key) -> Tenant:
-        """Whose it is; nobody's if it has no slot any more."""
+        """The key's tenant; empty if it has no slot any more."""
         with self._lock:
             kept = self._kept.get(key)
             return b"" if kept is None else kept.tenant
 
     def begin_read(self, key: Key) -> int | None:
-        """Its slot, which stays as it is until `end_read`; None if it has none any more."""
+        """The key's slot, unchanged until `end_read`; None if it has no slot any more."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is None:
@@ -108,11 +110,11 @@ class SlotTable:
                 self._add_evictable(key)
 
     def begin_write(self, content: Content) -> int | None:
-        """A slot to write it to; None if it has one, or if there is none to give to this tenant."""
+        """A slot to write the block to; None if it has one already, or if there is none for this tenant."""
         with self._lock:
             if self._has(content.key):
                 return None
-            # Counted first, so that no block makes room for the one that follows it.
+            # Counted first, so that the block's predecessor is not evicted to make room for it.
             self._take(content)
             if not self._make_room(content.tenant):
                 self._give_up(content.tenant, content.parent)
@@ -133,7 +135,7 @@ class SlotTable:
         return key in self._kept or key in self._writing
 
     def _make_room(self, tenant: Tenant) -> bool:
-        """Whether there is a blank slot now for this tenant's block, which is counted already."""
+        """Make room for this tenant's block, which is counted already. Returns whether there is a blank slot now."""
         quota = self._quotas.of(tenant)
         over_quota = quota is not None and self._used[tenant] > quota
         if not over_quota and self._blank:
@@ -173,7 +175,7 @@ class SlotTable:
             self._own_oldest[kept.tenant].add(kept.last_used, key)
 
     def _take(self, content: Content) -> None:
-        """One more slot is this tenant's, for a block behind that parent."""
+        """Count a slot of this tenant, for a block that follows that parent."""
         self._used[content.tenant] += 1
         if content.parent is not None:
             self._children[content.parent] += 1
@@ -192,7 +194,7 @@ class SlotTable:
         self._held.lost(base_key(key))
 
     def _give_up(self, tenant: Tenant, parent: Key | None) -> None:
-        """The reverse of `_take`."""
+        """Undo `_take`."""
         self._used[tenant] -= 1
         if not self._used[tenant]:
             del self._used[tenant]

@@ -1,8 +1,8 @@
-"""Blocks on disk behind those in memory: written while memory has them, read back when a lookup finds them there alone.
+"""The disk tier: writes blocks while memory holds them, and reads them back if a lookup finds them only on disk.
 
-A block that was used again is written while memory holds it, so that eviction need not wait for the disk. What the disk
-cannot do costs a recomputation: a failed write leaves a block in memory alone, and a failed read ends the answer to its
-lookup before that block.
+A block that was used again is written while memory holds it, so eviction need not wait for the disk. A failure of the
+disk only costs a recomputation: after a failed write the block is in memory only, and a failed read ends the answer to
+its lookup before that block.
 """
 
 import logging
@@ -29,10 +29,10 @@ from transfer.kept_macs import KeptMacs
 
 _log = logging.getLogger("deepmesh.kvstore")
 
-# After so many failures in a row the disk is left alone for that long.
+# After this many failures in a row, the disk is not used for this long.
 FAILURES = 3
 REST_SECONDS = 10.0
-# Slots between two news of a recovery.
+# Number of slots between two log lines during recovery.
 RECOVERY_NEWS = 4096
 
 
@@ -40,29 +40,29 @@ class Blocks(Protocol):
     """The store's memory."""
 
     def block(self, number: int) -> memoryview:
-        """Its bytes, all layers."""
+        """The bytes of a block, all layers."""
         ...
 
 
 @dataclass(eq=False)
 class Promotion:
-    """Blocks that are read for one lookup. Guarded by the tier's lock."""
+    """Blocks that are being read for one lookup. Guarded by the tier's lock."""
 
-    # Told how many leading blocks are there, and whether no more will come.
+    # Called with the number of leading blocks that are in memory, and whether no more will come.
     told: Callable[[int, bool], None]
     blocks: Sequence[int]
     keys: Sequence[Key]
     done: list[bool] = field(default_factory=list)
-    # Leading blocks that are there.
+    # Number of leading blocks that are in memory.
     ready: int = 0
-    # Nobody waits for it any more, or a block of it could not be read.
+    # Whether nobody waits for it any more, or a block of it could not be read.
     over: bool = False
-    # Those that are leased for the lookup.
+    # The blocks that are leased for the lookup.
     leased: list[int] = field(default_factory=list)
 
 
 class DiskTier:
-    """Thread-safe. `changed` is called from its threads when there are keys to publish."""
+    """Thread-safe. `changed` is called from its threads if there are keys to publish."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class DiskTier:
     ) -> None:
         self._config = config
         assert config.path is not None
-        # Store ids are host:port or any name.
+        # Quoted, because a store id may be host:port or any other name.
         self._path = config.path / f"{quote(store_id, safe='')}.kv"
         self._directory = directory
         self._memory = memory
@@ -85,10 +85,10 @@ class DiskTier:
         self._table = SlotTable(directory.held, quotas)
         self._reuse = Reuse(config.least_uses, directory.total_blocks)
         self._breaker = CircuitBreaker(time.monotonic, FAILURES, REST_SECONDS)
-        # To be written, if memory has them still when their turn comes.
+        # Keys to be written, if memory still holds them when their turn comes.
         self._waiting: set[Key] = set()
         self._readers = ThreadPoolExecutor(config.threads, thread_name_prefix="disk-reads")
-        # One, so that writes take little from reads.
+        # A single writer, so that writes take little from reads.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writes")
         self._file: BlockFile | None = None
         self._without_file = False
@@ -104,21 +104,21 @@ class DiskTier:
 
     @property
     def tenant_blocks(self) -> dict[Tenant, int]:
-        """Blocks of each tenant that has any."""
+        """Number of blocks of each tenant that has any."""
         return self._table.tenant_blocks
 
     @property
     def evicted_by_quota(self) -> Mapping[Tenant, int]:
-        """Blocks that gave way because their tenant had its quota."""
+        """Blocks evicted because their tenant had reached its quota."""
         return self._table.evicted_by_quota
 
     def open(self, layers: int, block_bytes: int, macs: KeptMacs) -> None:
-        """Begin to open the file, and to find what is in it. Until then there is nothing on disk."""
+        """Begin to open the file and to read what it contains. Until that is done, the disk counts as empty."""
         self._macs = macs
         self._writer.submit(self._open, layers, block_bytes)
 
     def close(self) -> None:
-        """What is being read or written is done first."""
+        """Close, after the reads and writes in progress have finished."""
         self._closing = True
         self._readers.shutdown(cancel_futures=True)
         self._writer.shutdown(cancel_futures=True)
@@ -126,28 +126,28 @@ class DiskTier:
             self._file.close()
 
     def stored(self, keys: Iterable[Key]) -> None:
-        """Memory has these now."""
+        """Memory now holds these keys."""
         with self._lock:
             self._write_later(self._reuse.stored(keys))
 
     def used(self, keys: Iterable[Key]) -> None:
-        """A lookup got these from memory."""
+        """A lookup got these keys from memory."""
         with self._lock:
             self._write_later(self._reuse.used(keys))
 
     def promote(self, parent: Key | None, keys: Sequence[Key], told: Callable[[int, bool], None]) -> Promotion | None:
-        """Begin to read those leading keys that are on disk and not in memory, as far as memory has room.
+        """Begin to read the leading keys that are on disk but not in memory, as far as memory has room.
 
-        `told` is called from other threads: with the number of leading blocks that are there, and whether no more come.
+        `told` is called from other threads, with the number of leading blocks in memory, and whether no more will come.
         """
         known = [] if self._file is None else self._table.known(keys)
         if not known:
             return None
-        # A chain is its first block's tenant's.
+        # A chain belongs to the tenant of its first block.
         reservation = self._directory.reserve(parent, known, self._table.tenant_of(known[0]))
         if reservation is None:
             return None
-        # Others may be bringing some of them.
+        # Another lookup may be reading some of the blocks. Keep only those before the first such block.
         count = next((each for each, index in enumerate(reservation.wanted) if index != each), len(reservation.wanted))
         self._directory.abandon(reservation.blocks[count:])
         if not count:
@@ -158,7 +158,7 @@ class DiskTier:
         return promotion
 
     def release(self, promotion: Promotion) -> list[Key]:
-        """Nobody waits for it any more; what is being read comes to memory all the same. Returns what was used."""
+        """Nobody waits for it any more; blocks being read still get into memory. Returns the keys that were used."""
         with self._lock:
             promotion.over = True
             blocks, promotion.leased = promotion.leased, []
@@ -168,7 +168,7 @@ class DiskTier:
     def _open(self, layers: int, block_bytes: int) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # One buffer is for writes.
+            # One more buffer, for writes.
             file = BlockFile(self._path, layers, block_bytes, self._config.bytes, self._config.threads + 1)
         except (OSError, TooSmall) as error:
             fields = {"file": str(self._path), "error": str(error)}
@@ -204,7 +204,7 @@ class DiskTier:
             self._end_read(promotion, index, read)
 
     def _read_block(self, key: Key, block: int) -> bool:
-        """Whether memory has it now."""
+        """Read a block from disk. Returns whether memory holds it now."""
         file, macs = self._file, self._macs
         assert file is not None and macs is not None
         slot = self._table.begin_read(key) if self._breaker.allows() else None
@@ -246,14 +246,14 @@ class DiskTier:
             promotion.over = not read
             ready, over = promotion.ready, promotion.over
         promotion.told(ready, over)
-        # What comes from the disk is published already; what gave way for it can wait until the last is there.
+        # Keys read from disk are published already, and the removal of what they displaced can wait for the last one.
         if over or ready == len(promotion.done):
             self._changed()
 
     def _write_later(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            # Where memory is exchanged faster than the disk can write, not all of it is worth a place. What comes while
-            # the file is being opened waits for that.
+            # If memory turns over faster than the disk can write, only a part is worth writing. Keys that come while
+            # the file is being opened wait for that.
             if self._without_file or len(self._waiting) >= self._directory.total_blocks:
                 return
             if key not in self._waiting and not self._table.has(key):
