@@ -62,7 +62,7 @@ class GatewayServiceServicer:
     def Generate(self, request, context):
         """Generates one completion, streamed: one `started`, any number of `delta`, one `finished`. A stream that ends without
         `finished` ends with an error status. Cancelling the call, or its deadline, stops the work and frees its memory.
-        Not idempotent unless `sampling.seed` is set or the temperature is 0.
+        Not idempotent, unless `sampling.seed` is set or the temperature is 0.
 
         INVALID_ARGUMENT     the request is malformed; ErrorInfo.metadata["field"] names the field
         NOT_FOUND            no such model (UNKNOWN_MODEL)
@@ -74,9 +74,9 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on with a stream of Generate or of the HTTP API, at any gateway of the mesh, behind the tokens that the client has.
-        Answers as Generate does. The stream has one owner: a call that still reads it ends (FAILED_PRECONDITION, STREAM_TAKEN).
-        Idempotent: the same position brings the same tokens again.
+        """Resumes a stream of Generate or of the HTTP API, at any gateway of the mesh, after the tokens that the client has.
+        Answers as Generate does. The stream has one owner: an earlier call that still reads it ends (FAILED_PRECONDITION,
+        STREAM_TAKEN). Idempotent: the same position gives the same tokens again.
 
         NOT_FOUND            the token is forged, expired or another API key's (UNKNOWN_STREAM), or no worker has the stream's
         log any more (STREAM_GONE): send `request` too
@@ -88,7 +88,7 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that can be asked for now. Idempotent.
+        """The models that requests can name now. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

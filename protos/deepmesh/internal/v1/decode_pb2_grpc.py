@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `gateway_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `gateway_id` that it claims.
     """
 
     def __init__(self, channel):
@@ -49,19 +49,20 @@ class DecodeServiceStub:
 
 
 class DecodeServiceServicer:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `gateway_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `gateway_id` that it claims.
     """
 
     def Attach(self, request_iterator, context):
-        """The one multiplexed stream between a gateway and this worker. The gateway sends `hello` first and gets `welcome`; from
-        then on both sides send at will. Every submitted request ends in exactly one output with `finished` or `failure`.
+        """The one multiplexed stream between a gateway and this worker. The gateway sends `hello` first and gets `welcome`;
+        after that both sides send at any time. Every submitted request ends in exactly one output with `finished` or
+        `failure`.
 
-        A broken stream ends no request: the worker keeps running and keeps what was not acknowledged for its grace period. A new
-        `hello` with the same gateway_id and gateway_incarnation resumes: the worker sends each request's tokens from the position
-        that the gateway names. A request that the gateway does not name is cancelled; one that the worker does not know is answered
-        with a failure of code NOT_FOUND (UNKNOWN_REQUEST). A second stream of the same gateway replaces the first, which ends
-        with ABORTED.
+        A broken stream ends no request: the worker continues, and keeps all unacknowledged output for its grace period. A
+        new `hello` with the same gateway_id and gateway_incarnation resumes: the worker sends each request's tokens from
+        the position that the gateway names. A request that the gateway does not name is cancelled. One that the worker
+        does not know is answered with a failure of code NOT_FOUND (UNKNOWN_REQUEST). A second stream of the same gateway
+        replaces the first, which ends with ABORTED.
 
         INVALID_ARGUMENT     the first message is not `hello`, or a second one is; a stream_id used twice
         FAILED_PRECONDITION  another incarnation of this gateway_id has its stream open (LEASE_CONFLICT): two live gateways were
@@ -74,8 +75,9 @@ class DecodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TakeStream(self, request, context):
-        """Hands over what this worker has of a stream, to the gateway whose client showed the stream's token. A request of it that
-        still runs ends, for the gateway that had it with a failure (STREAM_TAKEN). The log stays, and may be taken again.
+        """Hands over this worker's log of a stream to the gateway whose client showed the stream's token. A request of the
+        stream that still runs ends; the gateway that submitted it gets a failure (STREAM_TAKEN). The log stays, and may be
+        taken again.
 
         NOT_FOUND            no such stream here (UNKNOWN_STREAM)
         """
@@ -105,8 +107,8 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `gateway_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `gateway_id` that it claims.
     """
 
     @staticmethod

@@ -45,15 +45,15 @@ class HostsServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def JoinWorker(self, request_iterator, context):
-        """Called by the service of each host but the first, at the first. The stream is the host's membership: while it lasts the host
-        owns its ranks, and carries between them and the first host's service what a rank and a service say on one host. When it
-        breaks, both sides end the worker.
+        """Called on the first host by the service of every other host. The stream is the host's membership: while it lasts,
+        the host owns its ranks, and the stream carries what its ranks and the first host's service send to each other. If
+        it breaks, both sides end the worker.
 
-        Messages of a rank keep their order. The first message of the stream is `join`, and the first answer `joined`, once the host
-        is taken; it starts its ranks then.
+        Messages of one rank stay in order. The first message of the stream is `join`. The first answer is `joined`, once
+        the host has been accepted; the host then starts its ranks.
 
-        INVALID_ARGUMENT     another worker's host, or one that this worker does not have
-        FAILED_PRECONDITION  it is configured otherwise than the first host (CONFIG)
+        INVALID_ARGUMENT     the host belongs to another worker, or its number is not one of this worker's
+        FAILED_PRECONDITION  its configuration differs from the first host's (CONFIG)
         ABORTED              the host has joined before and has not left: join again later (DRAINING)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class KvStoreServiceStub:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than that of the worker that it claims to be, or whose session it uses.
     """
 
     def __init__(self, channel):
@@ -69,13 +69,13 @@ class KvStoreServiceStub:
 
 
 class KvStoreServiceServicer:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than that of the worker that it claims to be, or whose session it uses.
     """
 
     def AttachWorker(self, request, context):
-        """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires, which is then
-        renewed, or replaced if the store no longer has it.
+        """Introduces a worker. The answer has all that its UCX messages need. Repeat the call before the session expires, to
+        renew it; if the store has lost the session, the answer has a new one.
         FAILED_PRECONDITION: the namespace's base layers do not fit the store's slab (NAMESPACE_MISMATCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -83,15 +83,15 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MatchPrefix(self, request, context):
-        """Longest cached prefix of a chain: a hint for placement. Idempotent, changes no lease.
+        """Finds the longest cached prefix of a chain, as a hint for placement. Idempotent; changes no lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request, context):
-        """Offers full blocks. The store answers with a landing for those that it lacks and has room for, which may be none;
-        two offers of one block in flight get one landing. The blocks are visible once all of them have landed.
+        """Offers full blocks. The store answers with a landing for those that it lacks and has room for, possibly none. Two
+        concurrent offers of the same block get one landing. The blocks become visible once all of them have landed.
         NOT_FOUND: unknown session (UNKNOWN_SESSION); attach again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,16 +99,17 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmOffer(self, request, context):
-        """All of an Offer's landing was pushed. Answers when it is stored. Idempotent. NOT_FOUND: unknown or expired transfer, or
-        unknown session. ABORTED: the landing failed (a wrong digest, a segment that never came); the offer may be made again.
+        """Confirms that all of an Offer's landing was pushed. Answers once the blocks are stored. Idempotent. NOT_FOUND:
+        unknown or expired transfer, or unknown session. ABORTED: the landing failed (a wrong digest, a segment that never
+        came); the blocks may be offered again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WithdrawOffer(self, request, context):
-        """The worker will push no more of an offer: its blocks are free for others at once, not only at the landing's deadline.
-        Idempotent; an offer that ended is left alone. NOT_FOUND: unknown session.
+        """The worker will push no more of an offer: its blocks become free at once, rather than at the landing's deadline.
+        Idempotent; an offer that has ended is left alone. NOT_FOUND: unknown session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,8 +163,8 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvStoreService:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than that of the worker that it claims to be, or whose session it uses.
     """
 
     @staticmethod

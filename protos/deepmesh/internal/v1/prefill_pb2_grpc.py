@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve.
     """
 
     def __init__(self, channel):
@@ -44,13 +44,13 @@ class PrefillServiceStub:
 
 
 class PrefillServiceServicer:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve.
     """
 
     def Prefill(self, request, context):
-        """Answers `accepted`, `first_token` as soon as it is known, and `done` when all of the KV was pushed. Cancelling the call
-        stops the computation and the push; bytes under way may still arrive and are dropped.
+        """Answers `accepted`, then `first_token` as soon as it is known, and `done` once all of the KV was pushed. Cancelling
+        the call stops the computation and the push; bytes in flight may still arrive and are dropped.
 
         ABORTED              no room (WORKER_FULL), draining (DRAINING), or the KV did not reach the landing (PUSH_FAILED):
         place again
@@ -80,8 +80,8 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve.
     """
 
     @staticmethod

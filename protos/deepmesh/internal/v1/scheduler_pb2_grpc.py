@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `worker_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `worker_id` that it claims.
     """
 
     def __init__(self, channel):
@@ -69,13 +69,13 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `worker_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `worker_id` that it claims.
     """
 
     def Place(self, request, context):
-        """Chooses workers for one request. A hint, not a reservation: the decode worker's own admission decides, and may answer
-        ABORTED, after which the gateway places again with a higher attempt and the worker in `avoid_worker_ids`.
+        """Chooses workers for one request. This is a hint, not a reservation: the decode worker's own admission decides, and
+        may answer ABORTED. The gateway then places again, with a higher attempt and the worker in `avoid_worker_ids`.
 
         NOT_FOUND            no worker ever served that model (UNKNOWN_MODEL)
         UNAVAILABLE          no live worker serves it now (NO_WORKER); or this scheduler started less than a lease ago, does
@@ -91,15 +91,17 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportOutcome(self, request, context):
-        """Reports how a placement ended, for the mean output length and the decision log. Idempotent on (generation_id, attempt).
+        """Reports how a placement ended, for the mean output length and the decision log. Idempotent on (generation_id,
+        attempt).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportStatus(self, request_iterator, context):
-        """A worker's side of its lease: the first message carries `identity`, each renews the lease. Messages are in order; the
-        stream's end does not end the lease, its expiry or a message with another incarnation does. Each message is answered.
+        """A worker's side of its lease: the first message has `identity`, and each message renews the lease and is answered.
+        Messages are in order. The end of the stream does not end the lease; its expiry does, and so does another
+        incarnation.
 
         FAILED_PRECONDITION  another incarnation holds the worker_id, with its stream open and its lease not expired:
         two live workers were given one id (LEASE_CONFLICT)
@@ -111,7 +113,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """The registry, at once and after every change of membership: what a gateway falls back on with no scheduler.
+        """The registry, at once and after every change of membership. A gateway places by it if no scheduler answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,7 +127,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetScaling(self, request, context):
-        """Workers that the load asks for, by model and role. Idempotent.
+        """The number of workers that the load needs, by model and role. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,8 +175,8 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
-    method does not serve, or another name than the `worker_id` that it claims.
+    """If services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that
+    the method does not serve, or a name other than the `worker_id` that it claims.
     """
 
     @staticmethod

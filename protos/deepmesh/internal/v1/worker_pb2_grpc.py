@@ -45,15 +45,16 @@ class WorkerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ChangeRole(self, request, context):
-        """Has the worker take another role, with the weights that it has loaded if these serve for it. Answered when it has found that it can; then it drains,
-        leaves the scheduler, and comes back with a new incarnation, the same worker_id and the same endpoint. A process that is
-        started again has the role that it was configured with. Idempotent: a worker that has the role answers and does nothing.
+        """Has the worker take another role, with the weights that it has loaded if they suit the role. The worker answers
+        once it has found that it can. Then it drains, leaves the scheduler, and comes back with a new incarnation, the
+        same worker_id and the same endpoint. After a restart of its process it has its configured role again. Idempotent:
+        a worker that has the role already answers and does nothing.
 
         INVALID_ARGUMENT     the worker at this endpoint has another id, or the role is unknown
         FAILED_PRECONDITION  its configuration for that role is wrong, or needs other weights or another layout than it has loaded,
         and it may not load them again (CONFIG)
-        ABORTED              it drains already, or changes its role: look at the registry again (DRAINING)
-        UNAVAILABLE          it still loads (NO_WORKER)
+        ABORTED              it is draining or changing its role already: look at the registry again (DRAINING)
+        UNAVAILABLE          it is still loading (NO_WORKER)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
