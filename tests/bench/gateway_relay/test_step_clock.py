@@ -58,19 +58,29 @@ def test_tokens_without_a_known_step_are_dropped() -> None:
     assert added_latencies([0.001, 0.051, 0.101, 0.151], [0.05, 0.10]) == pytest.approx([0.001, 0.001])
 
 
-async def test_a_paced_source_gives_every_stream_its_tokens_with_their_instants() -> None:
-    started = time.perf_counter()
-    async with source(PACE_MS) as endpoint, source_steps(endpoint) as steps, GrpcStreams(endpoint, 3) as streams:
+async def latencies_of(endpoint: str, since: float) -> list[float]:
+    """How late tokens of three streams come, by the steps of a paced source that made none before `since`."""
+    async with source_steps(endpoint) as steps, GrpcStreams(endpoint, 3) as streams:
         await streams.all_started()
         await eventually(lambda: all(len(times) >= 10 for times in streams.times))
         streams.check()
         seen = [list(times) for times in streams.times]
         # Steps of those tokens may be told a moment later than the tokens themselves.
         await eventually(lambda: bool(steps) and steps[-1] > max(map(max, seen)))
-        latencies = [latency for times in seen for latency in added_latencies(times, steps)]
-    assert len(latencies) > 15
-    assert min(latencies) > 0
-    assert started < steps[0] < time.perf_counter()
+        assert since < steps[0] < time.perf_counter()
+        return [latency for times in seen for latency in added_latencies(times, steps)]
+
+
+async def test_a_paced_source_gives_every_stream_its_tokens_with_their_instants() -> None:
+    since = time.perf_counter()
+
+    async def right() -> bool:
+        latencies = await latencies_of(endpoint, since)
+        return len(latencies) > 15 and min(latencies) > 0
+
+    async with source(PACE_MS) as endpoint:
+        # Once more, if the machine is so busy that most tokens of a stream come later than half of the pace.
+        await eventually(right)
 
 
 async def test_the_relay_forwards_every_message_unchanged() -> None:
