@@ -46,7 +46,10 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 def best_offers(
     request: PlacementRequest, candidates: Candidates, paces: Sequence[Pace], knobs: PlacementKnobs
 ) -> dict[KvNamespace, PrefillOffer]:
-    """The best offer of each namespace. It is the best for every decode worker, since the times of both simply add up.
+    """The best offer of each namespace. It is the best for nearly every decode worker, since the times of both add up.
+
+    The exception: a prefill worker's queue passes while a decode worker makes the request wait. Another offer may then
+    be better for that worker, by no more than its wait.
 
     paces: of the prefill workers.
     """
