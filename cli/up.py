@@ -86,10 +86,10 @@ def up(
 ) -> None:
     """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
-    GPUs go to the decode workers first, one per rank, then to the prefill workers; if there are more ranks than GPUs,
-    they share GPUs and their memory. --gpus 4 is one worker of four ranks; --gpus 4 --split 1P+1D is two workers of two
-    ranks each: one computes prompts, the other answers. CUDA_VISIBLE_DEVICES names the GPUs to use; --set
-    decode.engine.device=cpu leaves them to others.
+    GPUs go to the decode workers first, one per rank, then to the prefill workers; more ranks than GPUs share them, and
+    their memory. --gpus 4 is one worker of four ranks; --gpus 4 --split 1P+1D is two workers of two ranks each: one
+    computes prompts, the other answers. CUDA_VISIBLE_DEVICES names the GPUs to use; --set decode.engine.device=cpu
+    leaves them to others.
 
     A process that dies is restarted after 0.5 s, and after a longer pause each time. The mesh stops if one cannot be
     kept running, except for prefill workers, stores, and a decode worker, scheduler or gateway while another serves.
