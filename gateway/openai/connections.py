@@ -13,6 +13,9 @@ from uvicorn.server import ServerState
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# More than any client of ours sends; the parser joins the pieces of one header anew with each read.
+MAX_HEAD_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class LimitedConfig(uvicorn.Config):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes itself if headers take too long.
+    """Closes itself if headers take too long, or are too large.
 
     A connection beyond the limit replaces the connection that has been idle for longest; if none is idle, it is
     answered 503.
@@ -51,6 +54,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._limits, self._lost = config.limits, config.lost
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
+        # Bytes read since the last headers or part of a body was complete: of a URL, headers, trailers or a chunk's
+        # extensions. Whoever sends them has shown no key, and nothing else bounds them.
+        self._head_bytes = 0
 
     @property
     def idle(self) -> bool:
@@ -71,11 +77,25 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.idle and self._header_timer is None:
             self._await_headers()
+        self._head_bytes += len(data)
         super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self.idle:
+                self.transport.write(TOO_LARGE)
+            self._close("large")
 
     def on_headers_complete(self) -> None:
+        self._head_bytes = 0
         self._stop_awaiting_headers()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()

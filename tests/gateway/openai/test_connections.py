@@ -1,9 +1,13 @@
 """Connections that ask for nothing, or slowly, or that are too many."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from gateway.config import HttpConfig
+from gateway.openai.connections import MAX_HEAD_BYTES
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, direct, running_mesh
 from tests.support.waiting import PATIENCE_SECONDS
@@ -58,6 +62,41 @@ async def test_an_idle_connection_is_closed() -> None:
         connection = await connect(mesh, HEALTH)
         await answered(connection)
         assert await closed(connection) == b""
+
+
+@pytest.mark.parametrize("part", [b"x: a\r\n", b"a"], ids=["many", "long"])
+async def test_headers_without_end_are_refused_before_they_fill_the_memory(part: bytes) -> None:
+    async with running_mesh() as mesh:
+        reader, writer = await connect(mesh, HEALTH[:-2] + b"y: ")
+        sent = 0
+        # What is on its way when the server closes the connection may take the answer with it.
+        with suppress(ConnectionError):
+            while not reader.at_eof() and not writer.is_closing() and sent < 64 * MAX_HEAD_BYTES:
+                writer.write(part * (MAX_HEAD_BYTES // len(part)))
+                sent += MAX_HEAD_BYTES
+                await writer.drain()
+            assert (await closed((reader, writer))).startswith(b"HTTP/1.1 431 ")
+        assert sent < 64 * MAX_HEAD_BYTES
+        assert (await mesh.http.get("/health")).status_code == 200
+
+
+async def test_trailers_without_end_close_their_connection() -> None:
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    async with running_mesh() as mesh:
+        reader, writer = await connect(mesh, chunked)
+        with suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(b"x: a\r\n" * (MAX_HEAD_BYTES // 6))
+                await writer.drain()
+            assert not await closed((reader, writer))
+        assert writer.is_closing() or reader.at_eof()
+
+
+async def test_a_request_with_large_headers_and_a_large_body_is_answered() -> None:
+    body: Any = {"model": "oracle", "prompt": "a" * 300_000, "max_tokens": 1}
+    async with running_mesh() as mesh:
+        response = await mesh.http.post("/v1/completions", json=body, headers={"x-padding": "a" * 60_000})
+        assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_idle_connections_give_way_to_new_ones() -> None:
