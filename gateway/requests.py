@@ -9,6 +9,9 @@ from mesh.errors import ContextExceeded, InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_CACHE_SALT_CHARACTERS = 256
+# Messages and calls of one chat. Each takes the event loop about 10 us, however little it says: a body has room for a
+# million.
+MAX_MESSAGES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,12 @@ def validate_priority(priority: int) -> None:
     """Raises InvalidRequest for one that does not fit 32 bits."""
     if not -(2**31) <= priority < 2**31:
         raise InvalidRequest(f"priority {priority} is no 32-bit integer", field="priority")
+
+
+def validate_message_count(count: int, *, field: str) -> None:
+    """Before any of them is converted; calls count as messages. Raises InvalidRequest for too many."""
+    if count > MAX_MESSAGES:
+        raise InvalidRequest(f"there are {count} messages and calls, the limit is {MAX_MESSAGES}", field=field)
 
 
 def validate_stop_strings(strings: Sequence[str]) -> None:

@@ -153,9 +153,8 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
             return TextPrompt(prompt.text)
         case "chat":
             chat = prompt.chat
-            messages = [tool_wire.chat_message(message) for message in chat.messages]
             options = TemplateOptions(chat.thinking if chat.HasField("thinking") else None)
-            return ChatPrompt(messages, options, tool_wire.toolbox(chat))
+            return ChatPrompt(tool_wire.chat_messages(chat.messages), options, tool_wire.toolbox(chat))
         case "token_ids":
             return TokenPrompt(prompt.token_ids.ids)
     raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")

@@ -90,9 +90,15 @@ class Tokenizer:
         """A token by itself, for reports of log probabilities; special tokens by name."""
         return self._spelled(token_id).decode(errors="replace")
 
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Each of the tokens by itself."""
+        texts = {token_id: self.token_text(token_id) for token_id in set(token_ids)}
+        return [texts[token_id] for token_id in token_ids]
+
     def spell(self, token_ids: Sequence[int]) -> str:
         """The text of these tokens; special tokens by name."""
-        return b"".join(map(self._spelled, token_ids)).decode(errors="replace")
+        spelled = {token_id: self._spelled(token_id) for token_id in set(token_ids)}
+        return b"".join(map(spelled.__getitem__, token_ids)).decode(errors="replace")
 
     def control_id(self, text: str) -> int | None:
         """The id of the control token with this text; None if the model has none."""

@@ -1,12 +1,13 @@
 """Tools, tool calls and results in the protos that clients send and read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from deepmesh.v1 import gateway_pb2
 
-from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta
+from gateway.requests import validate_message_count
+from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta, check_tool_count
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest
 
@@ -19,13 +20,21 @@ def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
         if required or named is not None:
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="chat.tool_choice")
         return None
+    check_tool_count(len(chat.tools))
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(chat.tools)]
     if mode == gateway_pb2.TOOL_CHOICE_MODE_NONE and named is None:
         return None
     return Toolbox(tools, required=required, named=named, parallel=not chat.single_tool_call)
 
 
-def chat_message(message: gateway_pb2.ChatMessage) -> ChatMessage:
+def chat_messages(messages: Sequence[gateway_pb2.ChatMessage]) -> list[ChatMessage]:
+    """Raises InvalidRequest for too many."""
+    validate_message_count(len(messages), field="messages")
+    validate_message_count(len(messages) + sum(len(message.tool_calls) for message in messages), field="messages")
+    return [_chat_message(message) for message in messages]
+
+
+def _chat_message(message: gateway_pb2.ChatMessage) -> ChatMessage:
     calls = [ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls]
     return ChatMessage(message.role, message.content, calls, message.tool_call_id or None)
 

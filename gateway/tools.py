@@ -74,12 +74,16 @@ class ToolCallDelta:
     name: str | None = None
 
 
+def check_tool_count(count: int) -> None:
+    """Before any of them is converted. Raises InvalidRequest for too many."""
+    if count > MAX_TOOLS:
+        raise InvalidRequest(f"there are {count} tools, the limit is {MAX_TOOLS}", field="tools")
+
+
 def check_toolbox(toolbox: Toolbox) -> None:
     """Raises InvalidRequest naming the first field that is wrong."""
     if not toolbox.tools:
         raise InvalidRequest("tools is empty: send at least one, or leave tool_choice out", field="tools")
-    if len(toolbox.tools) > MAX_TOOLS:
-        raise InvalidRequest(f"there are {len(toolbox.tools)} tools, the limit is {MAX_TOOLS}", field="tools")
     names: set[str] = set()
     for tool in toolbox.tools:
         if not _NAME.fullmatch(tool.name):

@@ -11,7 +11,7 @@ from gateway.messages.content import InputMessage, TextBlock, messages_of
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
 from gateway.requests import FieldNames
-from gateway.tools import Tool, Toolbox
+from gateway.tools import Tool, Toolbox, check_tool_count
 from mesh.errors import MissingField, Unsupported
 
 
@@ -81,6 +81,7 @@ class PromptBody(RequestBody, kw_only=True):
         return ChatPrompt(messages_of(self.system, self.messages), options, self._toolbox())
 
     def _toolbox(self) -> Toolbox | None:
+        check_tool_count(len(self.tools or ()))
         choice = self.tool_choice or ToolChoice("auto")
         tools = [_tool(tool, index) for index, tool in enumerate(self.tools or ())]
         if choice.type == "none" or not (tools or choice.type in ("any", "tool")):

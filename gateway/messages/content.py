@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Raw, Struct, field
 
+from gateway.requests import validate_message_count
 from gateway.tools import ToolCall
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
@@ -50,6 +51,8 @@ class InputMessage(Struct, forbid_unknown_fields=True):
 
 def messages_of(system: str | Sequence[TextBlock] | None, given: Sequence[InputMessage]) -> list[ChatMessage]:
     """The chat that these messages make. Raises InvalidRequest naming the block and its field."""
+    parts = sum(1 if isinstance(message.content, str) else len(message.content) for message in given)
+    validate_message_count(max(parts, len(given)), field="messages")
     messages = [] if system is None else [ChatMessage("system", _text(system, "system"))]
     for index, message in enumerate(given):
         messages += _said(message, f"messages[{index}]")

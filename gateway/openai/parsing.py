@@ -13,6 +13,10 @@ from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
 
 # Unknown fields that one body may have if they are ignored; each costs another reading of the body.
 MAX_IGNORED_FIELDS = 32
+# Bytes that these readings may add up to, each of which takes about 0.1 us and more.
+MAX_BYTES_READ_AGAIN = 2**24
+# A longer name is like none of ours; comparing one of a whole body would take seconds.
+MAX_MISTAKEN_CHARACTERS = 100
 
 _PLACE = re.compile(r".* - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at |$)", re.DOTALL)
@@ -42,7 +46,8 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
             return Parsed(msgspec.json.decode(content, type=kind), ignored)
         except msgspec.ValidationError as error:
             unknown = _UNKNOWN.match(str(error))
-            if unknown is None or not ignore_unknown or len(ignored) == MAX_IGNORED_FIELDS:
+            again = (len(ignored) + 1) * len(content) <= MAX_BYTES_READ_AGAIN and len(ignored) < MAX_IGNORED_FIELDS
+            if unknown is None or not ignore_unknown or not again:
                 raise _complaint(str(error), kind) from error
             place, name = _place(str(error)), unknown["name"]
             try:
@@ -60,7 +65,9 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     place = _place(message)
     if (unknown := _UNKNOWN.match(message)) is not None:
         name = unknown["name"]
-        near = [] if place else get_close_matches(name, kind.__struct_fields__, 1)
+        near = (
+            [] if place or len(name) > MAX_MISTAKEN_CHARACTERS else get_close_matches(name, kind.__struct_fields__, 1)
+        )
         advice = f"did you mean {near[0]!r}?" if near else "leave it out"
         field = _join(place, name)
         return UnknownField(f"unknown field {field!r}: {advice}", field=field)

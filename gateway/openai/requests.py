@@ -4,6 +4,7 @@ Bodies are decoded directly into these types, so a body of 16 MiB is not also he
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -13,7 +14,8 @@ from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.chat import TemplateOptions
 from gateway.openai.constraints import ConstraintFields
 from gateway.openai.tools import CallBody, ChoiceBody, ToolBody, ToolChoice, toolbox
-from gateway.requests import OUR_NAMES, FieldNames
+from gateway.requests import OUR_NAMES, FieldNames, validate_message_count
+from gateway.tools import check_tool_count
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, Unsupported
 
@@ -67,6 +69,10 @@ class GenerationBody(ConstraintFields, kw_only=True):
         return 1 if self.n is None else self.n
 
     @property
+    def prompt_count(self) -> int:
+        return 1
+
+    @property
     def chosen_per_prompt(self) -> int | None:
         """How many of the answers to each prompt are returned; None returns all."""
         return None
@@ -88,11 +94,10 @@ class GenerationBody(ConstraintFields, kw_only=True):
             raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
         if self.prompt_logprobs is not None and self.streams:
             raise InvalidRequest("prompt_logprobs stand beside whole answers: do not stream", field="prompt_logprobs")
-        asks = self._asks(request_id)
-        if len(asks) * self.choices_per_prompt > MAX_CHOICES:
-            asked = f"{len(asks)} prompts with n={self.choices_per_prompt}"
+        if self.prompt_count * self.choices_per_prompt > MAX_CHOICES:
+            asked = f"{self.prompt_count} prompts with n={self.choices_per_prompt}"
             raise InvalidRequest(f"{asked} are more than {MAX_CHOICES} answers: ask for fewer", field="n")
-        return asks
+        return self._asks(request_id)
 
     @abstractmethod
     def _asks(self, request_id: str) -> list[Ask]: ...
@@ -170,6 +175,12 @@ class Message(Struct, forbid_unknown_fields=True):
         return ChatMessage(role, "".join(part.text for part in parts), calls, self.tool_call_id)
 
 
+def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:
+    """Raises InvalidRequest naming the message and its field."""
+    validate_message_count(len(given) + sum(len(message.tool_calls or ()) for message in given), field="messages")
+    return [message.to_chat(index) for index, message in enumerate(given)]
+
+
 class TemplateFields(Struct, forbid_unknown_fields=True):
     """Variables of the chat template. `thinking` is DeepSeek's name, `enable_thinking` Qwen's."""
 
@@ -207,8 +218,9 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
         options = template_options(self.chat_template_kwargs, self.reasoning_effort)
-        messages = [message.to_chat(index) for index, message in enumerate(self.messages)]
+        messages = chat_messages(self.messages)
         choice = self.tool_choice.to_choice() if isinstance(self.tool_choice, ChoiceBody) else self.tool_choice
+        check_tool_count(len(self.tools or ()))
         tools = [tool.to_tool(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
         prompt = ChatPrompt(messages, options, toolbox(tools, choice, self.parallel_tool_calls))
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
@@ -226,6 +238,12 @@ class CompletionBody(GenerationBody, kw_only=True):
     echo: bool | None = None
     # Answers that are generated for each prompt; the n likeliest are returned.
     best_of: int | None = None
+
+    @property
+    def prompt_count(self) -> int:
+        """At most; `_prompts` refuses what mixes the kinds."""
+        is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        return 1 if is_one else len(self.prompt)
 
     @property
     def choices_per_prompt(self) -> int:

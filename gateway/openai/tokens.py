@@ -11,7 +11,7 @@ from gateway.openai.answer_bodies import Detokenized, Tokenized
 from gateway.openai.body import read_body
 from gateway.openai.endpoint import credential
 from gateway.openai.parsing import parse
-from gateway.openai.requests import Message, TemplateFields, template_options
+from gateway.openai.requests import Message, TemplateFields, chat_messages, template_options
 from gateway.tokenizer import Tokenizer
 from mesh.domain.sampling import check_token_ids
 from mesh.errors import InvalidRequest
@@ -33,8 +33,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True):
             raise InvalidRequest("send either prompt or messages", field="prompt")
         if self.prompt is not None:
             return TextPrompt(self.prompt, self.add_special_tokens)
-        messages = [message.to_chat(index) for index, message in enumerate(self.messages or ())]
-        return ChatPrompt(messages, template_options(self.chat_template_kwargs))
+        return ChatPrompt(chat_messages(self.messages or ()), template_options(self.chat_template_kwargs))
 
 
 class DetokenizeBody(Struct, forbid_unknown_fields=True):
@@ -50,13 +49,17 @@ class TokenRoutes:
         body = parse(TokenizeBody, await self._content(request)).body
         model = self._gateway.catalog.resolve(body.model)
         token_ids = list(await self._gateway.intake.count(model, body.to_prompt()))
-        spelled = [self._tokenizer(model).token_text(each) for each in token_ids] if body.return_token_strs else None
+        spelled = self._tokenizer(model).token_texts(token_ids) if body.return_token_strs else None
         context = self._gateway.catalog.limits(model).context_tokens
         return _answer(Tokenized(len(token_ids), context, token_ids, spelled))
 
     async def detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeBody, await self._content(request)).body
         model = self._gateway.catalog.resolve(body.model)
+        # No prompt has more tokens than characters; the text of a token may have a hundred bytes.
+        limit = self._gateway.config.limits.prompt_characters
+        if len(body.tokens) > limit:
+            raise InvalidRequest(f"tokens holds {len(body.tokens)} ids, the limit is {limit}", field="tokens")
         check_token_ids(body.tokens, self._gateway.catalog.limits(model).vocabulary_size, field="tokens")
         return _answer(Detokenized(self._tokenizer(model).spell(body.tokens)))
 

@@ -131,9 +131,10 @@ def toolbox(
 
 
 def _allowed(tools: Sequence[Tool], choice: AllowedNames) -> list[Tool]:
-    if unknown := set(choice.names).difference(tool.name for tool in tools):
+    names = set(choice.names)
+    if unknown := names.difference(tool.name for tool in tools):
         raise InvalidRequest(f"{min(unknown)!r} is allowed, but is no tool", field=choice.field)
-    return [tool for tool in tools if tool.name in choice.names]
+    return [tool for tool in tools if tool.name in names]
 
 
 def _missing(field: str) -> MissingField:

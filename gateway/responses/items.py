@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
+from gateway.requests import validate_message_count
 from gateway.responses.output import CallItem, MessageItem, OutputItem
 from gateway.tools import ToolCall
 from gateway.turns import ChatMessage
@@ -101,6 +102,7 @@ def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> l
     messages = [] if instructions is None else [ChatMessage("system", instructions)]
     if isinstance(given, str):
         return [*messages, ChatMessage("user", given)]
+    validate_message_count(len(given), field="input")
     # All that the assistant says and calls in one turn becomes one message.
     said, calls = list[str](), list[ToolCall]()
     for index, item in enumerate(given):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gateway.openai.tools import AllowedNames, FunctionBody, NamedTool
-from gateway.tools import Tool
+from gateway.tools import Tool, check_tool_count
 from mesh.errors import MissingField, Unsupported
 
 
@@ -40,6 +40,7 @@ class AllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="al
 
 
 def offered(tools: Sequence[FunctionTool]) -> list[Tool]:
+    check_tool_count(len(tools))
     offers = []
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"

@@ -7,8 +7,9 @@ import grpc
 import pytest
 from deepmesh.v1 import gateway_pb2
 
+from gateway.requests import MAX_MESSAGES
 from gateway.tool_format import CallForm, opening, written_calls, written_outputs
-from gateway.tools import ToolCall
+from gateway.tools import MAX_TOOLS, ToolCall
 from tests.support.fake_decode import FakeDecodeWorker, scripted
 from tests.support.gateways import collect, running_mesh
 from tests.support.oracle_texts import prompt_of, spelled
@@ -96,11 +97,17 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
             },
             "strin",
         ),
+        ({"tools": [gateway_pb2.Tool(name="a", parameters_json="{")] * (MAX_TOOLS + 1)}, "129 tools, the limit is 128"),
+        ({"messages": [USER] * (MAX_MESSAGES + 1)}, "16385 messages and calls, the limit is 16384"),
+        (
+            {"messages": [gateway_pb2.ChatMessage(role="user", tool_calls=[gateway_pb2.ToolCall()] * MAX_MESSAGES)]},
+            "16385 messages and calls, the limit is 16384",
+        ),
         ({"tools": [], "tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
         ({"tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
     ],
 )
-async def test_bad_tools_are_refused(fields: dict[str, Any], complaint: str) -> None:
+async def test_bad_tools_and_too_many_messages_are_refused(fields: dict[str, Any], complaint: str) -> None:
     async with running_mesh() as mesh:
         with pytest.raises(grpc.aio.AioRpcError, match=complaint) as caught:
             await collect(mesh, request(**fields))

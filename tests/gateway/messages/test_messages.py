@@ -6,8 +6,9 @@ import anthropic
 import pytest
 
 from gateway.config import ApiKeyConfig
+from gateway.requests import MAX_MESSAGES
 from gateway.tool_format import CallForm, written_calls, written_outputs
-from gateway.tools import ToolCall
+from gateway.tools import MAX_TOOLS, ToolCall
 from mesh.errors import Overloaded
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, running_mesh
@@ -173,6 +174,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an answer that is begun": ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1]"),
     "a tool of Anthropic's": ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    "too many tools": ({"tools": [{"type": "bash_20250124", "name": "bash"}] * (MAX_TOOLS + 1)}, "tools"),
+    "too many messages": ({"messages": [{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)}, "messages"),
+    "too many blocks": ({"messages": [{"role": "user", "content": [{"type": "x"}] * (MAX_MESSAGES + 1)}]}, "messages"),
     "a tool with a wrong name": ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
     "a choice that is none": ({"tools": [CLOCK], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
     "a tool that is not there": ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),

@@ -8,11 +8,19 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, HttpConfig
+from gateway.openai import parsing
 from gateway.openai.errors import error_headers, http_status
-from mesh.errors import EngineFailed, NoWorker, Overloaded
+from gateway.openai.parsing import MAX_BYTES_READ_AGAIN, parse
+from gateway.openai.requests import MAX_CHOICES, CompletionBody
+from gateway.requests import MAX_MESSAGES
+from gateway.tools import MAX_TOOLS
+from mesh.errors import EngineFailed, InvalidRequest, NoWorker, Overloaded, UnknownField
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import dispatch, running_mesh
 from tests.support.openai_calls import CHAT, COMPLETIONS, HELLO, client
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "no prompt": (COMPLETIONS, {}, "prompt"),
@@ -59,6 +67,12 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "bias of no token": (CHAT, {"messages": HELLO, "logit_bias": {"hello": 1}}, None),
     "bias of an unknown token": (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
     "echo of a chat": (CHAT, {"messages": HELLO, "echo": True}, "echo"),
+    # None of them is read before they are counted: the field would be another.
+    "too many messages": (CHAT, {"messages": [{"role": "user", "audio": 1}] * (MAX_MESSAGES + 1)}, "messages"),
+    "too many calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * MAX_MESSAGES}]}, "messages"),
+    "too many tools": (CHAT, {"messages": HELLO, "tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
+    "too many messages to tokenize": ("/tokenize", {"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
+    "too many tokens to spell": ("/detokenize", {"tokens": [1] * 1_000_001}, "tokens"),
     "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
 }
 
@@ -72,6 +86,29 @@ async def test_bad_bodies_are_refused_by_field_and_never_reach_the_mesh() -> Non
             assert error["message"], name
             assert param in (None, error["param"]), (name, error)
         assert mesh.scheduler.queries == []
+
+
+def test_prompts_are_counted_before_any_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompletionBody, "_ask", lambda *_: pytest.fail("a prompt was read"))
+    for prompt in ("[[1]" + ",[1]" * MAX_CHOICES + "]", '[""' + ',""' * MAX_CHOICES + "]"):
+        with pytest.raises(InvalidRequest, match=f"{MAX_CHOICES + 1} prompts"):
+            parse(CompletionBody, b'{"prompt": %s}' % prompt.encode()).body.asks("a")
+
+
+def test_a_name_as_long_as_a_body_is_compared_with_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "get_close_matches", lambda *_: pytest.fail("names were compared"))
+    with pytest.raises(UnknownField, match="leave it out"):
+        parse(CompletionBody, b'{"prompt": "a", "%s": 1}' % (b"max_tokens" * 1000))
+
+
+def test_a_large_body_is_not_read_again_for_many_fields_that_are_ignored() -> None:
+    def body(fields: int) -> bytes:
+        ignored = b"".join(b', "u%d": 1' % number for number in range(fields))
+        return b'{"prompt": "%s"%s}' % (b"a" * (MAX_BYTES_READ_AGAIN // 4), ignored)
+
+    assert len(parse(CompletionBody, body(3), ignore_unknown=True).ignored) == 3
+    with pytest.raises(UnknownField, match="u3"):
+        parse(CompletionBody, body(5), ignore_unknown=True)
 
 
 MALFORMED = {

@@ -8,10 +8,11 @@ import pytest
 
 from gateway.config import ApiKeyConfig
 from gateway.openai.parsing import parse
+from gateway.requests import MAX_MESSAGES
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
 from gateway.tool_format import CallForm, written_calls, written_outputs
-from gateway.tools import ToolCall
+from gateway.tools import MAX_TOOLS, ToolCall
 from mesh.errors import InvalidRequest, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import running_mesh
@@ -192,6 +193,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a role that is none": ({"input": [{"role": "robot", "content": "x"}]}, "invalid_value", "input[0].role"),
     "a tool of OpenAI's": ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
+    "too many tools": ({"tools": [{"type": "web_search"}] * (MAX_TOOLS + 1)}, "invalid_value", "tools"),
+    "too many items": ({"input": [{"type": "item_reference"}] * (MAX_MESSAGES + 1)}, "invalid_value", "input"),
     "an unknown field": ({"max_tokens": 3}, "unknown_parameter", "max_tokens"),
     "a format without schema": (
         {"text": {"format": {"type": "json_schema", "name": "a"}}},
