@@ -102,7 +102,7 @@ class LimitsConfig(Config):
     live_generations: int = Field(default=4096, ge=1)
     """Generations that may be live at once."""
     prompt_characters: int = Field(default=1_000_000, ge=1)
-    """Characters of a raw or rendered prompt, before it is tokenized."""
+    """Characters of a raw or rendered prompt, before it is tokenized, or token ids of one that comes so."""
     unread_tokens: int = Field(default=4096, ge=1)
     """Tokens that a client may leave unread before its generation is cancelled."""
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)

@@ -178,12 +178,14 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _size(self, prompt: Prompt) -> int:
-        """Characters or token ids of the prompt. Raises InvalidRequest if they are too many, or if its tools are
-        wrong.
+        """Characters or token ids of the prompt. Raises InvalidRequest if they are too many to be encoded, or if its
+        tools are wrong.
         """
+        unit = "characters"
         if isinstance(prompt, TokenPrompt):
-            return len(prompt.token_ids)
-        if isinstance(prompt, TextPrompt):
+            # A text of so many tokens would have more characters.
+            size, unit, field = len(prompt.token_ids), "token ids", "prompt"
+        elif isinstance(prompt, TextPrompt):
             size, field = len(prompt.text), "prompt"
         else:
             if prompt.toolbox is not None:
@@ -191,7 +193,7 @@ class Intake:
             size, field = prompt.characters, "messages"
         if size > self._limits.prompt_characters:
             limit = self._limits.prompt_characters
-            raise InvalidRequest(f"the prompt has {size} characters, the limit is {limit}", field=field)
+            raise InvalidRequest(f"the prompt has {size} {unit}, the limit is {limit}", field=field)
         return size
 
 

@@ -65,9 +65,8 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     place = _place(message)
     if (unknown := _UNKNOWN.match(message)) is not None:
         name = unknown["name"]
-        near = (
-            [] if place or len(name) > MAX_MISTAKEN_CHARACTERS else get_close_matches(name, kind.__struct_fields__, 1)
-        )
+        comparable = not place and len(name) <= MAX_MISTAKEN_CHARACTERS
+        near = get_close_matches(name, kind.__struct_fields__, 1) if comparable else []
         advice = f"did you mean {near[0]!r}?" if near else "leave it out"
         field = _join(place, name)
         return UnknownField(f"unknown field {field!r}: {advice}", field=field)

@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from gateway.config import ApiKeyConfig, HttpConfig
+from gateway.config import ApiKeyConfig, HttpConfig, LimitsConfig
 from gateway.openai import parsing
 from gateway.openai.errors import error_headers, http_status
 from gateway.openai.parsing import MAX_BYTES_READ_AGAIN, parse
@@ -72,6 +72,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "too many calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * MAX_MESSAGES}]}, "messages"),
     "too many tools": (CHAT, {"messages": HELLO, "tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
     "too many messages to tokenize": ("/tokenize", {"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
+    "too many token ids": (COMPLETIONS, {"prompt": [1] * 1_000_001}, "prompt"),
     "too many tokens to spell": ("/detokenize", {"tokens": [1] * 1_000_001}, "tokens"),
     "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
 }
@@ -86,6 +87,12 @@ async def test_bad_bodies_are_refused_by_field_and_never_reach_the_mesh() -> Non
             assert error["message"], name
             assert param in (None, error["param"]), (name, error)
         assert mesh.scheduler.queries == []
+
+
+async def test_token_ids_are_counted_before_they_are_looked_at() -> None:
+    async with running_mesh(limits=LimitsConfig(prompt_characters=3)) as mesh:
+        error = (await mesh.http.post(COMPLETIONS, json={"prompt": [-1] * 4})).json()["error"]
+        assert (error["message"], error["param"]) == ("the prompt has 4 token ids, the limit is 3", "prompt")
 
 
 def test_prompts_are_counted_before_any_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
