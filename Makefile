@@ -32,8 +32,10 @@ soak: .venv/installed-dev
 # Every process killed, frozen and stopped in every phase of a request; minutes. DEEPMESH_CHAOS_SEED=n for other prompts and times.
 chaos: check-chaos
 
-# Three wheels that serve anywhere: deepmesh, its contracts, and tiny-r1.
+# Three wheels that serve anywhere, and no others: deepmesh, its contracts, and tiny-r1. setuptools would pack what earlier builds left
+# in build/, modules that are gone by now among it.
 dist: .venv/installed
+	rm -rf dist build protos/build models/build
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./protos ./models .
 
 # The chart, linted, rendered and compared with Kubernetes' schemas; needs node for helm and for the schemas of custom resources.
@@ -68,12 +70,15 @@ check-bfcl: .venv/installed-conformance
 	@$(PIP) --constraint tests/conformance/constraints.txt --no-deps bfcl-eval tree-sitter tree-sitter-java tree-sitter-javascript overrides tenacity filelock tqdm
 	$(BIN)/python -m pytest --check=bfcl -o timeout=0 -rP tests/conformance/test_bfcl.py
 
-# The demo with the oldest packages that pyproject.toml allows, in an environment of their own.
-check-lowest: .venv/installed-dev
+# The wheels of `make dist` in an empty environment.
+check-dist: .venv/installed-dev dist
+
+# The demo of the same wheels with the oldest packages that pyproject.toml allows, in an environment of their own.
+check-lowest: .venv/installed-dev dist
 	@rm -rf out/lowest && mkdir -p out && $(BIN)/python -m venv out/lowest
 	@$(BIN)/python -m tools.lowest_versions > out/lowest.txt
-	@out/lowest/bin/pip install --quiet --disable-pip-version-check $(TORCH)
-	@out/lowest/bin/pip install --quiet --disable-pip-version-check --constraint out/lowest.txt ./protos ./models .
+	@out/lowest/bin/pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
+	@out/lowest/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint out/lowest.txt dist/*.whl
 	cd out && lowest/bin/deepmesh demo
 
 # The services' configuration keys, in the schema of the chart's values.
