@@ -182,6 +182,7 @@ class Engine:
             queued_prefill_tokens=self._schedule.queued_prefill_tokens,
             queued_sparse_tokens=self._schedule.queued_sparse_tokens,
             free_blocks=self.pool.free_blocks,
+            waiting_blocks=self._schedule.waiting_blocks,
         )
 
     def _enqueue(self, request: Request) -> None:

@@ -68,7 +68,13 @@ class LoadMeter:
             self._push_bytes_per_second.observe(size_bytes, seconds, PUSH_DECAY)
 
     def load(
-        self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int, queued_sparse_tokens: int = 0
+        self,
+        running: int,
+        waiting: int,
+        queued_prefill_tokens: int,
+        free_blocks: int,
+        queued_sparse_tokens: int = 0,
+        waiting_blocks: int = 0,
     ) -> WorkerLoad:
         return WorkerLoad(
             running_requests=running,
@@ -83,6 +89,7 @@ class LoadMeter:
             exact_prompts=self._prompt_paces.exact,
             sparse_prompts=self._prompt_paces.sparse,
             queued_sparse_tokens=queued_sparse_tokens,
+            waiting_blocks=waiting_blocks,
         )
 
 

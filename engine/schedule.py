@@ -51,6 +51,11 @@ class Schedule:
         return len(self._waiting)
 
     @property
+    def waiting_blocks(self) -> int:
+        """Free blocks that admitting all those who wait takes, as far as known."""
+        return self._waiting.blocks
+
+    @property
     def queued_prefill_tokens(self) -> int:
         """Prompt tokens left to compute here, as far as known."""
         return self._waiting.tokens + self._running.prompt_tokens
@@ -62,8 +67,10 @@ class Schedule:
 
     def enqueue(self, request: Request) -> None:
         self._tenants.enter(request.key, request.share)
-        cached = len(self._block_tables.match(request)) * BLOCK_TOKENS
-        self._waiting.add(request, 0 if request.remote_prefill else len(request.progress.token_ids) - cached)
+        cached = self._block_tables.match(request)
+        uncached_tokens = len(request.progress.token_ids) - len(cached) * BLOCK_TOKENS
+        blocks = self._block_tables.lacking(request, cached) + self._pool.free_among(cached)
+        self._waiting.add(request, 0 if request.remote_prefill else uncached_tokens, blocks)
 
     def run(self, request: Request) -> None:
         """Compute an admitted request from the next step on. The KV that it has so far is in its blocks."""

@@ -8,7 +8,7 @@ from engine.request import Request
 from engine.standing import ALONE, Standing
 from mesh.domain.sparse_prefill import sparse_part
 
-_Entry = tuple[int, int, int, int, Request]
+_Entry = tuple[int, int, int, int, int, Request]
 
 
 class WaitingQueue:
@@ -23,6 +23,8 @@ class WaitingQueue:
         # Sum of the estimates, and how many of these tokens will be attended to sparsely.
         self.tokens = 0
         self.sparse_tokens = 0
+        # Free blocks that admitting all of them takes, as estimated on entry.
+        self.blocks = 0
 
     def __len__(self) -> int:
         return len(self._entry_by_key)
@@ -38,12 +40,13 @@ class WaitingQueue:
             return (entry[-1] for entries in self._entries.values() for entry in entries)
         return self._interleaved(standing)
 
-    def add(self, request: Request, uncached_tokens: int) -> None:
+    def add(self, request: Request, uncached_tokens: int, blocks: int) -> None:
         batch, position = request.arrival
-        entry = (request.share.priority, batch, uncached_tokens, position, request)
+        entry = (request.share.priority, batch, uncached_tokens, position, blocks, request)
         insort(self._entries.setdefault(request.share.tenant, []), entry)
         self._entry_by_key[request.key] = entry
         self.tokens += uncached_tokens
+        self.blocks += blocks
         self.sparse_tokens += _sparse_tokens(entry)
 
     def remove(self, request: Request) -> None:
@@ -53,6 +56,7 @@ class WaitingQueue:
         if not entries:
             del self._entries[request.share.tenant]
         self.tokens -= entry[2]
+        self.blocks -= entry[4]
         self.sparse_tokens -= _sparse_tokens(entry)
 
     def _interleaved(self, standing: Standing) -> Iterator[Request]:
@@ -60,7 +64,7 @@ class WaitingQueue:
         heapify(heads)
         while heads:
             served, held, tenant, index = heads[0]
-            _, _, tokens, _, request = self._entries[tenant][index]
+            _, _, tokens, _, _, request = self._entries[tenant][index]
             yield request
             if index + 1 < len(self._entries[tenant]):
                 heapreplace(heads, (served + (tokens + 1) / request.share.weight, held + 1, tenant, index + 1))
@@ -70,7 +74,7 @@ class WaitingQueue:
 
 def _sparse_tokens(entry: _Entry) -> int:
     """How many of the entry's tokens will be attended to sparsely. They are the last ones of the prompt."""
-    *_, tokens, _, request = entry
+    *_, tokens, _, _, request = entry
     if not tokens or request.sparse_from is None:
         return 0
     end = len(request.progress.token_ids)

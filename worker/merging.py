@@ -58,6 +58,7 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
         exact_prompts=_merge_paces([rank.exact_prompts for rank in ranks]),
         sparse_prompts=_merge_paces([rank.sparse_prompts for rank in ranks]),
         queued_sparse_tokens=sum(rank.queued_sparse_tokens for rank in ranks),
+        waiting_blocks=sum(rank.waiting_blocks for rank in ranks),
     )
 
 

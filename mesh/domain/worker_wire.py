@@ -199,6 +199,7 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
         exact_prompts=_prompt_pace(message.exact_prompts),
         sparse_prompts=_prompt_pace(message.sparse_prompts),
         queued_sparse_tokens=message.queued_sparse_tokens,
+        waiting_blocks=message.waiting_blocks,
     )
 
 
@@ -218,6 +219,7 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
         exact_prompts=_prompt_pace_message(load.exact_prompts),
         sparse_prompts=_prompt_pace_message(load.sparse_prompts),
         queued_sparse_tokens=load.queued_sparse_tokens,
+        waiting_blocks=load.waiting_blocks,
     )
 
 

@@ -215,9 +215,12 @@ def test_the_load_counts_what_runs_and_what_waits() -> None:
     engine = oracle_engine(total_blocks=16, max_requests=2, max_step_tokens=64)
     for key, length in enumerate((30, 100, 50)):
         engine.submit(submit_of(key, prompt_of(length, seed=key), 10))
-    assert engine.load().queued_prefill_tokens == 180
+    load = engine.load()
+    assert (load.queued_prefill_tokens, load.waiting_blocks) == (180, 1 + 2 + 1)
     engine.step()
     load = engine.load()
     assert (load.running_requests, load.waiting_requests) == (2, 1)
+    # The shortest go first: the one of two blocks waits.
+    assert load.waiting_blocks == 2
     assert load.queued_prefill_tokens == 180 - 64
     assert load.free_blocks == 14

@@ -25,8 +25,8 @@ def request(batch: int, position: int) -> Request:
 def test_earlier_arrival_batches_go_first() -> None:
     queue = WaitingQueue()
     late, early = request(2, 0), request(1, 1)
-    queue.add(late, 1)
-    queue.add(early, 1000)
+    queue.add(late, 1, 1)
+    queue.add(early, 1000, 16)
     assert list(queue.in_order(ALONE)) == [early, late]
 
 
@@ -34,16 +34,16 @@ def test_within_an_arrival_batch_the_shortest_goes_first_and_then_the_first_come
     queue = WaitingQueue()
     long, second, first = request(1, 0), request(1, 2), request(1, 1)
     for entry, tokens in ((long, 50), (second, 10), (first, 10)):
-        queue.add(entry, tokens)
+        queue.add(entry, tokens, 1)
     assert list(queue.in_order(ALONE)) == [first, second, long]
 
 
-def test_a_removed_request_is_gone_with_its_tokens() -> None:
+def test_a_removed_request_is_gone_with_its_tokens_and_blocks() -> None:
     queue = WaitingQueue()
     stays, goes = request(1, 0), request(1, 1)
-    queue.add(stays, 10)
-    queue.add(goes, 20)
+    queue.add(stays, 10, 2)
+    queue.add(goes, 20, 3)
     queue.remove(goes)
     assert goes not in queue
     assert list(queue.in_order(ALONE)) == [stays]
-    assert queue.tokens == 10
+    assert (queue.tokens, queue.blocks) == (10, 2)

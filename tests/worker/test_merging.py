@@ -35,11 +35,11 @@ def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
 
 
 def test_paces_of_prompts_add_up_behind_the_mean_context_of_their_tokens() -> None:
-    one = WorkerLoad(exact_prompts=PromptPace(1000.0, 400.0), queued_sparse_tokens=5)
+    one = WorkerLoad(exact_prompts=PromptPace(1000.0, 400.0), queued_sparse_tokens=5, waiting_blocks=3)
     two = WorkerLoad(exact_prompts=PromptPace(3000.0, 800.0), sparse_prompts=PromptPace(9000.0, 30.0))
-    merged = merge_loads([one, two, WorkerLoad(queued_sparse_tokens=7)])
+    merged = merge_loads([one, two, WorkerLoad(queued_sparse_tokens=7, waiting_blocks=4)])
     assert (merged.exact_prompts, merged.sparse_prompts) == (PromptPace(4000.0, 700.0), PromptPace(9000.0, 30.0))
-    assert merged.queued_sparse_tokens == 12
+    assert (merged.queued_sparse_tokens, merged.waiting_blocks) == (12, 7)
 
 
 def test_transfers_add_up_by_name() -> None:

@@ -61,6 +61,7 @@ loads = st.builds(
     exact_prompts=st.none() | paces,
     sparse_prompts=st.none() | paces,
     queued_sparse_tokens=sizes,
+    waiting_blocks=counts,
 )
 counters = st.builds(
     TransferCounters,

@@ -93,7 +93,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., worker_class: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ..., max_step_tokens: _Optional[int] = ..., prompt_wait_steps: _Optional[int] = ..., divided_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens")
+    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens", "waiting_blocks")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class WorkerLoad(_message.Message):
     EXACT_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_SPARSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     queued_prefill_tokens: int
@@ -122,7 +123,8 @@ class WorkerLoad(_message.Message):
     exact_prompts: PromptPace
     sparse_prompts: PromptPace
     queued_sparse_tokens: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ...) -> None: ...
+    waiting_blocks: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ..., waiting_blocks: _Optional[int] = ...) -> None: ...
 
 class PromptPace(_message.Message):
     __slots__ = ("tokens_per_second", "context_tokens")
