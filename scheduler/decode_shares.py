@@ -1,7 +1,10 @@
 """The decode worker's part of a placement, whichever worker computes the prompt: a place in its steps. Pure."""
 
+from math import inf
+
 import msgspec
 
+from scheduler.block_room import batch, ends_for_blocks
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, PlacementRequest
 from scheduler.waits import place_wait_ms, slots_left, step_left_ms, step_ms
 
@@ -30,13 +33,15 @@ def decode_share(
     request: PlacementRequest, candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs
 ) -> DecodeShare:
     requests, most = candidate.requests, candidate.max_requests
-    output_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
-    if output_tokens > request.max_tokens:
-        output_tokens = float(request.max_tokens)
+    mean_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
+    output_tokens = float(request.max_tokens) if mean_tokens > request.max_tokens else mean_tokens
     room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
-    tpot_ms = step_ms(candidate, requests + 1, pace, knobs)
+    running = batch(candidate)
+    tpot_ms = step_ms(candidate, running + 1, pace, knobs)
     output_ms = output_tokens * tpot_ms
-    drain_ms = output_ms / (1 if requests < 1 else requests if requests < most else most)
+    # The requests whose ends it waits for have answers of their own length.
+    others_tokens = mean_tokens if mean_tokens < inf else output_tokens
+    drain_ms = others_tokens * tpot_ms / (1 if running < 1 else running if running < most else most)
     # On average half of a running step is left, and the worker's report is as old as that.
     boundary_ms = tpot_ms / 2 if requests else 0.0
     # A step that decodes only other ranks' requests takes time too.
@@ -44,11 +49,19 @@ def decode_share(
     wait_ms, before = step_left_ms(candidate, pace, now, knobs) if busy else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
-        wait_ms = max(wait_ms, place_wait_ms(candidate, before, drain_ms, request.stopping, boundary_ms, now))
-    held, reusable = candidate.cached_blocks, request.reusable_blocks
+    held = candidate.cached_blocks
+    if held > request.reusable_blocks:
+        held = request.reusable_blocks
+    if requests >= most:
+        places = request.ahead * (requests - most + 1)
+        wait_ms = max(wait_ms, place_wait_ms(candidate, places, drain_ms, request.stopping, boundary_ms, now))
+    ends = ends_for_blocks(candidate, request.prompt_tokens, held, others_tokens)
+    if ends:
+        # Ends that are known are of those who wait for blocks, too: of what runs one ends every `drain_ms`.
+        wait_ms = max(wait_ms, request.ahead * ends * drain_ms - boundary_ms)
     return DecodeShare(
         candidate,
-        held if held < reusable else reusable,
+        held,
         before,
         wait_ms,
         boundary_ms,

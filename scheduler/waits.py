@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from math import ceil, inf
 
+from scheduler.block_room import batch
 from scheduler.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
 from scheduler.joint_prompts import JointPrompts
 from scheduler.sources import Source
@@ -86,7 +87,7 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
     return min(by_batch, by_blocks)
 
 
-def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: PlacementKnobs) -> float:
+def step_ms(candidate: CandidateWorker, requests: float, pace: Pace, knobs: PlacementKnobs) -> float:
     """Step time at the candidate's pace with `requests` in the batch."""
     most = candidate.max_requests
     return pace.slowness * knobs.costs.decode_ms(requests if requests < most else most)
@@ -94,10 +95,11 @@ def step_ms(candidate: CandidateWorker, requests: int, pace: Pace, knobs: Placem
 
 def quiet_step_ms(candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs) -> float:
     """Duration of the candidate's steps without prompts."""
-    found_ms = step_ms(candidate, candidate.requests, pace, knobs)
+    requests = batch(candidate)
+    found_ms = step_ms(candidate, requests, pace, knobs)
     if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < found_ms:
         found_ms = candidate.quiet_step_ms
     if candidate.joint_prompts is not None:
         # What such a rank measures includes other ranks' prompts.
-        return min(found_ms, knobs.costs.decode_ms(min(candidate.requests, candidate.max_requests)))
+        return min(found_ms, knobs.costs.decode_ms(min(requests, candidate.max_requests)))
     return found_ms
