@@ -15,18 +15,27 @@ LEAST_PUSH_BYTES = 1 << 20
 # A step of less than 20 ms weighs as much as its share of this time. Otherwise a single short step that the machine
 # held up would dominate a mean over dozens.
 STEP_MEMORY_SECONDS = 1.0
+# How far back the time counts that prompts have taken from requests that decode. One prompt of a second says little of
+# the next tokens; many in a row are what a request that comes has to expect.
+PROMPTS_MEMORY_SECONDS = 10.0
+# A smaller share is none.
+LEAST_PROMPTS_SHARE = 1e-6
 
 
 class LoadMeter:
     """Smooths what steps, finished requests and pushes report.
 
-    Steps with both count for both, so that the rates of decode and of prompts include what each does to the other.
+    Steps with prompts count for the time of a decode step by the share of the time that prompts take in the long run:
+    how long a step takes without them, and this share, are measured apart. The rate of prompts includes what decodes.
     """
 
     def __init__(self) -> None:
         self._prefill_tokens_per_second = SmoothedRatio()
         self._prompt_paces = PromptPaceMeter()
-        self._decode_step_ms = SmoothedRatio()
+        # Of steps without prompts.
+        self._quiet_step_ms = SmoothedRatio()
+        # Of the time in which requests decoded.
+        self._prompts_share = 0.0
         self._decode_step_requests = SmoothedRatio()
         self._output_tokens = SmoothedRatio()
         self._push_bytes_per_second = SmoothedRatio()
@@ -38,26 +47,37 @@ class LoadMeter:
         prompts: PromptTokens = NO_PROMPTS,
         accepted_drafts: int = 0,
         beside: int = 0,
+        quiet: bool = True,
     ) -> None:
         """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all.
 
-        beside: how many tokens of prompts were computed as if they were requests that decode.
+        beside: how many tokens of prompts were computed as if they were requests that decode. quiet: neither this rank
+        nor another of the worker computed other prompts, nor began to before this step was seen to end.
         """
         decay = _step_decay(seconds)
         if prompts.all:
             self._prefill_tokens_per_second.observe(prompts.all, seconds, decay)
             self._prompt_paces.observe(prompts, seconds, decay)
-        if decoding:
-            # A step counts as many times as it brought each request a token.
-            self._decode_step_ms.observe(seconds * 1000.0, 1.0 + accepted_drafts / decoding, decay)
+        if not decoding:
+            return
+        # A step counts as many times as it brought each request a token.
+        tokens = 1.0 + accepted_drafts / decoding
+        if quiet:
+            self._quiet_step_ms.observe(seconds * 1000.0, tokens, decay)
             self._decode_step_requests.observe(decoding + beside, 1.0, decay)
+            self._prompts_share = _share_behind(self._prompts_share, seconds, 0.0)
+        elif (quiet_ms := self._quiet_step_ms.value) is not None:
+            taken_seconds = max(seconds - quiet_ms * tokens / 1000.0, 0.0)
+            self._prompts_share = _share_behind(self._prompts_share, seconds, taken_seconds)
 
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
         floor, memory = STEP_DECAY, STEP_MEMORY_SECONDS
         # The same as `_step_decay`, without a call for each step.
         decays = [floor if (decay := 1.0 - each / memory) < floor else decay for each in seconds]
-        self._decode_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
+        self._quiet_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
+        for each in seconds if self._prompts_share else ():
+            self._prompts_share = _share_behind(self._prompts_share, each, 0.0)
         self._decode_step_requests.observe_equal(decoding, 1.0, decays)
 
     def observe_finished(self, output_tokens: int) -> None:
@@ -66,6 +86,12 @@ class LoadMeter:
     def observe_push(self, size_bytes: int, seconds: float) -> None:
         if size_bytes >= LEAST_PUSH_BYTES:
             self._push_bytes_per_second.observe(size_bytes, seconds, PUSH_DECAY)
+
+    @property
+    def _decode_step_ms(self) -> float | None:
+        """None before the first step without prompts."""
+        quiet_ms = self._quiet_step_ms.value
+        return None if quiet_ms is None else quiet_ms / (1.0 - self._prompts_share)
 
     def load(
         self,
@@ -82,7 +108,7 @@ class LoadMeter:
             queued_prefill_tokens=queued_prefill_tokens,
             free_blocks=free_blocks,
             prefill_tokens_per_second=self._prefill_tokens_per_second.value,
-            decode_step_ms=self._decode_step_ms.value,
+            decode_step_ms=self._decode_step_ms,
             mean_output_tokens=self._output_tokens.value,
             decode_step_requests=self._decode_step_requests.value,
             push_bytes_per_second=self._push_bytes_per_second.value,
@@ -95,3 +121,12 @@ class LoadMeter:
 
 def _step_decay(seconds: float) -> float:
     return max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
+
+
+def _share_behind(share: float, seconds: float, taken_seconds: float) -> float:
+    """The share of the time that prompts take, with one more step, of which they took so much."""
+    weight = min(seconds / PROMPTS_MEMORY_SECONDS, 1.0)
+    share *= 1.0 - weight
+    if taken_seconds:
+        share += weight * taken_seconds / seconds
+    return share if share > LEAST_PROMPTS_SHARE else 0.0

@@ -122,7 +122,7 @@ class StepPipeline:
             beside = step.work.prompt_tokens
         elif step.work.chunks:
             prompts = prompt_tokens_of(step.requests[decoding:], step.rows[decoding:])
-        self._meter.observe_step(seconds, decoding, prompts, accepted, beside)
+        self._meter.observe_step(seconds, decoding, prompts, accepted, beside, self._is_quiet(step))
         row_tokens = step.work.prompt_tokens if step.decode_only else 0
         self._mixed_steps.observe(seconds, step.prompt_tokens, step.decodes, row_tokens)
         self._collected_at = now
@@ -132,6 +132,13 @@ class StepPipeline:
                 assert scores is not None, "a prompt is scored until its first token"
                 scores.add(step.rows[index].start, part)
         return zip(step.requests, step.rows, samples, strict=True)
+
+    def _is_quiet(self, step: InFlightStep) -> bool:
+        """Whether it took as long as what decodes takes.
+
+        The end of a step is seen late if prompts follow, which the host has launched before it looks.
+        """
+        return not step.prompt_tokens and (self.in_flight is None or not self.in_flight.prompt_tokens)
 
 
 def _prompt_tokens(work: StepWork, rows: Sequence[Row], shape: StepShape) -> int:

@@ -60,6 +60,51 @@ def test_tokens_of_prompts_in_a_decode_step_count_as_requests_that_decode() -> N
     assert load.prefill_tokens_per_second == pytest.approx(2000)
 
 
+@pytest.mark.parametrize("step_seconds", [0.001, 0.02, 0.1])
+def test_one_prompt_does_not_make_decode_steps_slow(step_seconds: float) -> None:
+    meter = LoadMeter()
+    for _ in range(300):
+        meter.observe_step(step_seconds, decoding=4)
+    meter.observe_step(0.3, decoding=4, prompts=PromptTokens(1500), quiet=False)
+    # Of the last ten seconds it took a thirtieth.
+    assert load_of(meter).decode_step_ms == pytest.approx(step_seconds * 1000, rel=0.035)
+    assert load_of(meter).decode_step_requests == pytest.approx(4)
+
+
+def test_prompts_that_come_all_the_time_count_by_the_share_of_the_time_that_they_take() -> None:
+    meter = LoadMeter()
+    for _ in range(300):
+        for _ in range(5):
+            meter.observe_step(0.02, decoding=4)
+        meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
+    # Six tokens in 220 ms.
+    assert load_of(meter).decode_step_ms == pytest.approx(220 / 6, rel=0.02)
+    meter.observe_decode_steps([0.02] * 3000, decoding=4)
+    assert load_of(meter).decode_step_ms == pytest.approx(20, rel=0.01)
+
+
+def test_a_decode_step_is_as_long_as_it_may_be_where_every_one_has_prompts() -> None:
+    meter = LoadMeter()
+    meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
+    assert load_of(meter).decode_step_ms is None
+    meter.observe_step(0.02, decoding=4)
+    for _ in range(1000):
+        meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
+    assert load_of(meter).decode_step_ms == pytest.approx(120, rel=0.01)
+
+
+def test_steps_observed_together_are_those_observed_one_by_one() -> None:
+    together, alone = LoadMeter(), LoadMeter()
+    for meter in (together, alone):
+        meter.observe_step(0.02, decoding=4)
+        meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
+    seconds = [0.02, 0.03, 0.001] * 50
+    together.observe_decode_steps(seconds, decoding=4)
+    for each in seconds:
+        alone.observe_step(each, decoding=4)
+    assert load_of(together) == load_of(alone)
+
+
 def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
     meter = LoadMeter()
     for _ in range(3000):

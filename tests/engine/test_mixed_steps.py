@@ -311,3 +311,25 @@ def test_a_prompt_waits_while_another_rank_owes() -> None:
     engine.step()
     engine.step()
     assert other.proposals[-1].tokens == 2000
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_prompt_that_is_computed_beside_others_leaves_the_time_of_a_decode_step_as_it_is(overlap: str) -> None:
+    clock = SleepingClock()
+    oracle = {"step_ms": 20.0, "prefill_tokens_per_second": 2000.0}
+    config = oracle_config(total_blocks=64, max_step_tokens=1024, oracle=oracle, overlap=overlap)
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10, 0), 200))
+    for _ in range(60):
+        engine.step()
+    before = engine.load().decode_step_ms or 0.0
+    assert before == pytest.approx(20, rel=0.02)
+    engine.submit(submit_of(1, prompt_of(1000, 1), 1))
+    began = clock.now
+    reported = []
+    for _ in range(20):
+        engine.step()
+        reported.append(engine.load().decode_step_ms or 0.0)
+    # The prompt took half a second.
+    assert clock.now - began > 0.85
+    assert max(reported) < 1.06 * before
