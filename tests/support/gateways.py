@@ -132,8 +132,9 @@ def prefill_identity(worker_id: str = "prefill-0") -> workers_pb2.WorkerIdentity
 
 
 def dispatch(**changes: Any) -> DispatchConfig:
-    """Soon tries again, and waits for a scheduler that shares a busy machine."""
-    return DispatchConfig(**{"backoff_seconds": 0.01, "reattach_seconds": 0.02, "answer_seconds": 5.0, **changes})
+    """Soon tries again, and waits for a scheduler and for workers that share a busy machine."""
+    patient = {"answer_seconds": 30.0, "place_seconds": 30.0, "attach_seconds": 30.0}
+    return DispatchConfig(**{"backoff_seconds": 0.01, "reattach_seconds": 0.02, **patient, **changes})
 
 
 def limits(**changes: Any) -> LimitsConfig:

@@ -202,8 +202,9 @@ async def test_a_rank_that_stays_frozen_ends_the_others_with_one_reason(monkeypa
 
 
 async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 1.0)
-    group = await RankGroup.start(oracle_config(oracle={"step_ms": 1500.0}))
+    # A busy machine may keep a rank from its heartbeat for a second.
+    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 2.5)
+    group = await RankGroup.start(oracle_config(oracle={"step_ms": 3000.0}))
     try:
         stalled = []
         running = asyncio.create_task(group.run(lambda rank, message: stalled.append(group.stalled)))
