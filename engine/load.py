@@ -62,11 +62,13 @@ class LoadMeter:
             return
         # A step counts as many times as it brought each request a token.
         tokens = 1.0 + accepted_drafts / decoding
-        if quiet:
+        quiet_ms = self._quiet_step_ms.value
+        if quiet or quiet_ms is None:
+            # A worker that is flooded from its start has nothing better to tell than a step with prompts.
             self._quiet_step_ms.observe(seconds * 1000.0, tokens, decay)
             self._decode_step_requests.observe(decoding + beside, 1.0, decay)
             self._prompts_share = _share_behind(self._prompts_share, seconds, 0.0)
-        elif (quiet_ms := self._quiet_step_ms.value) is not None:
+        else:
             taken_seconds = max(seconds - quiet_ms * tokens / 1000.0, 0.0)
             self._prompts_share = _share_behind(self._prompts_share, seconds, taken_seconds)
 
@@ -89,7 +91,7 @@ class LoadMeter:
 
     @property
     def _decode_step_ms(self) -> float | None:
-        """None before the first step without prompts."""
+        """None before the first step."""
         quiet_ms = self._quiet_step_ms.value
         return None if quiet_ms is None else quiet_ms / (1.0 - self._prompts_share)
 

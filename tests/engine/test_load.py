@@ -85,9 +85,11 @@ def test_prompts_that_come_all_the_time_count_by_the_share_of_the_time_that_they
 
 def test_a_decode_step_is_as_long_as_it_may_be_where_every_one_has_prompts() -> None:
     meter = LoadMeter()
-    meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
-    assert load_of(meter).decode_step_ms is None
-    meter.observe_step(0.02, decoding=4)
+    for _ in range(1000):
+        meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
+        assert load_of(meter).decode_step_ms == pytest.approx(120)
+    meter.observe_decode_steps([0.02] * 300, decoding=4)
+    assert load_of(meter).decode_step_ms == pytest.approx(20, rel=0.01)
     for _ in range(1000):
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
     assert load_of(meter).decode_step_ms == pytest.approx(120, rel=0.01)
