@@ -73,8 +73,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     can_prefill: bool = True
     # Absent: it computes long prompts exactly.
     sparse_prefill: sparse_prefill_pb2.SparsePrefill | None = None
-    # So long that none ends where the machine is busy: tests of its end set it.
-    grace_ms: int = 60_000
+    # So long that it does not end on a busy machine, and half as long as tests wait: tests of its end set it.
+    grace_ms: int = 30_000
     step_seconds: float = 0.0
     tokens_per_step: int = 1
     # (index of the token in the whole answer of this submission, all tokens so far) -> token id.
