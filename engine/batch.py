@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True):
     # If set, the row is part of a prompt, and reports the log probabilities of all its tokens but the first and of
     # `next_token`, each with this many alternatives.
     prompt_logprobs: int | None = None
-    # Which attention its later tokens get from a backend that has sparse attention; None if exact.
+    # How sparse the attention of its later tokens may be, on a backend that can compute it so; None if it is exact.
     sparse: SparsePrefill | None = None
 
     @property

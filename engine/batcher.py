@@ -42,8 +42,8 @@ def plan_step(
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
     most_prompt_tokens: the most prompt tokens of the step if any request decodes; None if only `limits` bounds them.
-    decodes: whether requests decode on other ranks. If all requests here stall and none decodes elsewhere, prompts are
-    not bounded by it: they hold nobody up, and may hold the blocks that are missing.
+    decodes: whether requests decode on other ranks. If all requests here stall and none decodes elsewhere,
+    `most_prompt_tokens` does not count: prompts hold nobody up, and may hold the blocks that are missing.
     """
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []

@@ -127,7 +127,7 @@ class EngineConfig(Config):
     decode_graphs: Literal["auto", "off"] = "auto"
     """Decode steps run as captured graphs; "auto" on a GPU."""
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Numbers of rows of these graphs; by default a few dozen up to max_requests, and without drafts up to 64 more."""
+    """Sizes of these graphs in rows; by default a few dozen up to max_requests, or without drafts up to 64 more."""
     prompt_graph_tokens: int = Field(default=1536, ge=0)
     """Steps with prompts of up to this many tokens run as captured graphs too, except for their attention, if decode
     steps do and no experts lie in host memory. That pays as long as the host takes longer to launch a step than the

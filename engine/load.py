@@ -32,9 +32,9 @@ class LoadMeter:
     def __init__(self) -> None:
         self._prefill_tokens_per_second = SmoothedRatio()
         self._prompt_paces = PromptPaceMeter()
-        # Of steps without prompts.
+        # Milliseconds of a step without prompts.
         self._quiet_step_ms = SmoothedRatio()
-        # Of the time in which requests decoded.
+        # Which share of the time in which requests decoded was taken by prompts.
         self._prompts_share = 0.0
         self._decode_step_requests = SmoothedRatio()
         self._output_tokens = SmoothedRatio()

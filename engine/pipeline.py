@@ -108,7 +108,7 @@ class StepPipeline:
                 undrawn.draw()
 
     def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
-        """Wait for the step; give what each row brought to its request. Scores of prompts are added to these here."""
+        """Wait for the step; give what each row brought to its request. Scores of a prompt are added to its request."""
         with span("engine.collect"):
             samples = step.launched.collect()
         now = self._clock()
@@ -134,9 +134,9 @@ class StepPipeline:
         return zip(step.requests, step.rows, samples, strict=True)
 
     def _is_quiet(self, step: InFlightStep) -> bool:
-        """Whether it took as long as what decodes takes.
+        """Whether the step's time is that of requests that decode alone.
 
-        The end of a step is seen late if prompts follow, which the host has launched before it looks.
+        Nor is it if the next step computes prompts: the host launches that one first, and sees this one's end late.
         """
         return not step.prompt_tokens and (self.in_flight is None or not self.in_flight.prompt_tokens)
 

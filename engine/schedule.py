@@ -98,9 +98,9 @@ class Schedule:
         """The next step. Nothing changes before `carry_out`.
 
         suspended: how many requests are admitted and wait for KV from elsewhere. They take part once `run` is called.
-        prompts_begin: if false, prompts to be computed here stay in the queue, and so do requests behind them. Prompts
-        of which few tokens are left behind cached blocks, and prompts that all ranks compute together, begin
-        nonetheless. most_prompt_tokens, decodes: see `plan_step`.
+        prompts_begin: if false, the first prompt that is to be computed here stays in the queue, and so do all requests
+        behind it. That does not hold for a prompt of which few tokens are left behind cached blocks, nor for one that
+        all ranks compute together. most_prompt_tokens, decodes: see `plan_step`.
         """
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # If rows in flight may bring a request's last token, its `draws` is 0. It decodes on if they did not bring it.

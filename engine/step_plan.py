@@ -30,7 +30,9 @@ class Schedulable(Computed, Protocol):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether its blocks are promised to another worker. Then it is never preempted, and draws just one token."""
+        """Whether its blocks are promised to another worker. If so, it is never preempted, draws one token, and never
+        grows.
+        """
         ...
 
 

@@ -34,7 +34,7 @@ class Tails(msgspec.Struct, frozen=True):
         return 0 if self.draft_layers else max(self.captured_rows - decoding, 0)
 
     def rows(self, chunk: Chunk[Request], drafts: int) -> int | None:
-        """How many rows with up to `drafts` drafts compute the chunk, before its launch; None if it is no tail."""
+        """How many rows with up to `drafts` drafts compute a chunk; None if it is no tail. Asked before its launch."""
         progress, tokens = chunk.request.progress, chunk.tokens
         if tokens > MOST_TOKENS or chunk.request.prompt_scores is not None:
             return None

@@ -22,6 +22,8 @@ class BalanceConfig(Config):
     redundant: int = Field(default=0, ge=0)
     """How many copies of often chosen experts have room on each part of the experts (`engine.parallel.ep`)."""
     threshold: float = Field(default=0.1, gt=0)
-    """Experts of a layer move if that lowers its imbalance, (largest - mean) / mean of its parts' load, by so much."""
+    """Experts of a layer move if that lowers the layer's imbalance, (largest - mean) / mean of its parts' load, by more
+    than this.
+    """
     placement_file: Path | None = None
     """File with the placement that experts start with, if it exists; it is written whenever experts have moved."""

@@ -44,7 +44,9 @@ class AnswerMasks:
         return self._drawn.allowed
 
     def failure(self, tokens: int) -> MeshError | None:
-        """Why the answer cannot go on with this many tokens of the row drawn last, then worthless; else None."""
+        """Why the answer cannot go on with this many tokens of the row drawn last, so that they are worthless; None if
+        it can.
+        """
         return self._drawn.error if tokens > len(self._drawn.allowed) else None
 
     def _step(self, token_ids: Sequence[int], drafts: Sequence[int]) -> Masks:

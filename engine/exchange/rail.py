@@ -55,7 +55,7 @@ class Rail:
         return self._begin("alltoall_base", torch.empty_like(given), _bytes(given), [], [])
 
     def broadcast(self, values: torch.Tensor, source: int) -> torch.Tensor:
-        """The values of the rank with number `source`."""
+        """The values of one of the rail's ranks; source: its number among them, which is its host's."""
         sent = values.clone(memory_format=torch.contiguous_format)
         return self._begin("broadcast", sent, source).finish()
 

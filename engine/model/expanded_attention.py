@@ -34,7 +34,9 @@ class ExpandedRows:
     expanded: int
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The part of a batch's tensor that belongs to these tokens. All is returned as it is: views cost time."""
+        """The part of a batch's tensor that belongs to these tokens; the tensor itself if that is all of it, because
+        making a view takes the host time.
+        """
         return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
 
 
@@ -64,8 +66,8 @@ def attend_and_quantize(
 
 
 def cut_heads(heads: int, keys: int, expanded: int) -> Iterator[slice]:
-    """Divide the heads into about equal parts. A part's keys are no more than `expanded` keys of all heads; but a part
-    has at least HEADS_TOGETHER heads, which may be more if there are few heads, or very many keys.
+    """Divide the heads into about equal parts. The keys of a part's heads are no more than `expanded` keys of all
+    heads, unless HEADS_TOGETHER heads, the smallest part, have more: with few heads, or very many keys.
     """
     units = -(-heads // HEADS_TOGETHER)
     parts = -(-units // max(expanded * heads // (keys * HEADS_TOGETHER), 1))

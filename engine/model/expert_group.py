@@ -63,7 +63,8 @@ class ExpertGroup:
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
     ) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]; with DeepEP fewer rows, see `Dispatched`. beside: see engine.exchange.interface.
+        [ranks * rows, ...]; with DeepEP those of `Dispatched`, as many as it says. beside: see
+        engine.exchange.interface.
         """
         if self._deep_ep is not None and not beside and self._deep_ep.takes(rows):
             dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))

@@ -18,7 +18,7 @@ class OffloadConfig(Config):
     """
     slots: int = Field(default=2, ge=1)
     """For how many of these layers the GPU has room at a time. With one, a layer's experts come while the layers
-    between it and the one before compute; with two, also while that one computes its own experts.
+    between it and the previous one of these compute; with two, also while that one computes its own experts.
     """
     kv_tokens: int | None = Field(default=None, ge=64)
     """Tokens of KV for which "auto" leaves room; by default a whole context, or two steps if these are more."""

@@ -45,9 +45,9 @@ class ParallelConfig(Config):
     rank keeps room for the keys of this many tokens more. By default 32768, or a tenth of the KV pool if that is less.
     """
     prompt_wait_steps: int = Field(default=16, ge=0)
-    """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: a prompt
-    on a single rank holds up all ranks. It does not wait if no prompt has come for as many steps, if few of its tokens
-    are not cached, or if all ranks compute it together. 0 waits for none.
+    """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: a prompt on a
+    single rank holds up all ranks. It does not wait if no prompt has come for as many steps, if few of its tokens are
+    not cached, or if all ranks compute it together. With 0 no prompt waits.
     """
 
     @property

@@ -22,7 +22,7 @@ class Semaphores:
         first = ctypes.addressof(self._base)
         self._addresses = [ctypes.c_void_p(first + index * SEMAPHORE_BYTES) for index in range(count)]
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # These return at once. If the interpreter's lock were released for them, another could keep it for
+        # These return at once. If the interpreter's lock were released for them, another thread could keep it for
         # milliseconds.
         at_once = ctypes.PyDLL(None, use_errno=True)
         self._post, self._try_take = at_once.sem_post, at_once.sem_trywait

@@ -70,7 +70,7 @@ class EagerPass:
         prompts = rows[len(decoding) :]
         drawing = [row for row in rows if row.sampling is not None]
         blocks = blocks_of(drawing, more=1 + shape.drafts)
-        # The decode rows by micro-batch; the draft layers compute all of them as one batch.
+        # The decode rows, by micro-batch and number of drafts; the draft layers compute all of them as one batch.
         self._groups: list[DecodeRows] = []
         offsets = list(accumulate((row.tokens for row in rows), initial=0))
         self._offset = offsets[len(decoding)]

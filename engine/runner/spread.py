@@ -55,7 +55,7 @@ class Division(NamedTuple):
 
 
 def offered(rows: Sequence[Row], fewest: int, reach: int) -> int | None:
-    """The index of the row with the longest chunk that could be divided. None if no chunk has `fewest` tokens or more,
+    """The index of the row with the longest chunk that could be divided. None if no chunk has at least `fewest` tokens
     and ends within the first `reach` of its prompt.
     """
     chunks = [

@@ -58,7 +58,9 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
 
 
 def _bytes(place: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random bytes in the place's shape, in contiguous memory. Places often lie in many pieces: far slower."""
+    """Random bytes in the place's shape, in contiguous memory: places often lie in many pieces, where each operation
+    takes far longer.
+    """
     raw = torch.empty(place.shape, dtype=torch.uint8, device=place.device)
     return raw.random_(0, 256, generator=generator)
 

@@ -45,7 +45,7 @@ class Strip:
         """raw: the piece's bytes. Returns [rows, ...], perhaps in the same memory."""
         dtype = DTYPES[self.entry.dtype]
         if raw.storage_offset() % dtype.itemsize:
-            # A header of odd length leaves the tensor unaligned.
+            # A file's header is of any length, so its tensors may lie unaligned.
             raw = raw.clone()
         return raw.view(dtype).view(-1, *self.entry.shape[1:])
 

@@ -6,8 +6,8 @@ import torch
 
 from kernels.decode_rows import reference
 
-# NO_TOKEN stands for no token: no draft equals it. FILLER stands for the row that is followed in rows that fill up a
-# graph. Other rows that follow none have any other negative number.
+# NO_TOKEN stands for no token: no draft equals it. FILLER is what rows that fill up a graph have in place of the row
+# that they follow. Other rows that follow none have any other negative number.
 NO_TOKEN, FILLER = reference.NO_TOKEN, reference.FILLER
 
 

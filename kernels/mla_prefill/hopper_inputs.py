@@ -11,7 +11,7 @@ from kernels.nvrtc import encode_rows
 
 OWN, ROPE, VALUE, THREADS = 128, 64, 128, 384
 BOX_BYTES = 128
-# How many bytes of the second-level cache keys and values may take, of heads that are attended to at the same time.
+# How many bytes of the second-level cache the keys and values of heads attended to at the same time may take.
 CACHED_BYTES = 32 << 20
 
 

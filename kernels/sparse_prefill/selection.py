@@ -66,7 +66,7 @@ def choose(masses: LineMasses, first: int, wanted: int) -> Selection:
     little. Equal masses give equal choices.
     """
     columns, slashes, blocks = masses.columns.clone(), masses.slashes.clone(), masses.columns.shape[1]
-    # Lines that are always kept weigh more than any sum of weights, whatever the bound is.
+    # These lines weigh more than any sum of weights, so that they are kept whatever the bound is.
     columns[:, 0] = slashes[:, :2] = float("inf")
     block, neighbour = (torch.arange(*span, device=columns.device) for span in ((0, blocks), (-1, 2)))
     distance = first // BLOCK_KEYS - block.unsqueeze(1) + neighbour

@@ -85,7 +85,7 @@ class W4A8Experts:
 
     def finish(self, group: ExpertGroup) -> None:
         self._gate_up.finish(group, profile=True)
-        # If one kernel computes both products, this one has the tiles of gate and up.
+        # If one kernel computes both products, it tiles this one as gate and up.
         self._down.finish(group, profile=self._input_scales is None)
         if self._input_scales is not None:
             gate, down, up = self._input_scales.unbind(1)

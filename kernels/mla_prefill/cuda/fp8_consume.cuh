@@ -18,7 +18,7 @@ struct Consumer {
   u32 key_at, value_at;
   // Queries as the first operand: a thread has two rows and eight channels of each 32.
   u32 query[WIDTH / 32][4];
-  // Brings a row's scores to exponents of two, if multiplied by the keys' scale too.
+  // By row: times the scale of the keys, this makes a score an exponent of two.
   float query_scale[2];
   // The inverse of the scale of the last step's values.
   float inverse;

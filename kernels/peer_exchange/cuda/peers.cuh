@@ -8,7 +8,7 @@
 // - Lines, for few bytes of any kind: 8 bytes of data travel with twice 4 bytes of their turn, which the receiver waits for.
 //   No fence and no flag, but twice the bytes.
 // - Words, for numbers: the receiver waits until no word is EMPTY any more, and then empties it again. A number is
-//   never sent as EMPTY, which stands for one of the many NaNs.
+//   never sent as EMPTY, which is one of the many NaNs.
 // - Slots, for many bytes: plain data, then a fence, then the turn as a flag.
 //
 // No rank tells that it has read what was sent. Lines of turn t lie where those of turn t - 2 lay: a rank that sends

@@ -34,8 +34,8 @@ __device__ __forceinline__ void wait_for_stores(const int* counter, int stores) 
   fence_async_global();
 }
 
-// Called by one thread of each of `reads` tiles, after its wait and after it has issued its copies, which would wait
-// for the answer.
+// Called by one thread of each of `reads` tiles, after its wait and after it has issued its copies, which would
+// otherwise wait for the answer.
 __device__ __forceinline__ void tell_seen(int* counter, int stores, int reads) {
   if (atomicAdd(counter, 1) == stores + reads - 1) *counter = 0;
 }
