@@ -183,7 +183,7 @@ class Prefills:
 
 
 def _fits(found: PromptLogprobs | None, request: TokenRequest) -> bool:
-    """Whether `found` are the prompt's log probabilities as the request wants them; None if it wants none."""
+    """Whether `found` is what the request wants: the log probabilities of its prompt, or None if it wants none."""
     tokens = len(request.token_ids)
     delivered = request.prompt_tokens is not None and request.prompt_tokens < tokens
     if request.sampling.prompt_logprobs is None or delivered:

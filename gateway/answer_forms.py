@@ -29,7 +29,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 @dataclass(frozen=True, slots=True)
 class JsonForm:
     schema: Mapping[str, Any]
-    # What the client calls this field, for errors; the other forms have it too.
+    # The client's name of the request field that asks for this form, for errors; so in the other forms.
     field: str
     # Parts of the schema that cannot be enforced are left out.
     lenient: bool = False

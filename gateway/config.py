@@ -61,10 +61,11 @@ class ApiKeyConfig(Config):
     name: str = Field(min_length=1)
     """Name of the tenant in logs and metrics."""
     key: SecretStr | None = Field(default=None, min_length=8)
-    """The secret that clients send. Where others may read the configuration, give key_sha256 instead."""
+    """The secret that clients send, as "Authorization: Bearer KEY". Where others may read the configuration, give
+    key_sha256 instead.
+    """
     key_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """The key's SHA-256 in hexadecimal, as sha256sum prints it. A key must be random: openssl rand -hex 32."""
-    """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT)
@@ -102,7 +103,9 @@ class LimitsConfig(Config):
     live_generations: int = Field(default=4096, ge=1)
     """Generations that may be live at once."""
     prompt_characters: int = Field(default=1_000_000, ge=1)
-    """Characters of a raw or rendered prompt, before it is tokenized, or token ids of one that comes so."""
+    """Most characters of a raw or rendered prompt, before it is tokenized; also the most ids of a prompt of token
+    ids.
+    """
     unread_tokens: int = Field(default=4096, ge=1)
     """Tokens that a client may leave unread before its generation is cancelled."""
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)

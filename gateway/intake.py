@@ -183,7 +183,7 @@ class Intake:
         """
         unit = "characters"
         if isinstance(prompt, TokenPrompt):
-            # A text of so many tokens would have more characters.
+            # Token ids count like characters: a text rarely has more tokens than characters.
             size, unit, field = len(prompt.token_ids), "token ids", "prompt"
         elif isinstance(prompt, TextPrompt):
             size, field = len(prompt.text), "prompt"

@@ -9,8 +9,8 @@ from mesh.errors import ContextExceeded, InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_CACHE_SALT_CHARACTERS = 256
-# Messages and calls of one chat. Each takes the event loop about 10 us, however little it says: a body has room for a
-# million.
+# Most messages and calls in one chat. Each takes the event loop about 10 us, however short it is, and a body has room
+# for a million.
 MAX_MESSAGES = 16_384
 
 
@@ -116,7 +116,7 @@ def validate_priority(priority: int) -> None:
 
 
 def validate_message_count(count: int, *, field: str) -> None:
-    """Before any of them is converted; calls count as messages. Raises InvalidRequest for too many."""
+    """Raises InvalidRequest if there are too many messages; calls count as messages. Check before converting any."""
     if count > MAX_MESSAGES:
         raise InvalidRequest(f"there are {count} messages and calls, the limit is {MAX_MESSAGES}", field=field)
 

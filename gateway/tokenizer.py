@@ -91,7 +91,7 @@ class Tokenizer:
         return self._spelled(token_id).decode(errors="replace")
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Each of the tokens by itself."""
+        """Each token by itself, as `token_text` gives it."""
         texts = {token_id: self.token_text(token_id) for token_id in set(token_ids)}
         return [texts[token_id] for token_id in token_ids]
 

@@ -28,8 +28,8 @@ class ToolGrammar:
         self.control = control
 
     def begun(self) -> str:
-        """The rest of calls that begin in the prompt: it ends before the name, or before the arguments if only one tool
-        is possible.
+        """The rest of calls that begin in the prompt: from the name on, or from the arguments on if only one tool is
+        possible.
         """
         name = self._toolbox.forced_name
         tools = self._toolbox.tools

@@ -28,7 +28,7 @@ def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
 
 
 def chat_messages(messages: Sequence[gateway_pb2.ChatMessage]) -> list[ChatMessage]:
-    """Raises InvalidRequest for too many."""
+    """The chat's messages. Raises InvalidRequest if there are too many."""
     validate_message_count(len(messages), field="messages")
     validate_message_count(len(messages) + sum(len(message.tool_calls) for message in messages), field="messages")
     return [_chat_message(message) for message in messages]

@@ -75,7 +75,7 @@ class ToolCallDelta:
 
 
 def check_tool_count(count: int) -> None:
-    """Before any of them is converted. Raises InvalidRequest for too many."""
+    """Raises InvalidRequest if there are too many tools. Check before converting any."""
     if count > MAX_TOOLS:
         raise InvalidRequest(f"there are {count} tools, the limit is {MAX_TOOLS}", field="tools")
 

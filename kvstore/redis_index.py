@@ -174,7 +174,9 @@ class RedisIndex:
 
 
 def _leading(answer: object, keys: int) -> int:
-    """How many leading keys of `keys` a set has. Raises IndexUnavailable if it is no valid answer to SMISMEMBER."""
+    """How many leading keys a set has, by Redis' answer about `keys` keys. Raises IndexUnavailable if that is no valid
+    answer to SMISMEMBER.
+    """
     if not isinstance(answer, list) or len(answer) != keys or answer.count(0) + answer.count(1) != keys:
         raise _nonsense()
     return answer.index(0) if 0 in answer else keys

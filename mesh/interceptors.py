@@ -89,7 +89,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return rewrapped
 
     async def finish_calls(self, seconds: float) -> bool:
-        """Wait up to `seconds` for finite calls, then end the endless ones. False if a finite call goes on."""
+        """Wait up to `seconds` for finite calls, then end the endless ones. Returns whether all finite calls ended."""
         late: set[asyncio.Task[Any]] = set()
         if self._finite_calls:
             _, late = await asyncio.wait(self._finite_calls, timeout=seconds)

@@ -33,7 +33,7 @@ MAX_PENDING_SECONDS = 86_400
 
 # How long a stopping server takes to flush what calls have written, once they have ended.
 FLUSH_SECONDS = 1.0
-# Longer than any call: a stop that waits for calls and never cancels them itself.
+# Longer than any call: a stop of gRPC's server with this grace waits for calls and never cancels them itself.
 UNLIMITED_SECONDS = 365.0 * 86_400
 
 _log = logging.getLogger("deepmesh.server")
@@ -135,7 +135,7 @@ class MeshServer:
             # The calls left have clients that do not read: they do not get the full grace.
             await asyncio.wait([stopped], timeout=FLUSH_SECONDS)
         if not stopped.done():
-            # This cancels the calls at once. A stop with a time of its own would cancel them later, and crash the
+            # None cancels the calls at once. With a grace of its own, this stop would cancel them later, and crash the
             # process if the first stop has destroyed gRPC's server by then.
             await self._server.stop(None)
         await stopped

@@ -33,7 +33,7 @@ def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
 
 
 def meets(objectives: Objectives, term: Terms) -> bool:
-    """Whether `admit` would leave these terms unrejected."""
+    """Whether the terms meet the objectives, so that `admit` leaves them as they are."""
     return (objectives.ttft_ms is None or term.ttft_ms <= objectives.ttft_ms) and (
         objectives.tpot_ms is None or term.tpot_ms <= objectives.tpot_ms
     )

@@ -1,8 +1,9 @@
-"""Which of a decode worker's requests have KV blocks, and how many must end before one more has them. Pure.
+"""How many of a decode worker's requests have KV blocks, and how many must end before one more gets them. Pure.
 
-The engine admits the head of its queue once the pool has blocks for all its tokens, and one more for each request that
-runs, to grow by (`engine/batcher.py`); nobody overtakes. The worker says how many blocks are free, and how many those
-take that wait; a placement says how many it takes (`placed_work`). What a request holds on average follows from both.
+The engine admits the head of its queue once the pool has free blocks for all its tokens, and one more for each running
+request to grow into (`engine/batcher.py`). A request that lacks blocks is not overtaken. The worker reports how many
+blocks are free, and how many its waiting requests need; a placement says how many it needs (`placed_work`). How many a
+running request holds on average follows from the blocks that are not free.
 """
 
 from mesh.blocks import BLOCK_TOKENS
@@ -10,7 +11,7 @@ from scheduler.candidates import CandidateWorker, blocks
 
 
 def batch(candidate: CandidateWorker) -> float:
-    """How many of its requests have blocks once its next step begins: the others wait, and decode nothing."""
+    """How many of the worker's requests have blocks once its next step begins. The others wait and decode nothing."""
     load, unreported = candidate.load, candidate.unreported
     pending = load.waiting_requests + unreported.requests
     if not pending:
@@ -22,22 +23,24 @@ def batch(candidate: CandidateWorker) -> float:
 
 
 def ends_for_blocks(candidate: CandidateWorker, prompt_tokens: int, held_blocks: int, output_tokens: float) -> float:
-    """How many of those before it must end until a request has blocks: none, to all of them.
+    """How many of the worker's requests must end before a further request gets its blocks: from 0 to all of them.
 
-    held_blocks: of its prompt, on the worker. output_tokens: of those that end, on average.
+    held_blocks: blocks of the new request's prompt that the worker holds. output_tokens: mean length of the answers
+    that end.
     """
     requests = candidate.requests
     own = blocks(prompt_tokens + 1) - held_blocks
     lacking = own + _pending_blocks(candidate) + requests - candidate.load.free_blocks
     if lacking <= 0:
         return 0
-    # Until one ends the others grow, together by as much as it has grown: what it began with is left of its blocks.
+    # Until one request ends, the others together grow by about as much as it has grown since its start. So on balance
+    # its end frees only the blocks that it began with.
     freed = _mean_blocks(candidate) - output_tokens / 2 / BLOCK_TOKENS
     return min(lacking / max(freed, 1), requests)
 
 
 def _pending_blocks(candidate: CandidateWorker) -> float:
-    """Blocks that those take who have none yet."""
+    """Blocks for the requests that have none yet: those that wait, and those placed since the last report."""
     load, placed = candidate.load, candidate.unreported.blocks
     if load.waiting_requests and not load.waiting_blocks:
         return load.waiting_requests * _mean_blocks(candidate) + placed
@@ -45,6 +48,6 @@ def _pending_blocks(candidate: CandidateWorker) -> float:
 
 
 def _mean_blocks(candidate: CandidateWorker) -> float:
-    """Blocks that each of those who run holds, at least one."""
+    """Mean number of blocks that a running request holds, at least one."""
     running = candidate.load.running_requests
     return max((candidate.total_blocks - candidate.load.free_blocks) / running, 1) if running else 1

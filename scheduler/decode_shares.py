@@ -39,7 +39,7 @@ def decode_share(
     running = batch(candidate)
     tpot_ms = step_ms(candidate, running + 1, pace, knobs)
     output_ms = output_tokens * tpot_ms
-    # The requests whose ends it waits for have answers of their own length.
+    # The requests for whose ends this one waits are as long as the mean, even if this one may not be.
     others_tokens = mean_tokens if mean_tokens < inf else output_tokens
     drain_ms = others_tokens * tpot_ms / (1 if running < 1 else running if running < most else most)
     # On average half of a running step is left, and the worker's report is as old as that.
@@ -57,7 +57,8 @@ def decode_share(
         wait_ms = max(wait_ms, place_wait_ms(candidate, places, drain_ms, request.stopping, boundary_ms, now))
     ends = ends_for_blocks(candidate, request.prompt_tokens, held, others_tokens)
     if ends:
-        # Ends that are known are of those who wait for blocks, too: of what runs one ends every `drain_ms`.
+        # `candidate.ends` does not help here: it includes requests that wait for blocks themselves. Of the running
+        # ones, one ends every `drain_ms`.
         wait_ms = max(wait_ms, request.ahead * ends * drain_ms - boundary_ms)
     return DecodeShare(
         candidate,

@@ -180,7 +180,7 @@ def _pair(
     calls_ms = knobs.costs.handover_ms / 2
     # The prefill worker works on its queue until the decode worker calls it.
     ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + knobs.costs.request_ms + calls_ms
-    # The KV lands while a step runs, and joins at the next boundary.
+    # The KV lands while a step runs, and the request joins the next step.
     joining_ms = push_ms + calls_ms + share.boundary_ms
     if verdict[0] is None:
         verdict = offer.rejection, offer.rejected

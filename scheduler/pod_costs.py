@@ -61,7 +61,7 @@ class PodCosts:
         self._written[name] = cost
 
     def _say(self, trouble: str) -> None:
-        """Log a trouble once, and its end once."""
+        """Log once that something is wrong, and once that it no longer is."""
         if trouble and not self._trouble:
             log.warning("pods are not told what their ends cost", extra={"fields": {"error": trouble}})
         elif self._trouble and not trouble:

@@ -95,7 +95,7 @@ class Rank:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now, begin_at)
             self._measure_quiet_step(status.load, now)
-            # The step that has ended includes only requests that came before the previous step ended.
+            # The step that has ended began with all that had come by the end of the step before it.
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
             self._load_at = now
         self.status, self._measures = status, None

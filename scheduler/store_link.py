@@ -1,4 +1,6 @@
-"""The link to one KV store over gRPC: asks for its status every second and what it holds, and notices if it stops."""
+"""The link to one KV store over gRPC: asks for its status every second and how much of a prompt it holds, and notices
+when it announces its stop.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The transfers of one process: its open transfers, and the thread that carries them out."""
+"""Moves the KV of one process: owns its open transfers, and the thread that carries them out."""
 
 import threading
 from collections import OrderedDict

@@ -253,7 +253,7 @@ class Sender:
         )
 
     def _empty_quarantine(self) -> None:
-        """No slot is free to send with. If all of them are quarantined, disconnect their peers."""
+        """No slot is free to send with. If only quarantined segments hold slots, disconnect their peers."""
         if not self._sends and not self._gathers:
             self._disconnect(self._abandoned)
 

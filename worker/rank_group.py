@@ -64,8 +64,8 @@ class RankGroup:
         authorship: Authorship | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the worker's ranks and return once all have loaded. If it raises, which it does as RankClient.start
-        does, no rank is left.
+        """Start the worker's ranks and return once all have loaded. Raises what RankClient.start raises, after ending
+        all ranks.
 
         hosts: the worker's other hosts, if there are any; all must have joined.
         """
@@ -100,8 +100,8 @@ class RankGroup:
         observe: ObserveConfig | None = None,
         authorship: Authorship | None = None,
     ) -> Self:
-        """Take over a worker's released ranks and return once all are ready. If it raises, which it does as
-        RankClient.adopt does, no rank is left.
+        """Take over a worker's released ranks and return once all are ready. Raises what RankClient.adopt raises, after
+        ending all ranks.
         """
         return await cls._of(
             config,

@@ -1,4 +1,4 @@
-"""Connections of HTTP clients: bounds their number, and how long one may take to send a request."""
+"""Connections of HTTP clients: bounds their number, and the size and the duration of a request's headers."""
 
 import asyncio
 import resource
@@ -14,7 +14,8 @@ from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-# More than any client of ours sends; the parser joins the pieces of one header anew with each read.
+# More than any client of ours sends. The parser joins the pieces of a header anew at each read, so an unbounded header
+# would take time quadratic in its length.
 MAX_HEAD_BYTES = 65536
 
 
@@ -54,8 +55,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._limits, self._lost = config.limits, config.lost
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
-        # Bytes read since the last headers or part of a body was complete: of a URL, headers, trailers or a chunk's
-        # extensions. Whoever sends them has shown no key, and nothing else bounds them.
+        # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,
+        # headers, trailers or a chunk's extensions. Nothing else bounds these, and their sender need not have a key.
         self._head_bytes = 0
 
     @property

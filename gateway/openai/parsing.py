@@ -13,9 +13,9 @@ from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
 
 # Unknown fields that one body may have if they are ignored; each costs another reading of the body.
 MAX_IGNORED_FIELDS = 32
-# Bytes that these readings may add up to, each of which takes about 0.1 us and more.
+# Most bytes that these readings may read in total; a byte takes about 0.1 us or more.
 MAX_BYTES_READ_AGAIN = 2**24
-# A longer name is like none of ours; comparing one of a whole body would take seconds.
+# A longer unknown name resembles none of ours, so it is not compared: one that fills the body would take seconds.
 MAX_MISTAKEN_CHARACTERS = 100
 
 _PLACE = re.compile(r".* - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)

@@ -176,7 +176,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
 
 def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:
-    """Raises InvalidRequest naming the message and its field."""
+    """The chat that these messages make. Raises InvalidRequest naming the message and its field."""
     validate_message_count(len(given) + sum(len(message.tool_calls or ()) for message in given), field="messages")
     return [message.to_chat(index) for index, message in enumerate(given)]
 
@@ -241,7 +241,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     @property
     def prompt_count(self) -> int:
-        """At most; `_prompts` refuses what mixes the kinds."""
+        """Number of prompts, judged by the first entry alone; `_prompts` refuses a list that mixes kinds."""
         is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         return 1 if is_one else len(self.prompt)
 

@@ -56,7 +56,8 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeBody, await self._content(request)).body
         model = self._gateway.catalog.resolve(body.model)
-        # No prompt has more tokens than characters; the text of a token may have a hundred bytes.
+        # Bounds the answer: the text of one token may have a hundred bytes. A prompt rarely has more tokens than
+        # characters.
         limit = self._gateway.config.limits.prompt_characters
         if len(body.tokens) > limit:
             raise InvalidRequest(f"tokens holds {len(body.tokens)} ids, the limit is {limit}", field="tokens")

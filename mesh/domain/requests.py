@@ -16,7 +16,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
 
     # Used in logs and traces only.
     request_id: str
-    # The prompt and, if the request was placed again, the tokens generated so far.
+    # The prompt and, if the request was placed again, the answer's tokens that the gateway has received.
     token_ids: Sequence[int]
     sampling: Sampling
     stop: StopConditions

@@ -56,8 +56,8 @@ class Census:
         """The fraction of waiting requests that is served before one more request of this tenant, from 0 to 1.
 
         It is 1 for a tenant that has its part of the requests or more, and near 0 for one that has few. So a limit on
-        this fraction admits a tenant that has less than its part, and at most twice as many requests wait as the limit
-        says.
+        the requests ahead admits a tenant that has less than its part, and at most twice as many requests wait as the
+        limit says.
         """
         before = self._requests[share.tenant]
         own, others = before + 1, self._total - before

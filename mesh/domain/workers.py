@@ -167,7 +167,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     sparse_prompts: PromptPace | None = None
     # How many of `queued_prefill_tokens` will attend sparsely.
     queued_sparse_tokens: int = 0
-    # How many free blocks it takes to admit all of `waiting_requests`; 0 if some wait and it is not known.
+    # Free blocks that it takes to admit all `waiting_requests`. If requests wait, 0 means that it is unknown.
     waiting_blocks: int = 0
 
     @property

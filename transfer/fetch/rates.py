@@ -14,7 +14,8 @@ class FetchRates:
     def observe(self, blocks: int, in_memory: int, size_bytes: int, seconds: float) -> None:
         """Note a fetch of `blocks` blocks, of which the store had the first `in_memory` in memory.
 
-        If a considerable part of the blocks came from each tier, the fetch says little of either and is ignored.
+        It counts for memory if all blocks came from there, and for the disk if at most a quarter came from memory. Any
+        other fetch says little of either tier and is ignored.
         """
         if not blocks or seconds <= 0:
             return
