@@ -150,8 +150,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     free_blocks: int = 0
     # Counts exact and sparse prompts together.
     prefill_tokens_per_second: float | None = None
-    # Time per token of a request: the duration of a step without prompts or, with drafts, the share of it that each
-    # token takes, plus what prompts add in the long run.
+    # Time per token of a request: the duration of a step without prompts (of the first step while there is none) or,
+    # with drafts, the share of it that each token takes, plus what prompts add in the long run.
     decode_step_ms: float | None = None
     mean_output_tokens: float | None = None
     # Mean number of requests that decoded in the steps without prompts behind decode_step_ms.
