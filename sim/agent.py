@@ -14,7 +14,7 @@ from sim.timeline import Timeline
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.ticket import StoreSession, Ticket
 
-# Weight of the past against one more fetch.
+# Weight of the earlier fetches in the moving average of the fetch rate; a new fetch has the rest.
 FETCH_DECAY = 0.9
 TRANSPORT = "simulated"
 
@@ -24,7 +24,7 @@ class _Push:
     transfer_id: bytes
     total_blocks: int
     whole_since: float | None = None
-    # Blocks that were ready in all layers, bytes that were given to the link, and bytes that have arrived.
+    # Blocks that have been ready in all layers, bytes that the link has been given, and bytes that have arrived.
     whole_blocks: int = 0
     given_bytes: int = 0
     arrived_bytes: int = 0
@@ -61,7 +61,7 @@ class SimulatedAgent:
         moment: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """moment: the time for which the engine speaks, which within a step is ahead of the timeline's."""
+        """moment: the engine's time, which is ahead of the timeline's while a step is computed."""
         self.link = link
         self.alive = True
         self._timeline = timeline
@@ -104,7 +104,7 @@ class SimulatedAgent:
         self._pushes[ticket.transfer_id] = _Push(ticket.transfer_id, len(blocks))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
-        """The first `blocks` blocks have their KV in the first `layers` layers: from the rank's moment on."""
+        """The first `blocks` blocks have their KV in the first `layers` layers, from the engine's present time on."""
         self._timeline.at(self._moment(), lambda: self._send(transfer_id, layers, blocks))
 
     def _send(self, transfer_id: bytes, layers: int, blocks: int) -> None:
@@ -175,7 +175,7 @@ class SimulatedAgent:
         self._end(push, None)
 
     def land(self, transfer_id: bytes, size_bytes: int) -> None:
-        """All bytes of a landing of this process are there; its engine hears of it after the last calls."""
+        """All bytes of a landing of this process have arrived. Its engine is told after the handover's last calls."""
         self._timeline.after(
             self._costs.handover_ms / 2000, lambda: self._emit(Landed(transfer_id, size_bytes, TRANSPORT))
         )

@@ -9,7 +9,7 @@ from sim.workload import ArrivalConfig
 
 
 def arrival_times(config: ArrivalConfig, seconds: float, generator: np.random.Generator) -> Iterator[float]:
-    """Times below `seconds`, ascending. Days and spikes thin out arrivals at the highest rate."""
+    """Times below `seconds`, ascending. They are drawn at the highest rate, and some are dropped when it is lower."""
     now, highest = 0.0, max((spike.factor for spike in config.spikes), default=1.0)
     while True:
         now += gap(config, generator) / highest
@@ -21,14 +21,14 @@ def arrival_times(config: ArrivalConfig, seconds: float, generator: np.random.Ge
 
 
 def rate_share(config: ArrivalConfig, seconds: float) -> float:
-    """The rate at this time, relative to `per_second`. Of spikes at the same time the highest counts."""
+    """The rate at this time, relative to `per_second`. If spikes overlap, the highest one counts."""
     day = 1.0 if config.day_seconds is None else day_share(seconds, config.day_seconds, config.night)
     now = (spike.factor for spike in config.spikes if spike.at <= seconds < spike.at + spike.seconds)
     return day * max(now, default=1.0)
 
 
 def gap(config: ArrivalConfig, generator: np.random.Generator) -> float:
-    """Until the next arrival, at the highest rate."""
+    """Seconds until the next arrival at the rate `per_second`."""
     mean = 1 / config.per_second
     match config.kind:
         case "poisson":

@@ -13,7 +13,7 @@ from sim.arrivals import arrival_times
 from sim.device import LONGEST_OUTPUT
 from sim.workload import LengthConfig, WorkloadConfig
 
-# How steeply the popularity of shared prefixes falls with their rank.
+# Exponent of Zipf's law: how steeply the popularity of shared prefixes falls with their rank.
 ZIPF = 1.0
 
 
@@ -26,15 +26,15 @@ class Asked:
     output_tokens: int
     max_tokens: int
     share: Share = ONE_TENANT
-    # Called with the time at which it ended: its session goes on.
+    # Called with the time at which this request ended; returns the session's next request, if there is one.
     ended: Callable[[float], "Asked | None"] | None = None
 
 
 class Prompts:
     """Token ids: fresh ones, and texts that several prompts share.
 
-    Only whether texts are equal matters, so that the first token alone tells a fresh one from all others: blocks are
-    known by all tokens up to their ends.
+    Only whether texts are equal matters to the simulation. A fresh text therefore differs from all others in its first
+    token alone: a block's hash covers all tokens up to its end.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Prompts:
 
 
 def length(config: LengthConfig, generator: np.random.Generator) -> int:
-    """One draw."""
+    """Draw one length in tokens."""
     match config.kind:
         case "fixed":
             drawn = config.mean
@@ -67,14 +67,14 @@ def _lognormal_location(mean: float, spread: float) -> float:
 
 
 def with_length(token_ids: list[int], output_tokens: int) -> list[int]:
-    """The prompt whose answer has so many tokens: see sim.device."""
+    """The prompt, changed so that its answer has `output_tokens` tokens (see sim.device)."""
     return [*token_ids[:-1], output_tokens]
 
 
 class _Choice:
     """Draws a number below `len(weights)`, each as often as its weight says.
 
-    It draws what `Generator.choice` would, which checks and adds up the weights at every draw.
+    The draws equal those of `Generator.choice`, which is slower: it checks and adds up the weights at every draw.
     """
 
     def __init__(self, weights: np.ndarray) -> None:
@@ -89,7 +89,7 @@ class SyntheticWorkload:
     """Draws arrivals, lengths and choices, each from a stream of its own, so that changing one changes no other."""
 
     def __init__(self, config: WorkloadConfig) -> None:
-        # The third was for texts: seeds mean what they did when tokens were drawn.
+        # The third stream, which once drew tokens, is unused. It stays so that each seed's other draws do not change.
         arrivals, lengths, _, choices = np.random.SeedSequence(config.seed).spawn(4)
         self._config = config
         self._arrivals = np.random.default_rng(arrivals)
@@ -116,7 +116,7 @@ class SyntheticWorkload:
         return self._turn(seconds, prompt, tenant, self._config.turns - 1)
 
     def _turn(self, seconds: float, token_ids: list[int], tenant: Share, turns_left: int) -> Asked:
-        """token_ids: the turn's own, whose last says how long its answer is (see sim.device)."""
+        """token_ids: this turn's whole prompt. Its last token is set to the length of the answer (see sim.device)."""
         output = min(length(self._config.output, self._lengths), LONGEST_OUTPUT - 1)
         token_ids[-1] = output
 

@@ -18,16 +18,18 @@ from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
-# A token says how many follow it. A request therefore ends with token 0, and its prompt's last token is its length.
+# A token's number says how many tokens follow it. A request therefore ends with token 0, and the last token of its
+# prompt is the length of its answer.
 END_OF_SEQUENCE = 0
 LONGEST_OUTPUT = 1 << 20
-# Other tokens of prompts lie behind.
+# The other tokens of prompts have numbers from LONGEST_OUTPUT to below this.
 VOCABULARY = 1 << 31
-# A push that leaves while later layers are computed learns of layers so many times a step.
+# A push that starts while later layers are still computed is told of finished layers in so many groups a step.
 LAYER_GROUPS = 4
 
 
-# Positions that a step computes for one request, from one to before another, and from where on sparsely, if at all.
+# What a step computes for one request: its first position, the position after its last, and the position from which
+# attention is sparse (None: nowhere).
 _Part = tuple[int, int, int | None]
 
 
@@ -38,7 +40,7 @@ def _part_of(chunk: Chunk[Request]) -> _Part:
 
 @dataclass(slots=True)
 class LocalClock:
-    """One rank's time: within a step it is ahead of everybody else's."""
+    """One rank's time. During a step it is ahead of the timeline's: it is the time at which the step ends."""
 
     now: float = 0.0
     in_step: bool = False
@@ -63,7 +65,7 @@ class DeviceSpec:
 class SimulatedDevice:
     """engine.batch.Backend in simulated time. `slowness` stretches every step, as a card with low clocks does.
 
-    `after` calls something so many seconds after a moment of the rank's clock.
+    `at` calls an action at a given time of the timeline.
     """
 
     eos_token_ids = frozenset({END_OF_SEQUENCE})
@@ -90,7 +92,7 @@ class SimulatedDevice:
         )
         self.captured_rows = spec.captured_rows
         self.slowness = 1.0
-        # What the ranks of a worker take for the next step together; None on a worker of one.
+        # Seconds of the next step, the same on all ranks of a worker; None if the worker has a single rank.
         self.together_seconds: float | None = None
         self.busy_seconds = 0.0
         self._costs = costs
@@ -122,10 +124,10 @@ class SimulatedDevice:
     def seconds_of(
         self, work: StepWork, decode_only: bool, others_prompts: float, divided: Chunk[Request] | None, ranks: int
     ) -> float:
-        """What this rank takes for its part of a step that is not launched yet, beside other ranks of its worker.
+        """Seconds that this rank takes for its part of a step that its worker's ranks have not launched yet.
 
-        decode_only: of the step's shape; others_prompts: tokens of prompts that each of these computes, in the mean.
-        divided: a chunk of any rank that all `ranks` ranks compute together.
+        decode_only: as in the step's shape. others_prompts: prompt tokens that each of the other ranks computes in the
+        step, on average. divided: the chunk that all `ranks` ranks compute together, whichever rank it is of.
         """
         starts = [request.progress.computed_at_most for request in work.decoding]
         parts: list[_Part] = [(start, start + 1, None) for start in starts]
@@ -135,14 +137,14 @@ class SimulatedDevice:
         share = alone + (1 - alone) * min(1.0, others_prompts / prompts)
         if divided is None:
             return self._seconds(parts, decode_only, share) * self.slowness
-        # All compute as many tokens of it, and attend to as many.
+        # Each rank computes the same number of its tokens and attends to as many.
         together_ms = self._chunk_ms(*_part_of(divided)) / ranks
         return self._seconds(parts, decode_only, share, together_ms) * self.slowness
 
     def _seconds(
         self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0, besides_ms: float = 0.0
     ) -> float:
-        """besides_ms: of prompts, whatever the share."""
+        """prompts_share: factor on the time of chunks in `parts`. besides_ms: time of prompts without that factor."""
         decoding = context = 0
         chunks_ms = 0.0
         for start, end, sparse_from in parts:
@@ -159,8 +161,11 @@ class SimulatedDevice:
         return exact_ms + self._costs.sparse_prefill_ms(sparse, end - sparse)
 
     def decode_times(self, start: float, steps: int, requests: int, context: int) -> list[float]:
-        """Ends of so many steps behind `start`, itself included, in which so many requests with that context decode."""
-        # Where context costs nothing all steps take the same time.
+        """`start`, then the end of each of `steps` decode steps of `requests` requests.
+
+        context: tokens before the first step's, of all requests together.
+        """
+        # If context costs nothing, all steps take the same time.
         differing = steps if self._costs.decode_context_ms else 1
         seconds = [
             self._costs.step_ms(requests, context + step * requests, 0.0) / 1000 * self.slowness
@@ -189,5 +194,5 @@ class SimulatedStep:
         return [None if row.sampling is None else Sample((row.token_ids[-1] - 1,)) for row in self._rows]
 
     def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
-        """Nobody asks for them."""
+        """Simulated requests ask for none."""
         return {}

@@ -3,11 +3,11 @@
 `python -m sim.disaggregation [--gpus N] [--rates 4 7] [--seconds 20] [--warm-up 0] [--cool-down 0] [--isl 3500]
 [--osl 500] [--layers N] [--tpot 50] [--meshes NAME ...] [--set SERVICE.KEY=VALUE]`
 
-The same meshes with the same settings, under the same requests at the same times, simulated (docs/fleet.md): engines,
+It simulates the same meshes with the same settings under the same requests at the same times (docs/fleet.md). Engines,
 alignment of prompts, the choice of a rank and placement are the product's own, and a worker's ranks step together.
-Times are those that bench.node measured (bench/node/measured), brought to the number of layers. With --warm-up and
---cool-down the requests of the first and of the last seconds are served and not counted; a second's good ones are then
-the share of the good times the rate.
+Times are those that bench.node measured (bench/node/measured), scaled to the number of layers. With --warm-up and
+--cool-down the requests of the first and of the last seconds are served but not counted; the good requests a second are
+then the share of good requests times the rate.
 """
 
 import argparse
@@ -41,21 +41,22 @@ from sim.workload import WorkloadConfig
 
 WHOLE = int(DEEPSEEK_R1["num_hidden_layers"])
 DENSE = int(DEEPSEEK_R1["first_k_dense_replace"])
-# By the ranks of a worker: the cost file, and the layers that it was measured with.
+# By the number of a worker's ranks: the cost file, and the number of layers that it was measured with.
 MEASURED = {
     2: ("dp2-ep2-11-layers.json", 11),
     4: ("dp4-ep4-61-layers.json", WHOLE),
     8: ("dp8-ep8-61-layers.json", WHOLE),
 }
-# What a step of four ranks takes without its layers with experts, as a share of the one with all: 64 requests took
-# 35.43 ms with 61 layers and 4.91 with 9. The same of a token of a prompt that has none before it, in milliseconds:
-# prompts of 3,500 tokens were computed at 7,997 and at 59,549 tokens/s, in steps of 8,192.
+# The part of a step of four ranks that does not grow with the layers that have experts, as a share of a step with all
+# 61 layers: 64 requests took 35.43 ms with 61 layers and 4.91 ms with 9. FIXED_TOKEN_MS is the same part of one prompt
+# token's time (without context) in milliseconds: prompts of 3,500 tokens were computed at 7,997 tokens/s with 61 layers
+# and at 59,549 tokens/s with 9, in steps of 8,192.
 FIXED_SHARE = 0.0392
 FIXED_TOKEN_MS = 0.0035
-# FP8 latents of one token and layer.
+# Bytes of one token's FP8 latent in one layer.
 KV_BYTES = 576
 DEFAULTS = EngineConfig(backend="oracle")
-# What a mesh's --set can change here, and what its values look like.
+# Keys that --set can change here, each with the pattern of its values.
 INTEGER, NUMBER, SHARE = r"\d+", r"\d+(\.\d+)?", r"0?\.\d*[1-9]\d*"
 SIMULATED_KEYS = {
     "max_requests": INTEGER,
@@ -69,8 +70,8 @@ SIMULATED_KEYS = {
 
 @dataclass(frozen=True)
 class Counted:
-    """Which requests count, and which of them are good: those that keep `tpot_ms` times the share of R1's layers that
-    there are. Those of the first and of the last seconds do not count.
+    """Which requests count and which of them are good. `tpot_ms` is the bound for all of R1's layers; with fewer layers
+    it shrinks in proportion. Requests of the first and of the last seconds do not count.
     """
 
     tpot_ms: float = TPOT_MS
@@ -79,7 +80,9 @@ class Counted:
 
 
 def wrong_setting(settings: Sequence[str]) -> str | None:
-    """The first of them that is no number of its key's kind, or would change nothing here."""
+    """The first setting whose key is not simulated or whose value does not match its key's pattern; None if all are
+    right.
+    """
     known = {f"{role}.engine.{key}": kind for role in ("prefill", "decode") for key, kind in SIMULATED_KEYS.items()}
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -89,7 +92,7 @@ def wrong_setting(settings: Sequence[str]) -> str | None:
 
 
 def costs_of(ranks: int, layers: int) -> CostModel:
-    """What work costs a rank of a worker that has so many, with the first `layers` layers of R1."""
+    """What work costs one rank of a worker of `ranks` ranks that runs the first `layers` layers of R1."""
     measured, depth = _measured(ranks)
     whole, _ = _measured(4)
     part = (layers - DENSE) / (depth - DENSE)
@@ -109,7 +112,7 @@ def costs_of(ranks: int, layers: int) -> CostModel:
 
 
 def fleet_of(mesh: str, options: Options, folder: Path) -> FleetConfig:
-    """The mesh with the settings that it is started with. Memory bounds nothing: every request finds its blocks."""
+    """The mesh with the settings that bench.node starts it with. Every request finds its blocks: memory is no limit."""
     given = dict(setting.split("=", 1) for setting in settings_of(mesh, options))
     roles = ("prefill", "decode") if mesh == "pd" else ("decode",)
     groups = {role: _group(given, role, options, folder / f"{role}.json") for role in roles}
@@ -126,7 +129,7 @@ def fleet_of(mesh: str, options: Options, folder: Path) -> FleetConfig:
 
 
 def predict(mesh: str, rate: float, options: Options, counted: Counted, number: int = 0) -> Measured:
-    """number: of the loads of one mesh."""
+    """number: index of this load among those of the mesh, which picks its requests."""
     bound = counted.tpot_ms * options.layers / WHOLE
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -162,7 +165,7 @@ def lines(found: Sequence[Measured]) -> Iterator[str]:
 
 
 def _measured(ranks: int) -> tuple[CostModel, int]:
-    """And the layers that it was measured with."""
+    """The costs measured on a worker of so many ranks, and the number of layers that they were measured with."""
     name, layers = MEASURED[ranks]
     return load_costs(Path(bench.node.__file__).with_name("measured") / name).costs, layers
 

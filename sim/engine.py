@@ -1,4 +1,4 @@
-"""The product's engine, which can also take many decode steps at once, exactly as one after the other."""
+"""The product's engine, extended to take many decode steps at once with the same result as one after the other."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,42 +12,43 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from sim.device import END_OF_SEQUENCE
 
-# Steps that are looked ahead at most: many are in vain if something comes in between.
+# Most steps that are looked ahead: the work for more is often lost because something arrives in between.
 MOST_STEPS = 256
-# Between two events of one kind a request has so many steps, so that it has one of each in a stretch at most.
+# A request fills a block, and is given one, every 64 steps. In a stretch of so many steps each happens at most once.
 STRETCH = BLOCK_TOKENS
 
 
 class SimulatedEngine(Engine):
-    """`quiet_steps` says how many steps bring each decoding request one token, and nothing else; `take` takes them.
+    """`quiet_steps` says how many of the next steps bring each decoding request one token, and nothing else; `take`
+    takes them.
 
-    Between two steps in which a request comes or begins to decode, or behind which one ends, all steps have the same
-    rows. Their tokens count down (see sim.device), so that only blocks that fill, blocks that are added, what is
-    measured and the ends behind the last step are left to be done, in the order in which steps would do it.
+    All steps have the same rows until a request arrives, begins to decode or ends. The tokens are known beforehand,
+    since they count down (see sim.device). `take` therefore only registers full blocks, adds new ones, counts what the
+    engine measures, and ends the requests that end with the last step, all in the order in which steps would do it.
     """
 
-    # Whether the shortest of the prompts that come during one step goes first; otherwise the earliest.
+    # Whether the shortest of the prompts that arrive during one step goes first; if not, the earliest does.
     shortest_first = True
-    # The requests of the quiet steps taken last, and once another step has begun, how many tokens they had before it.
+    # The requests of the quiet steps taken last; and, once a later step has begun, how many tokens each had before it.
     _quiet: Sequence[Request] = ()
     _taken: Mapping[int, int] | None = None
-    # What the next step computes, if its ranks agree on it beforehand.
+    # What the next step computes, if the worker's ranks agree on steps beforehand.
     _proposed: StepWork | None = None
 
     def quiet_steps(self) -> int:
-        """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does.
+        """How many of the next steps differ only in the lengths of their contexts; 0 if the next step is no such step.
 
         Requests may end with the last of them.
         """
         requests = self._schedule.decoding
         if not requests or self._unsettled:
             return 0
-        # Every turn of every rank comes by here, so that nothing is called for each request.
+        # Every turn of every rank runs this: the loops call no function for each request, to be quick.
         steps, beyond = MOST_STEPS, 0
         for request in requests:
             token_ids = request.progress.token_ids
             tokens = len(token_ids)
-            # Until the request has its last token.
+            # Tokens until the request has its last one.
             left = min(token_ids[-1] - END_OF_SEQUENCE, request.limit - tokens)
             if left < 1 or tokens <= request.prompt_tokens:
                 return 0
@@ -58,19 +59,19 @@ class SimulatedEngine(Engine):
             lacking = progress.computed + steps - progress.covered
             if lacking > 0:
                 beyond += lacking
-        # Most often there is room by far: a request needs a block every 64 steps.
+        # An upper bound of the blocks needed is enough: nearly always many more are free.
         return steps if beyond // BLOCK_TOKENS + len(requests) <= self.pool.free_blocks else 0
 
     @property
     def decoding_context(self) -> tuple[int, int]:
-        """How many requests the next quiet step has, and the tokens before theirs."""
+        """How many requests the next quiet step has, and how many computed tokens they have together."""
         requests = self._schedule.decoding
         return len(requests), sum(request.progress.computed for request in requests)
 
     def take(self, seconds: Sequence[float]) -> StepResult:
-        """Quiet steps that took so long, one after the other.
+        """Take `len(seconds)` quiet steps, one after the other, that took so long.
 
-        Returns their result, in which only requests that ended have an output.
+        Returns one result for all of them. Only requests that ended have an output in it.
         """
         requests, steps = list(self._schedule.decoding), len(seconds)
         for begin in range(0, steps, STRETCH):
@@ -84,7 +85,7 @@ class SimulatedEngine(Engine):
         for request in requests:
             token_ids = request.progress.token_ids
             if token_ids[-1] == END_OF_SEQUENCE or len(token_ids) == request.limit:
-                # Its last output counts tokens by their positions, and repeats none.
+                # This output carries no tokens. Its position says how many tokens the request has.
                 self._report.outputs.append(Output(request.key, len(token_ids), [], finish=_finish(request)))
                 self._meter.observe_finished(len(token_ids) - request.prompt_tokens)
                 self._schedule.withdraw(request)
@@ -95,7 +96,7 @@ class SimulatedEngine(Engine):
         return result
 
     def propose(self) -> StepShape:
-        """Plan the next step, and say what of it the worker's other ranks have to know. `step` then takes it."""
+        """Plan the next step, which `step` then takes. Returns what the worker's other ranks have to know of it."""
         self._enqueue_compiled()
         self._resume_arrived()
         self._proposed = super()._plan()
@@ -113,7 +114,7 @@ class SimulatedEngine(Engine):
 
     @property
     def taken(self) -> Mapping[int, int]:
-        """Tokens that requests had, by key, behind the steps taken last, which reported ends alone."""
+        """By key, how many tokens requests had after the quiet steps taken last, which reported only requests' ends."""
         if self._taken is not None:
             return self._taken
         return {request.key: len(request.progress.token_ids) for request in self._quiet}
@@ -140,12 +141,12 @@ class SimulatedEngine(Engine):
         )
 
     def _take_stretch(self, requests: Sequence[Request], steps: int) -> None:
-        """In a stretch each request fills one block and is given one at most."""
+        """Take at most STRETCH steps. Each request fills at most one block in them and is given at most one."""
         events = []
         for index, request in enumerate(requests):
             progress = request.progress
             computed = progress.computed
-            # A step gives blocks to its rows before it computes them, and finds full ones behind.
+            # A step gives blocks to its rows before it computes them, and registers full blocks afterwards.
             given = progress.covered - computed + 1
             if given <= steps:
                 events.append((given, 0, index))
@@ -166,12 +167,12 @@ class SimulatedEngine(Engine):
 
 
 def _finish(request: Request) -> FinishReason:
-    """How the request, which has its last token, ended."""
+    """Why a request that has its last token ended."""
     return FinishReason.STOP if request.progress.token_ids[-1] == END_OF_SEQUENCE else FinishReason.LENGTH
 
 
 def _advance(request: Request, index: int, steps: int) -> None:
-    """Row `index` of so many steps, launched and collected."""
+    """Give the request the tokens of `steps` steps. index: its row in them."""
     if steps:
         progress = request.progress
         last = progress.token_ids[-1]

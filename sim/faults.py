@@ -75,7 +75,7 @@ class Faults:
                 self._timeline.after(fault.seconds, lambda: rank.slow(1.0))
 
     def _freeze(self, worker: SimulatedWorker, role: WorkerRole, seconds: float) -> None:
-        """Its service notices, says so, and ends the worker if it takes too long."""
+        """The rank makes no progress. Its service reports the stall and, if it lasts too long, ends the worker."""
         rank, reports = worker.rank, worker.reports
         assert rank is not None and reports is not None
         worker.freeze(seconds)

@@ -119,7 +119,7 @@ class Fault(Config):
 
 
 class FleetConfig(Config):
-    """A fleet."""
+    """A fleet of workers and stores, with the settings of the services around them."""
 
     costs: Path | None = None
     """Cost file of all workers, made by `deepmesh calibrate`; by default what is assumed of workers nobody measured."""
@@ -156,7 +156,7 @@ class FleetConfig(Config):
 
 
 def check_holds(fleet: FleetConfig, tokens: int) -> None:
-    """Raises ConfigError where no decode worker could hold a request of so many tokens."""
+    """Raises ConfigError if no decode worker could hold a request of so many tokens."""
     room = min(fleet.context_tokens, fleet.decode.total_blocks * BLOCK_TOKENS)
     if tokens > room:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Clients and their gateway: each request from its arrival to its one end, placed again where its worker is lost."""
+"""Clients and their gateway: each request from its arrival to its one end. It is placed again if its worker is lost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from sim.timeline import Timeline
 from sim.worker import SimulatedWorker
 
 GREEDY = Sampling()
-# What is left of what was asked.
+# Stands in for what an ended request asked.
 FORGOTTEN = Asked(0.0, (), 0, 0)
 
 
@@ -54,7 +54,7 @@ class Live:
     replaced: int = 0
 
     def forget_texts(self) -> None:
-        """It has ended: of a million requests the results stay, and not their prompts."""
+        """Called when the request has ended. Memory holds the results of a million requests, but not their prompts."""
         self.asked, self.hashes = FORGOTTEN, ()
 
 
@@ -74,11 +74,11 @@ class SimulatedGateway:
         every_token: bool,
         on_end: Callable[[Live], None],
     ) -> None:
-        """call_seconds: from the client to a worker, of which half is over when the request is placed, and of a token
-        from there to the client.
+        """call_seconds: time of a request from the client to a worker, half of which has passed when it is placed; and
+        time of a token from the worker to the client.
 
-        sparse: how workers attend to long prompts; None if exactly. every_token: whether each token's time is kept, and
-        not that of the first and the last alone.
+        sparse: how workers attend to long prompts; None if exactly. every_token: whether each token's time is kept,
+        rather than only those of the first and the last.
         """
         self.live = 0
         self._timeline = timeline
@@ -105,7 +105,7 @@ class SimulatedGateway:
         self._timeline.after(self._call_seconds / 2, lambda: self._place(live, None))
 
     def _place(self, live: Live, cause: MeshError | None) -> None:
-        """Place until a worker is found; `cause` is why it is placed again, None the first time."""
+        """Place the request; if that fails, try again later or end it. cause: why it is placed again; None at first."""
         live.retries.begin()
         try:
             answer = self._scheduler.place(self._call(live))

@@ -1,9 +1,10 @@
 """Prompts and tokens on the same GPUs or on different ones: simulated goodput over the rate. `python -m sim.goodput`.
 
-Each case has as many engines (one a GPU) without prefill workers, and half of them for prompts. Times are of the cost
-model that `deepmesh plan` uses: measured on one H200 with an eighth of DeepSeek-R1's experts, and for other shares of
-the experts and fewer layers scaled by the floors of bytes and FLOPs. Communication between GPUs is not in it, and ranks
-of one worker step each for itself here, which is kind to those that compute prompts beside tokens.
+Each comparison uses the same number of engines (one a GPU) twice: without prefill workers, and with half of them for
+prompts. Times are those of the cost model that `deepmesh plan` uses: measured on one H200 with an eighth of
+DeepSeek-R1's experts, and for other shares of the experts or fewer layers scaled by the floors of bytes and FLOPs. Two
+things are left out: communication between GPUs, and that ranks of one worker step together. The latter favours the
+cases in which GPUs compute prompts beside tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,9 @@ from sim.workload import WorkloadConfig
 
 PROMPT, OUTPUT = 3500, 1000
 TTFT_MS = 2000.0
-# 20 and 25 tokens a second for each user, of the whole model.
+# Bounds for the model with all its layers: 20 and 25 tokens a second for each user.
 TPOT_MS = (50.0, 40.0)
-# Seconds of arrivals that count; for as long before them others come, since a fleet begins empty.
+# Seconds of arrivals that count. Requests arrive for as long before and do not count, because the fleet begins empty.
 SECONDS = 60.0
 STEP_TOKENS = 4096
 COLOURS = ("#2563eb", "#d97706", "#059669")
@@ -40,7 +41,7 @@ COLOURS = ("#2563eb", "#d97706", "#059669")
 
 @dataclass(frozen=True)
 class Engines:
-    """So many GPUs of a role, of which `shared_by` share a model's experts."""
+    """`replicas` GPUs of one role. Each group of `shared_by` GPUs holds all of a model's experts."""
 
     replicas: int
     shared_by: int
@@ -117,7 +118,7 @@ def comparisons() -> tuple[Comparison, ...]:
 
 
 def measure(case: Case, rate: float, tpot_ms: float, seconds: float) -> Row:
-    """One point. The bound of a token's time is for all 61 layers, and less for fewer."""
+    """Simulate one point. tpot_ms: the bound for all 61 layers; with fewer layers it shrinks in proportion."""
     bound = tpot_ms * case.model.num_hidden_layers / DEEPSEEK_R1["num_hidden_layers"]
     values = {
         "arrivals": {"per_second": rate},

@@ -1,4 +1,4 @@
-"""One request on a simulated worker, as whoever gave it sees it."""
+"""One request on a simulated worker, as the caller that submitted it sees it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Job:
     on_lost: OnLost
     share: Share
     submission: Submission | None = None
-    # Prompt tokens that its worker computes for it and has not computed.
+    # Prompt tokens that this worker has still to compute for it.
     uncomputed_tokens: int = 0
-    # On a prefill worker, the landing for the KV, and which of push and first token are over.
+    # On a prefill worker: the landing that gets the KV, whether its push has ended, whether the first token was drawn.
     ticket_id: bytes = b""
     pushed: bool = False
     drew: bool = False
-    # Those of its prompt and those that it is known to have drawn; None before the first.
+    # Tokens of its prompt and of its answer as far as reported; None before the first output.
     tokens: int | None = None

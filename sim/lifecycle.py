@@ -10,7 +10,7 @@ from sim.worker import SimulatedWorker
 
 
 class Lifecycle:
-    """Starts and stops workers of all roles. `make` makes one more of a role, which does not live yet."""
+    """Starts and stops workers of all roles. `make` makes one more worker of a role without starting it."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Lifecycle:
         start_seconds: Callable[[WorkerRole], float],
     ) -> None:
         self.workers: dict[WorkerRole, list[SimulatedWorker]] = {role: [] for role in WorkerRole}
-        # Seconds and replicas alive, whenever that changed.
+        # The number of living workers over time: (seconds, count) for each change.
         self.replicas: dict[WorkerRole, list[tuple[float, int]]] = {role: [] for role in WorkerRole}
         self._timeline = timeline
         self._scheduler = scheduler
@@ -34,7 +34,7 @@ class Lifecycle:
         return [worker for worker in self.workers[role] if worker.alive]
 
     def begin(self, role: WorkerRole, group: GroupConfig) -> None:
-        """The fleet's first workers: they are there at once."""
+        """Start the fleet's first workers, which need no time to start."""
         for _ in range(group.replicas):
             worker = self._make(role)
             self.workers[role].append(worker)
@@ -68,7 +68,7 @@ class Lifecycle:
             present = len(serving) + self._starting[role]
             for _ in range(wanted.replicas - present):
                 self.restart(self._spare(role), role)
-            # A mesh never gives up its last worker of a role here.
+            # The last serving worker of a role is never given up.
             excess = min(present - wanted.replicas, len(serving) - 1)
             if excess > 0:
                 for worker in self._cheapest(serving)[:excess]:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class SetAgreement:
-    """engine.agreement.Agreement of one rank: what the worker's ranks have agreed on when its engine asks."""
+    """engine.agreement.Agreement of one rank. `Lockstep` sets the shape that ranks agreed on before engines step."""
 
-    # The worker turns all of its ranks at once.
+    # No rank ever has to step because another does: `Lockstep` steps all ranks at once.
     due = False
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class SetAgreement:
 
 
 class Lockstep:
-    """What a worker has in place of a single `SimulatedRank`: a request goes to the rank that the product would choose.
+    """Stands in for a worker's single `SimulatedRank`. A request goes to the rank that the product would choose.
 
-    A turn is one of all ranks: messages in, then one step of all if any has work, and their results. The step takes as
-    long as that of its slowest rank: the others wait for it in every layer, where experts are exchanged.
+    All ranks take a turn together: they read their messages, all step if any has work, and all give their results. The
+    step takes as long as its slowest rank needs, because ranks wait for one another in every layer with experts.
     """
 
     def __init__(
         self, timeline: Timeline, on_result: Callable[[StepResult, int], None], parallel: ParallelConfig
     ) -> None:
-        """on_result: gets a result with the load of all ranks, and the number of its rank. parallel: which chunks of
-        prompts all ranks compute together.
+        """on_result: called with a rank's result, in which the load is that of all ranks, and with that rank's number.
+        parallel: says which chunks of prompts all ranks compute together.
         """
         self.alive = True
         self.frozen_until = 0.0
@@ -61,7 +61,7 @@ class Lockstep:
         self._parallel = parallel
         self._ranks: list[SimulatedRank] = []
         self._views: list[RankView] = []
-        # By the key of each request: its rank.
+        # The rank of each request, by the request's key.
         self._rank_of: dict[int, int] = {}
         self._busy = False
 
@@ -83,7 +83,7 @@ class Lockstep:
         if message.key in self._rank_of:
             self._ranks[self._rank_of[message.key]].send(message)
         else:
-            # The request has ended, and its KV may still be pushed: those that do not know it do nothing.
+            # The request has ended, but its KV may still be pushed. Ranks that do not know it ignore the message.
             for rank in self._ranks:
                 rank.send(message)
 
@@ -111,12 +111,12 @@ class Lockstep:
         self._ranks[0].device.slowness = factor
 
     def catch_up(self, ending_now: bool = True) -> float | None:
-        """No step is left for later here."""
+        """Nothing to do: ranks that step together take each step at once."""
         return None
 
     @property
     def taken(self) -> Mapping[int, int]:
-        """Each token was reported when it came."""
+        """Empty: each token was reported when it was drawn."""
         return {}
 
     @property
@@ -128,7 +128,7 @@ class Lockstep:
         return sum(rank.held_blocks for rank in self._ranks)
 
     def drain_busy_seconds(self) -> float:
-        """Seconds of the steps that have begun since the last call, in the mean of the ranks."""
+        """Seconds of the steps that have begun since the last call, averaged over the ranks."""
         return sum(rank.drain_busy_seconds() for rank in self._ranks) / len(self._ranks)
 
     def die(self) -> None:
@@ -162,7 +162,7 @@ class Lockstep:
         return [rank.step_as_agreed(shape, seconds) for rank in self._ranks]
 
     def _seconds_of(self, works: Sequence[StepWork], decode_only: bool) -> float:
-        """One a rank: the slowest counts."""
+        """Seconds that the slowest rank takes. works: what each rank computes in the step."""
         divided = None if decode_only else self._divided(works)
         prompts, others = sum(work.prompt_tokens for work in works), len(works) - 1
         return max(
@@ -171,7 +171,7 @@ class Lockstep:
         )
 
     def _divided(self, works: Sequence[StepWork]) -> Chunk[Request] | None:
-        """The chunk that all ranks compute together."""
+        """The chunk that all ranks compute together; None if there is none."""
         fewest, reach = self._parallel.divided_tokens, self._parallel.context_parallel_reach
         if fewest is None:
             return None

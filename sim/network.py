@@ -17,7 +17,7 @@ class Link:
         self._free_at = 0.0
 
     def send(self, size_bytes: int, done: Callable[[], None], latency_seconds: float = 0.0) -> None:
-        """Call `done` when the last byte is there."""
+        """Call `done` when the last byte has arrived."""
         seconds = size_bytes / self._bytes_per_second * self.slowness
         self._free_at = max(self._free_at, self._timeline.now) + seconds
         self.sent_bytes += size_bytes

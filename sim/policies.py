@@ -1,7 +1,7 @@
 """What each policy is worth: `python -m sim.policies` simulates the same requests with it and without.
 
-Eight H200 with DeepSeek-R1, half of them for prompts where a case says nothing else (see `sim.goodput`). Each policy is
-tried where it could matter, with the same requests both times, for several seeds.
+The fleet is eight H200 with DeepSeek-R1, half of them for prompts unless a case says otherwise (see `sim.goodput`).
+Each policy is tried where it could matter, with the same requests both times, for several seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ from sim.workload import WorkloadConfig
 
 TPOT_MS = 50.0
 OBJECTIVES = Objectives(TTFT_MS, TPOT_MS)
-# Seconds of arrivals that count; for as long before them others come, since a fleet begins empty.
+# Seconds of arrivals that count. Requests arrive for as long before and do not count, because the fleet begins empty.
 SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`off` is what switches it off, `fleet` and `workload` what else differs from eight H200 and `REQUESTS`."""
+    """`off`: the settings that switch it off. `fleet`, `workload`: what else differs from eight H200 and `REQUESTS`."""
 
     name: str
     where: str
@@ -99,7 +99,7 @@ POLICIES = (
 
 
 def ran(policy: Policy, on: bool, seed: int, seconds: float, folder: Path) -> dict[int, RequestRecord]:
-    """The counted requests by their numbers, which are the same with the policy and without."""
+    """The counted requests by their numbers. A request has the same number with the policy and without."""
     case = Case(
         "", parse_model_config(dict(DEEPSEEK_R1)), 2, Engines(8 - policy.prefill, 8), Engines(policy.prefill, 8)
     )
@@ -128,7 +128,7 @@ def kept(records: Mapping[int, RequestRecord]) -> float:
 
 
 def refused(on: Sequence[Mapping[int, RequestRecord]], off: Sequence[Mapping[int, RequestRecord]]) -> str:
-    """What became of the requests that were refused where nobody is, in words."""
+    """A sentence: how many of the requests that the policy refuses miss an objective without the policy."""
     there = [without[number] for records, without in zip(on, off, strict=True) for number in _refused(records)]
     missed = sum(not is_good(each, OBJECTIVES) for each in there)
     return f"{missed} of {len(there)} that were refused missed an objective where nobody was"
@@ -139,7 +139,7 @@ def _refused(records: Mapping[int, RequestRecord]) -> list[int]:
 
 
 def changed(fleet: FleetConfig, settings: Mapping[str, object]) -> FleetConfig:
-    """settings: by dotted name."""
+    """The fleet with other settings, given by dotted names."""
     for name, value in settings.items():
         fleet = _with(fleet, name, value)
     return fleet
@@ -152,7 +152,7 @@ def _with(config: Any, name: str, value: object) -> Any:
 
 
 def line(policy: Policy, on: Sequence[float], off: Sequence[float]) -> str:
-    """A row of the table: points, and how far their mean may be off by chance."""
+    """A row of the table. Its last cell is the mean gain in percentage points and that mean's standard error."""
     points = [100 * (each_on - each_off) for each_on, each_off in zip(on, off, strict=True)]
     error = stdev(points) / len(points) ** 0.5 if len(points) > 1 else 0.0
     return (

@@ -24,11 +24,11 @@ ToRank = Submit | Cancel | FirstToken
 
 
 class SimulatedRank:
-    """Does what `engine.rank.loop` does: messages in, a step, its result out when the device is done with it.
+    """Does what `engine.rank.loop` does: it reads messages, takes a step, and gives the result when the step ends.
 
-    Nothing happens in it before `frozen_until`, nor once it is not `alive`. Quiet steps (see sim.engine) are taken
-    together when the last of them ends, or when something comes in between. `on_quiet` gets the end of the first.
-    A rank of a worker that has several turns when that worker's `lockstep` does, and takes each step by itself.
+    It does nothing before `frozen_until`, nor once it is not `alive`. Quiet steps (see sim.engine) are taken together
+    when the last of them ends, or earlier if something arrives; `on_quiet` is called with the time at which the first
+    ends. If the worker has several ranks, its `lockstep` gives this one its turns, and each step is taken alone.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class SimulatedRank:
         self.engine = SimulatedEngine(config, device, clock, cast("TransferAgent", agent), agreement)
         self._inbox: list[ToRank] = []
         self._busy = False
-        # Something came that the turn under way does not see.
+        # Whether something arrived that the turn under way does not see.
         self._again = False
-        # When the first quiet step that was not taken yet began, and when it and those behind it end.
+        # Quiet steps that are not taken yet: when the first began, then when each ends.
         self._quiet: list[float] = []
 
     def submit(self, submit: Submit, booked: int | None) -> None:
-        """booked: as of a worker with several ranks."""
+        """booked: unused here; see `Lockstep.submit`."""
         self.send(submit)
 
     def send(self, message: ToRank) -> None:
@@ -90,7 +90,7 @@ class SimulatedRank:
         self._interrupt()
         if not self._busy:
             self._busy = True
-            # What comes at this very moment is one arrival batch, as what one read of a rank's socket brings.
+            # All that arrives at this very moment is one arrival batch, like what one read of a rank's socket returns.
             self._timeline.at(max(self._timeline.now, self.frozen_until), self._turn)
 
     def freeze(self, seconds: float) -> None:
@@ -104,9 +104,9 @@ class SimulatedRank:
         self.device.slowness = factor
 
     def catch_up(self, ending_now: bool = True) -> float | None:
-        """Take the quiet steps that have ended by now. When the next one ends; None if there is none.
+        """Take the quiet steps that have ended by now. Returns when the next one ends; None if there is none.
 
-        ending_now: whether one that ends at this very moment has ended.
+        ending_now: whether a step that ends at this very moment counts as ended.
         """
         quiet, now = self._quiet, self._timeline.now
         if len(quiet) < 2 or now < quiet[1]:
@@ -141,12 +141,12 @@ class SimulatedRank:
 
     @property
     def statuses(self) -> Sequence[RankStatus]:
-        """None: a single rank is the worker."""
+        """Empty: a worker of a single rank reports no ranks apart."""
         return ()
 
     @property
     def links(self) -> Sequence[Link]:
-        """What carries its KV."""
+        """The links that carry this rank's KV."""
         return [self.agent.link]
 
     @property
@@ -160,7 +160,7 @@ class SimulatedRank:
         self.agent.die()
 
     def take_messages(self) -> None:
-        """A turn begins."""
+        """Begin a turn: hand the messages to the engine, and set the clock to now."""
         inbox, self._inbox, self._again = self._inbox, [], False
         for message in inbox:
             self._handle(message)
@@ -175,12 +175,12 @@ class SimulatedRank:
         return result
 
     def step_as_agreed(self, shape: StepShape, seconds: float) -> StepResult | None:
-        """A step that the worker's ranks have agreed on; it takes all of them so long."""
+        """Take a step of the shape that the worker's ranks agreed on. It takes all of them `seconds`."""
         self._agreement.shape, self.device.together_seconds = shape, seconds
         return self.step()
 
     def tell(self, result: StepResult | None) -> None:
-        """What a step has brought, now that it has ended."""
+        """Hand out the result and the news of a step that has ended."""
         if result is not None:
             self._on_result(result)
         self._send_news()
@@ -192,7 +192,7 @@ class SimulatedRank:
 
     @property
     def now(self) -> float:
-        """Its time, which within a turn is that of the end of its step."""
+        """The rank's time. Within a turn it is the time at which the turn's step ends."""
         return self._clock.now
 
     def _turn(self) -> None:
@@ -205,7 +205,7 @@ class SimulatedRank:
         self._timeline.at(max(self._clock.now, self.frozen_until), lambda: self._end_turn(result))
 
     def _begin_quiet(self) -> bool:
-        """Leave several steps for later, if they are quiet."""
+        """If several quiet steps come next, leave them for `catch_up` to take. Returns whether it did."""
         steps = self.engine.quiet_steps()
         if steps < 2 or self._again or self._timeline.now < self.frozen_until:
             return False
@@ -215,7 +215,7 @@ class SimulatedRank:
         return True
 
     def _interrupt(self) -> None:
-        """Something comes that the step under way does not see, and the next one does: no quiet one follows it."""
+        """Drop the quiet steps after the one under way, because the next step has to see what has just arrived."""
         after = bisect_right(self._quiet, self._timeline.now) + 1
         if after < len(self._quiet):
             del self._quiet[after:]

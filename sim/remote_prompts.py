@@ -1,4 +1,4 @@
-"""A decode worker's prompts that prefill workers compute."""
+"""The prompts that prefill workers compute for a decode worker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from sim.timeline import Timeline
 
 
 class PrefillWorker(Protocol):
-    """Who computes them."""
+    """A worker that computes prompts for others."""
 
     identity: WorkerIdentity
 
@@ -26,13 +26,14 @@ class PrefillWorker(Protocol):
     def cancel(self, job: Job) -> None: ...
 
 
-# A service makes one call after the other: a prefill worker without work begins with the prompt that comes first.
+# Seconds between two calls that a service makes. They do not arrive at once, so that a prefill worker without work
+# begins with the first.
 APART_SECONDS = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Seconds of a call from one worker to another, and whom an id names."""
+    """How long a call from one worker to another takes, and which worker an id names."""
 
     seconds: float
     worker: Callable[[str], PrefillWorker | None]
@@ -41,12 +42,12 @@ class Calls:
 @dataclass(slots=True, eq=False)
 class _Call:
     worker: PrefillWorker
-    # What the worker made of it; None while the call is on its way.
+    # The prefill worker's job; None while the call is on its way.
     job: Job | None = None
 
 
 class RemotePrompts:
-    """One call for each opened landing. `on_first_token` and `on_lost` hear of a job until `drop`."""
+    """Makes one call for each opened landing. `on_first_token` and `on_lost` are called for a job until its `drop`."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class RemotePrompts:
         self._calls = calls
         self._on_first_token = on_first_token
         self._on_lost = on_lost
-        # By the key of the job here.
+        # Calls by the key of the decode worker's job.
         self._live: dict[int, _Call] = {}
-        # Since when the service is free to make the next call.
+        # From when on the service is free to make the next call.
         self._free_at = 0.0
 
     def begin(self, job: Job, opened: LandingOpened) -> None:
@@ -82,11 +83,11 @@ class RemotePrompts:
         self._timeline.at(leaves + self._calls.seconds, lambda: self._call(job, call, prompt))
 
     def drop(self, job: Job) -> None:
-        """End the call of its prompt, if there is one."""
+        """End the call for the job's prompt, if there is one."""
         call = self._live.pop(job.key, None)
         if call is None or call.job is None:
             return
-        # The job there knows the call, and would outlive it until the next collection of cycles.
+        # The prefill worker's job refers to the call. Break this cycle: both are then freed without garbage collection.
         job_there, call.job = call.job, None
         if job_there.uncomputed_tokens:
             call.worker.cancel(job_there)
@@ -113,5 +114,5 @@ class RemotePrompts:
 
 
 def _with_one_token(request: TokenRequest) -> TokenRequest:
-    """The request as a prefill worker gets it: its first token is its last there."""
+    """The request as a prefill worker gets it, which ends after its first token."""
     return msgspec.structs.replace(request, stop=StopConditions(1))

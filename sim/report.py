@@ -12,13 +12,13 @@ from sim.sweep import Point
 
 
 def save(points: Sequence[Point], path: Path) -> None:
-    """The same results give the same bytes."""
+    """Write the results as JSON. Equal results give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(points)), indent=1) + b"\n")
 
 
 def result_table(title: str, result: Result) -> Table:
-    """Latencies above, totals below."""
+    """A table with latencies above and totals below."""
     summary = result.summary
     table = Table(title=title, title_justify="left")
     table.add_column("")
@@ -36,7 +36,7 @@ def result_table(title: str, result: Result) -> Table:
 
 
 def sweep_table(points: Sequence[Point]) -> Table:
-    """One row a combination, the best goodput last."""
+    """A table with one row for each combination, the best goodput last."""
     table = Table()
     for heading in ("settings", "good/min", "good", "TTFT p50", "p99, ms", "TPOT p50", "p99, ms", "P busy", "D busy"):
         table.add_column(heading, justify="left" if heading == "settings" else "right")

@@ -12,15 +12,15 @@ from sim.timeline import Timeline
 from worker.status_link import HEARTBEATS_A_LEASE
 from worker.status_report import Report, StatusReport
 
-# Tells what has ended by now, and if its argument says so what ends now. Gives the time at which something else ends;
-# None if that is not known.
+# Takes the rank's quiet steps that have ended by now. The argument says whether a step that ends at this very moment
+# counts as ended. Returns when the next one ends; None if that is not known.
 CatchUp = Callable[[bool], float | None]
 
 
 class StatusReporter:
-    """Reports at once, at most every `interval_seconds`, and at least three times a lease.
+    """Reports each change at once, but at most every `interval_seconds`, and at least three times a lease.
 
-    With `hints` off the scheduler hears of no blocks. A report is `way_seconds` on its way.
+    If `hints` is off, reports name no blocks. A report takes `way_seconds` to reach the scheduler.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StatusReporter:
         catch_up: CatchUp,
         ranks: Sequence[RankStatus],
     ) -> None:
-        """ranks: what each reports at first, if there are several."""
+        """ranks: each rank's first status if the worker has several; otherwise empty."""
         self._timeline = timeline
         self._registry = registry
         self._identity = identity
@@ -47,20 +47,20 @@ class StatusReporter:
         self._catch_up = catch_up
         # When the next report is sent; None while nothing has changed.
         self._due_at: float | None = None
-        # Whether it waits for something that ends then, and not for the interval alone.
+        # Whether that report waits for a step that ends at `_due_at`, rather than for the interval alone.
         self._awaits_end = False
         self._sent_at = float("-inf")
         self._send(snapshot=True)
         self._beat()
 
     def observe(self, result: StepResult, rank: int, ranks: Sequence[RankStatus]) -> None:
-        """A rank's step; ranks: each, if there are several."""
+        """Note the result of a rank's step. ranks: each rank's status if the worker has several; otherwise empty."""
         stored, removed = (result.stored_blocks, result.removed_blocks) if self._hints else ([], [])
         self._report.observe(result.load, stored, removed, result.transfers, rank, ranks)
         self._send_soon()
 
     def expect(self, seconds: float) -> None:
-        """Something changes at that time, of which the rank tells when it is asked to catch up."""
+        """Report at `seconds`, when a step ends whose result the rank gives only once it is asked to catch up."""
         interval_over = self._sent_at + self._interval_seconds
         self._send_at(max(seconds, interval_over), awaits_end=seconds >= interval_over)
 
@@ -73,12 +73,12 @@ class StatusReporter:
         self._send_soon()
 
     def leave(self) -> None:
-        """The last report."""
+        """Send the last report, which ends the lease."""
         self._report.leave()
         self._send(snapshot=False)
 
     def stop(self) -> None:
-        """The process is gone."""
+        """The process has ended: send nothing more."""
         self._alive = False
         self._registry.detach(self._lease)
 
@@ -119,7 +119,7 @@ class StatusReporter:
             if report.leaving:
                 self._registry.leave(lease)
         except LeaseExpired:
-            # A worker whose lease ran out, frozen for long perhaps, opens another stream.
+            # A worker whose lease ran out, perhaps because it was frozen for long, opens another stream.
             if self._alive and lease is self._lease:
                 self._lease = self._registry.attach(self._identity)
                 self._send(snapshot=True)

@@ -18,16 +18,16 @@ class RoleUse:
     """Workers of one role, together."""
 
     replicas: int
-    # One worker has so many; with more than one every token's time was simulated.
+    # Ranks of one worker. With more than one, every token's time was simulated.
     ranks: int
-    # Share of the time that they lived in which their devices computed.
+    # Share of the workers' lifetimes in which their devices computed.
     busy: float
-    # The same of the busiest worker, and of the least busy one.
+    # The same for the busiest worker and for the least busy one.
     busiest: float
     idlest: float
     prompts: int
     output_tokens: int
-    # Requests that they refused, and that were placed again.
+    # How often the workers refused a request, which was then placed again.
     refused: int
     starts: int
 
@@ -51,7 +51,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Result:
-    """`seconds` is simulated time; `events` what happened in it."""
+    """`seconds` is simulated time; `events` counts the actions that the timeline ran."""
 
     seconds: float
     events: int
@@ -62,13 +62,13 @@ class Result:
     # Completed requests that were placed more than once.
     replaced: int
     faults: int
-    # Requests by the first words of their refusal.
+    # Number of failed requests by error and its first words.
     refusals: dict[str, int]
     replicas: dict[str, list[tuple[float, int]]]
 
 
 def result_of(mesh: SimulatedMesh, objectives: Objectives, since: float = 0.0, until: float = float("inf")) -> Result:
-    """The result of the requests that came from `since` to before `until`."""
+    """The result of the requests that arrived at or after `since` and before `until`."""
     ended = sorted(mesh.ended, key=lambda live: live.number)
     counted = [live for live in ended if since <= live.record.scheduled_s < until]
     records = [live.record for live in counted]
@@ -133,5 +133,5 @@ def _within(ratios: Sequence[float]) -> float:
 
 
 def _words(record: RequestRecord) -> str:
-    """The refusal without what differs from request to request."""
+    """The error without the part of its message that differs from request to request."""
     return f"{record.error}: {(record.error_message or '').partition(':')[0]}"

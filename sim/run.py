@@ -17,7 +17,7 @@ from sim.traces import TraceWorkload
 from sim.workload import LengthConfig, WorkloadConfig
 
 Progress = Callable[[float], None]
-# See gc.set_threshold: objects that were made and not freed between two looks at the newest ones, and so on.
+# Arguments of gc.set_threshold: new objects between two collections of the youngest generation, and so on.
 COLLECTIONS = (100_000, 50, 100)
 UNITS = {"ms": 1.0, "s": 1000.0}
 
@@ -27,7 +27,7 @@ class SimulationBroken(AssertionError):
 
 
 def read_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
-    """Cost files are named relative to the fleet's file. Raises ConfigError."""
+    """Read a fleet. Paths of cost files in it are relative to its own file. Raises ConfigError."""
     fleet = load(FleetConfig, path, overrides)
     beside = {
         "costs": _beside(path, fleet.costs),
@@ -38,13 +38,13 @@ def read_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
 
 
 def read_workload(path: Path, overrides: Sequence[str] = ()) -> WorkloadConfig:
-    """A trace is named relative to the workload's file. Raises ConfigError."""
+    """Read a workload. The path of a trace in it is relative to its own file. Raises ConfigError."""
     workload = load(WorkloadConfig, path, overrides)
     return workload.model_copy(update={"trace": _beside(path, workload.trace)})
 
 
 def read_objectives(text: str) -> Objectives:
-    """From "ttft=2s,tpot=50ms". Raises ConfigError."""
+    """Parse objectives such as "ttft=2s,tpot=50ms". Raises ConfigError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -82,7 +82,7 @@ def simulate(
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Have Python look for cycles of garbage less often: a simulation makes few, and has millions of other objects."""
+    """Collect garbage less often: a simulation makes few cycles, and each look at its millions of objects is slow."""
     usual = gc.get_threshold()
     gc.set_threshold(*COLLECTIONS)
     try:
@@ -92,7 +92,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def check_conserved(mesh: SimulatedMesh) -> None:
-    """Every request ended once, and every block came back. Raises SimulationBroken."""
+    """Raises SimulationBroken unless every request ended once and every block was freed."""
     numbers = [live.number for live in mesh.ended]
     if mesh.gateway.live or len(set(numbers)) != len(numbers) or len(numbers) != mesh.gateway.asked:
         raise SimulationBroken(f"{mesh.gateway.asked} requests came and {len(numbers)} ended")

@@ -21,19 +21,19 @@ from sim.fleet import SchedulingConfig
 from sim.timeline import Timeline
 
 FIRST_ATTEMPT = 1
-# Nobody lists them.
+# Nobody lists the decisions of a simulation.
 KEPT_DECISIONS = 1
 
 
 class MostOutput(OutputLengths):
-    """Knows no mean: placement then expects as many tokens as a request may have at most."""
+    """Gives an infinite mean, so that placement expects as many tokens as a request may have at most."""
 
     def mean(self, model: str) -> float | None:
         return float("inf")
 
 
 class SimulatedScheduler:
-    """Places at once: the time of the call is a part of the cost model."""
+    """Places without taking simulated time: the cost model includes the time of the call."""
 
     def __init__(self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store]) -> None:
         lease = config.lease
@@ -91,7 +91,7 @@ class SimulatedScheduler:
 
 
 def _finish(coordinator: Coordinator, call: PlacementCall) -> PlacementAnswer:
-    """Runs the coroutine to its end: simulated stores answer without waiting."""
+    """Run the coroutine to its end without an event loop, since simulated stores answer without waiting."""
     placing = coordinator.place(call)
     try:
         placing.send(None)

@@ -32,7 +32,7 @@ from sim.worker import SimulatedWorker
 from transfer.config import TransferConfig
 
 MODEL = "simulated"
-# A fleet settles for so long after its last request: pushes end, reports are sent.
+# The simulation goes on for so long after the last request, so that pushes end and reports are sent.
 SETTLE_SECONDS = 5.0
 
 
@@ -52,7 +52,7 @@ class SimulatedMesh:
         self._landings = Landings()
         self._slow = np.random.default_rng([seed, 2])
         self.stores = self._make_stores()
-        # The root of every chain that was offered, by each of its blocks.
+        # For each offered block, the root of its chain.
         self._roots: dict[bytes, bytes] = {}
         self._store_by_id = {store.store_id: store for store in self.stores}
         decode_costs = self._costs[WorkerRole.DECODE]
@@ -78,7 +78,7 @@ class SimulatedMesh:
         self.faults = Faults(self.timeline, self.lifecycle, self.stores, seed)
 
     def run(self, workload: Iterable[Asked], progress: Callable[[float], None] = lambda now: None) -> None:
-        """Until every request has ended and nothing is on its way. `progress` gets simulated seconds."""
+        """Run until every request has ended and nothing is on its way. `progress` is called with simulated seconds."""
         for role in WorkerRole:
             self.lifecycle.begin(role, self._group(role))
         self.faults.begin(self._fleet.faults)
@@ -93,7 +93,7 @@ class SimulatedMesh:
             worker.settle()
 
     def held_blocks(self) -> int:
-        """Blocks of living workers that somebody holds: none once all requests have ended."""
+        """Blocks of living workers that are held; 0 once all requests have ended."""
         return sum(worker.rank.held_blocks for worker in self._by_id.values() if worker.rank is not None)
 
     def ranks(self, role: WorkerRole) -> int:
@@ -220,14 +220,14 @@ class SimulatedMesh:
         self, interval_seconds: float, identity: WorkerIdentity, rank: SimulatedRank | Lockstep
     ) -> StatusReporter:
         registry, hints = self.scheduler.registry, self._fleet.scheduler.hints
-        # A report is one call, and half as long on its way as a request is to a worker.
+        # A report is one call and takes half as long as a request does to reach a worker, which is two calls.
         way_seconds = self._call_seconds / 2
         return StatusReporter(
             self.timeline, registry, identity, interval_seconds, hints, way_seconds, rank.catch_up, rank.statuses
         )
 
     def _offer(self, result: StepResult) -> None:
-        """Full blocks go to the store of their chain, after the time that a push to it takes."""
+        """Put full blocks into the store of their chain, after the time that a push to it takes."""
         if not self.stores:
             return
         costs, size_bytes = self._costs[WorkerRole.DECODE], self._fleet.block_bytes
@@ -242,14 +242,14 @@ class SimulatedMesh:
         self.timeline.after(costs.push_ms(size_bytes * len(blocks)) / 1000, arrive)
 
     def _store_of(self, parent: bytes, block_hash: bytes) -> SimulatedStore | None:
-        """By the chain's root, which is remembered for each block of the chain."""
+        """The store that keeps the block's chain, chosen by the chain's root; None if no store is alive."""
         root = self._roots.get(parent, block_hash) if parent else block_hash
         self._roots[block_hash] = root
         return self._store_by_id.get(rendezvous((store.store_id for store in self.stores if store.alive), root) or "")
 
 
 class _Arrivals:
-    """Asks one request after the other; only the next one is ever in the heap."""
+    """Makes each request arrive at its time. Only the next arrival is in the timeline's heap at any moment."""
 
     def __init__(self, timeline: Timeline, workload: Iterator[Asked], ask: Callable[[Asked], None]) -> None:
         self.more = True

@@ -13,7 +13,7 @@ _NO_TRANSFERS = TransferCounters()
 
 
 class SimulatedStore:
-    """scheduler.stores.Store, and what workers fetch from and offer to."""
+    """scheduler.stores.Store, from which workers fetch blocks and to which they offer blocks."""
 
     def __init__(self, store_id: str, blocks: int, link: Link) -> None:
         self.endpoint = self.store_id = store_id
@@ -33,11 +33,11 @@ class SimulatedStore:
         return StoreTarget(self.store_id, len(blocks)) if blocks else None
 
     def lease(self, namespace: KvNamespace, chain: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest prefix that is stored, leased."""
+        """Lease the blocks of the longest stored prefix of the chain."""
         return self.directory.match(keys_of(namespace_digest(namespace), chain)) if self.alive else []
 
     def put(self, namespace: KvNamespace, parent: bytes, block_hash: bytes) -> bool:
-        """Store one offered block. False if it is there already, or there is no room or no parent."""
+        """Store one offered block. False if the block is stored already, its parent is not, or there is no room."""
         digest = namespace_digest(namespace)
         reservation = self.directory.reserve(digest + parent if parent else None, [digest + block_hash])
         if not self.alive or reservation is None or not reservation.blocks:
@@ -49,5 +49,5 @@ class SimulatedStore:
         self.alive = False
 
     def restart(self) -> None:
-        """Empty."""
+        """Start again with no blocks."""
         self.directory, self.alive = Directory(self.directory.total_blocks), True

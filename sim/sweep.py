@@ -12,15 +12,15 @@ from sim.run import Progress, read_fleet, read_workload, simulate
 
 RATE = "workload.arrivals.per_second"
 SHORT = {"rate": RATE, "prefill": "fleet.prefill.replicas", "decode": "fleet.decode.replicas"}
-# A rate is found to this share of itself.
+# The highest rate is found to within this share of itself.
 RATE_PRECISION = 0.03
-# The lowest rate that is tried has so many requests.
+# The search begins with the rate that gives so many requests.
 FEWEST_REQUESTS = 20
 
 
 @dataclass(frozen=True)
 class Files:
-    """A fleet, a workload, and settings that are laid over both."""
+    """A fleet, a workload, and settings that override keys of both."""
 
     fleet: Path
     workload: Path
@@ -29,14 +29,14 @@ class Files:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination, e.g. ("prefill=1", "decode=3"), and what came of it."""
+    """One combination of settings, such as ("prefill=1", "decode=3"), and its result."""
 
     settings: tuple[str, ...]
     result: Result
 
 
 def combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """From "decode=1,2" and "pd=1:3,2:2" every combination of settings. Raises ConfigError."""
+    """Every combination of the settings that sweeps such as "decode=1,2" and "pd=1:3,2:2" list. Raises ConfigError."""
     axes = []
     for sweep in sweeps:
         name, separator, values = sweep.partition("=")
@@ -48,7 +48,7 @@ def combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def run_point(files: Files, settings: Sequence[str], objectives: Objectives, progress: Progress) -> Point:
-    """Raises ConfigError."""
+    """Simulate one combination of settings. Raises ConfigError."""
     fleet, workload = overrides([*files.settings, *settings])
     result = simulate(read_fleet(files.fleet, fleet), read_workload(files.workload, workload), objectives, progress)
     return Point(tuple(settings), result)
@@ -61,7 +61,10 @@ def highest_rate(
     share: float,
     progress: Callable[[float], None],
 ) -> Point | None:
-    """The run at the highest rate at which that share of the requests is good; None if no rate is low enough."""
+    """The run at the highest rate at which at least `share` of the requests are good; None if none was found.
+
+    Rates are tried down to an eighth of the first one.
+    """
     fewest = FEWEST_REQUESTS / read_workload(files.workload, overrides([*files.settings, *settings])[1]).seconds
     best, low, high = None, 0.0, fewest
     while True:
@@ -80,7 +83,10 @@ def highest_rate(
 
 
 def overrides(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Settings of the fleet and of the workload, each without its first word. Raises ConfigError."""
+    """The settings for the fleet and those for the workload, each without the word that names the file.
+
+    Raises ConfigError.
+    """
     fleet: list[str] = []
     workload: list[str] = []
     for setting in settings:

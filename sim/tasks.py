@@ -10,14 +10,17 @@ from sim.asked import Asked, with_length
 from sim.device import LONGEST_OUTPUT, VOCABULARY
 from sim.workload import WorkloadConfig
 
-# Text of a token, as in the usual vocabularies.
+# Characters of text that stand for one token, about as in the usual vocabularies.
 CHARACTERS = 4
 # Tokens of a prompt that asks about the longest document.
 LONGEST_PROMPT = LONGEST_DOCUMENT // CHARACTERS
 
 
 class TaskWorkload:
-    """Equal beginnings of chats are equal tokens. An answer is the task's solution with its reasoning."""
+    """Chats of tasks as requests. Chats that begin alike begin with the same tokens, so that they share prefixes.
+
+    An answer is as long as the task's solution with its reasoning.
+    """
 
     def __init__(self, config: WorkloadConfig) -> None:
         self._config = config
@@ -28,7 +31,7 @@ class TaskWorkload:
         assert config.arrivals is not None
         times = arrival_times(config.arrivals, config.seconds, self._arrivals)
         for seconds, chat in zip(times, task_chats(config.seed), strict=False):
-            # A chat leaves room for twice as many tokens: those of a small vocabulary.
+            # A chat's `max_tokens` allows for a small vocabulary, with which answers have twice as many tokens as here.
             output = max(1, chat.max_tokens // 2)
             yield Asked(seconds, with_length(_tokens(chat), output), output, config.max_tokens or chat.max_tokens)
 

@@ -8,7 +8,7 @@ Action = Callable[[], None]
 
 
 class Timeline:
-    """Runs actions in the order of their times; of equal times, in the order in which they were asked for.
+    """Runs actions in the order of their times. Actions at the same time run in the order in which they were added.
 
     Attributes:
         now: seconds since the simulation began.
@@ -22,7 +22,7 @@ class Timeline:
         self._heap: list[tuple[float, int, Action]] = []
 
     def __call__(self) -> float:
-        """The product's code takes it as its clock."""
+        """Simulated seconds: the product's code uses a timeline as its clock."""
         return self.now
 
     def at(self, time: float, action: Action) -> None:
@@ -32,14 +32,14 @@ class Timeline:
         self.at(self.now + seconds, action)
 
     def soon(self, seconds: float, action: Action) -> None:
-        """As `after`, but at once if that takes no time."""
+        """As `after`, but runs the action immediately if `seconds` is 0."""
         if seconds:
             self.after(seconds, action)
         else:
             action()
 
     def every(self, seconds: float, action: Action) -> None:
-        """Again and again, first after `seconds`."""
+        """Run the action every `seconds`, first after `seconds`."""
 
         def again() -> None:
             action()
@@ -48,7 +48,7 @@ class Timeline:
         self.after(seconds, again)
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Until nothing is left to do or `goes_on` says no."""
+        """Run actions until none is left or `goes_on` returns False."""
         heap, pop = self._heap, heapq.heappop
         while heap and goes_on():
             self.now, _, action = pop(heap)

@@ -14,12 +14,12 @@ from sim.workload import WorkloadConfig
 
 # A hash id of Mooncake's traces stands for so many tokens.
 MOONCAKE_BLOCK_TOKENS = 512
-# Texts that are remembered under their hash ids.
+# Most texts that are remembered by their hash ids.
 REMEMBERED_TEXTS = 200_000
 
 
 class TraceRow(msgspec.Struct, forbid_unknown_fields=True):
-    """One request of a trace. `timestamp` counts milliseconds."""
+    """One request of a trace. `timestamp` is in milliseconds."""
 
     timestamp: float
     input_length: int
@@ -28,7 +28,7 @@ class TraceRow(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_trace(path: Path) -> list[TraceRow]:
-    """In the order of their times, the first at 0. Raises ConfigError that names the broken line."""
+    """The trace's requests in the order of their times, the first at 0. Raises ConfigError that names a broken line."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -48,7 +48,7 @@ def read_trace(path: Path) -> list[TraceRow]:
 
 
 class TraceWorkload:
-    """A trace's requests. Equal hash ids are equal texts; tokens without one are fresh."""
+    """A trace's requests. Equal hash ids stand for equal texts; tokens that no hash id covers are fresh."""
 
     def __init__(self, config: WorkloadConfig) -> None:
         assert config.trace is not None
@@ -101,7 +101,7 @@ def _azure_rows(path: Path, lines: list[str]) -> list[tuple[int, TraceRow]]:
     rows = []
     for number, row in enumerate(csv.DictReader(lines), start=2):
         try:
-            # Seven digits of a second are more than datetime reads.
+            # The trace has seven digits after the second's point, and datetime reads six.
             at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() * 1000
             rows.append((number, TraceRow(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))))
         except (KeyError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A worker: a rank, and what its service does around it: admission, calls to prefill workers, reports."""
+"""A worker: its rank or ranks, and what its service adds: admission, calls to prefill workers, reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from transfer.events import PushEnded
 
 
 class MakeRanks(Protocol):
-    """New ranks with empty pools, for a process that starts."""
+    """Makes new ranks with empty pools, for a process that starts."""
 
     def __call__(
         self,
@@ -52,7 +52,7 @@ class Tally:
 
 
 class SimulatedWorker:
-    """Decode or prefill, by its identity. Between `start` and `die` or `leave` it lives."""
+    """A decode or prefill worker, as its identity says. It lives from `start` until it dies or has drained."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SimulatedWorker:
     ) -> None:
         self.identity = identity
         self.tally = Tally()
-        # One, or several that step together.
+        # One rank, or several that step together; None while the worker does not live.
         self.rank: SimulatedRank | Lockstep | None = None
         self.reports: StatusReporter | None = None
         self.draining = False
@@ -79,7 +79,7 @@ class SimulatedWorker:
         self._decode_queue = decode_queue
         self._prefill_queue = prefill_queue
         self._jobs: dict[int, Job] = {}
-        # Prompts that are pushed, by transfer.
+        # Jobs whose prompts' KV is pushed, by transfer id.
         self._pushes: dict[bytes, Job] = {}
         self._census = Census()
         self._keys = 0
@@ -91,7 +91,7 @@ class SimulatedWorker:
         return self.rank is not None
 
     def start(self) -> None:
-        """A new process, with nothing in its pool."""
+        """Start a new process with an empty pool."""
         assert self.rank is None
         self.tally.lives += 1
         self._started_at = self._timeline.now
@@ -101,7 +101,7 @@ class SimulatedWorker:
         self.reports = self._reporter(self.identity, self.rank)
 
     def die(self) -> None:
-        """The process ends, with all that it held. Those who wait for it hear of it."""
+        """End the process and lose all that it held. Whoever waits for one of its jobs is told that the job is lost."""
         if self.rank is not None:
             self.rank.catch_up()
             for key, tokens in self.rank.taken.items():
@@ -117,21 +117,21 @@ class SimulatedWorker:
             job.on_lost(EngineFailed(f"worker {self.identity.worker_id} died"))
 
     def drain(self, on_idle: Callable[[], None]) -> None:
-        """Take nothing new; call `on_idle` once nothing is left, and the worker has left the mesh."""
+        """Take no new requests. Once none is left the worker leaves the mesh, and `on_idle` is called."""
         self.draining, self._on_idle = True, on_idle
         assert self.reports is not None
         self.reports.drain()
         self._leave_if_idle()
 
     def freeze(self, seconds: float) -> None:
-        """The rank makes no progress for so long."""
+        """Make no progress for `seconds`, once the step under way is over."""
         assert self.rank is not None
         self.rank.freeze(seconds)
 
     # As a decode worker.
 
     def submit(self, submission: Submission, on_output: OnOutput, on_lost: OnLost) -> Job:
-        """Raises MeshError where the worker does not take the request."""
+        """Raises MeshError if the worker does not take the request."""
         rank = self._takes()
         queued = sum(job.uncomputed_tokens for job in self._jobs.values())
         share = submission.request.share
@@ -147,7 +147,7 @@ class SimulatedWorker:
     # As a prefill worker.
 
     def compute(self, prompt: Prompt, on_output: OnOutput, on_lost: OnLost) -> Job:
-        """Raises MeshError where the worker does not take the prompt."""
+        """Raises MeshError if the worker does not take the prompt."""
         rank = self._takes()
         queued = sum(job.uncomputed_tokens for job in self._jobs.values())
         share = prompt.request.share
@@ -160,7 +160,7 @@ class SimulatedWorker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants its tokens any more."""
+        """Drop the job, whose tokens nobody wants any more."""
         if job.key in self._jobs:
             self._forget(job)
             if self.rank is not None:
@@ -204,7 +204,7 @@ class SimulatedWorker:
         self.reports.expect(ends)
 
     def _on_output(self, job: Job, output: Output) -> None:
-        # Outputs in between may have been left out (see sim.engine).
+        # Count by positions: quiet steps leave out outputs in between (see sim.engine).
         end = output.first_position + len(output.token_ids)
         self.tally.output_tokens += end - (output.first_position if job.tokens is None else job.tokens)
         job.tokens = end
@@ -213,7 +213,7 @@ class SimulatedWorker:
             job.uncomputed_tokens = 0
         ends = output.finish is not None or output.refusal is not None
         job.drew = True
-        # A pushed prompt ends with its push too.
+        # A prompt whose KV is pushed ends only once its push has ended too.
         if ends and (not job.ticket_id or job.pushed or output.refusal is not None):
             self._forget(job)
         if output.refusal is not None:
@@ -242,7 +242,7 @@ class SimulatedWorker:
         self._leave_if_idle()
 
     def _take_first_token(self, job: Job, output: Output) -> None:
-        """A prefill worker drew it, under a key of its own."""
+        """Take the first token that a prefill worker drew; its output carries that worker's own key."""
         assert job.submission is not None and self.rank is not None
         token_id, eos_token_ids = output.token_ids[0], SimulatedDevice.eos_token_ids
         finish = finish_with(token_id, job.submission.request.stop, eos_token_ids)
@@ -270,7 +270,7 @@ class SimulatedWorker:
             on_idle()
 
     def settle(self) -> None:
-        """Count what the process that lives now did so far."""
+        """Add to the tally what the present process has done so far."""
         if self.rank is not None:
             self.tally.busy_seconds += self.rank.drain_busy_seconds()
             self.tally.lived_seconds += self._timeline.now - self._started_at

@@ -64,7 +64,7 @@ class ArrivalConfig(Config):
 
 
 class TenantConfig(Config):
-    """Who asks."""
+    """A tenant whose requests are part of the workload."""
 
     name: str
     share: float = Field(default=1.0, gt=0)
