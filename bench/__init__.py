@@ -2,5 +2,6 @@
 
 import os
 
-# Read when grpc is imported. Benches start processes beside open channels, and those use no gRPC before they exec.
+# grpc reads this when it is imported. Benches start processes while channels are open; these processes use no gRPC
+# before they exec, so gRPC need not prepare for forks.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

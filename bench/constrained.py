@@ -3,10 +3,10 @@
     python -m bench.constrained
     python -m bench.constrained --requests 1 --rounds 20
 
-The engine alone decodes as many requests at a time, free and constrained in turn. A step counts if all its rows
-decode. The model computes on one thread. Beside time it counts processor time, that of masks included. Each round
-compares its own two halves, whichever comes first: other load on the machine disturbs both alike, and the ratios are
-medians over the rounds, with their quartiles.
+The engine alone decodes the given number of requests at a time, free and constrained in turn. A step counts if all its
+rows decode. The model computes on one thread. Besides time it counts processor time, including that of masks. Each
+round compares its own two halves, whichever comes first, so that other load on the machine disturbs both alike. Ratios
+are medians over the rounds, with their quartiles.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 
-# Its answers are as long as they may be: the list ends with max_tokens.
+# The list of 1000 items is longer than max_tokens, so that an answer always ends at max_tokens.
 SCHEMA = {
     "type": "array",
     "minItems": 1000,
@@ -132,7 +132,7 @@ def _print(requests: int, rounds: Mapping[str, Sequence[Steps]]) -> None:
 
 
 def _compared(own: Sequence[Sequence[float]], free: Sequence[Sequence[float]]) -> tuple[str, str]:
-    """Milliseconds, and the ratio: both of the rounds' medians."""
+    """Milliseconds and ratio, both from the rounds' medians."""
     ratios = [median(a) / median(b) for a, b in zip(own, free, strict=True)]
     low, middle, high = quantiles(ratios, n=4)
     spread = "" if low == high else f" ({low:.3f} to {high:.3f})"

@@ -2,10 +2,11 @@
 
     python -m bench.draft_quality --problems 15 --texts 10 --temperatures 1.0
 
-The engine alone answers held-out problems, and goes on with sentences inside its thinking. Each configuration has the
-same prompts and seeds. Reported are tokens a row, drafts accepted by place, right answers, and for the sentences the
-share of tokens that were accepted in place of others and the model's own surprise (nats a token at temperature 1):
-tokens that are only the likeliest ones lower it, those that the model would hardly have drawn raise it.
+The engine alone answers held-out problems, and continues sentences inside its thinking. Each configuration has the same
+prompts and seeds. The bench reports tokens a row, drafts accepted by place, and right answers. For the sentences it
+also reports the share of tokens that were accepted in place of the ones drawn, and the model's own surprise (nats a
+token at temperature 1): it falls if tokens are only the likeliest ones, and rises if the model would hardly have drawn
+them.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from tools.train.chat import ASSISTANT, THINK, USER
 
 PROBLEM_TOKENS = 300
 TEXT_TOKENS = 80
-# So that sentences stay thoughts: </think> and the end of the answer.
+# Biases against </think> and the end of the answer, so that sentences stay thoughts.
 THINK_ON = {1: -100.0, 6: -100.0}
 CONFIGURATIONS = {
     "none": DraftsConfig(),
@@ -48,14 +49,14 @@ CONFIGURATIONS = {
 @dataclass(frozen=True)
 class Prompts:
     problems: list[Problem]
-    # Token ids of what problems ask, and of sentences to go on with.
+    # Token ids of the problems' questions, and of the sentences to continue.
     asked: list[list[int]]
     texts: list[list[int]]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one set of prompts brought."""
+    """The answers to one set of prompts."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
@@ -66,11 +67,11 @@ class Answers:
         return tokens / (tokens - sum(sum(each.accepted) for each in self.counts))
 
     def relaxed(self) -> float:
-        """Share of tokens that were accepted in place of others that were drawn."""
+        """Share of tokens that are drafts, accepted although another token was drawn."""
         return sum(each.relaxed for each in self.counts) / sum(map(len, self.token_ids))
 
     def accepted(self) -> list[float]:
-        """Share of drafts by place; a draft behind a wrong one is not accepted."""
+        """Share of accepted drafts by place. A draft after a wrong one is not accepted."""
         places = [
             (sum(each.accepted[place] for each in self.counts), sum(each.verified[place] for each in self.counts))
             for place in range(MOST_DRAFTS)

@@ -4,14 +4,14 @@
     python -m bench.drafts --requests 4 --next-n 0,1,2,3,4,5
     python -m bench.drafts --form answer
 
-The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Beside
-tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. Tokens that
-differ from those without drafts are counted: only near ties of the logits may differ. With `--form answer` what comes
-behind the thoughts is JSON with the answer in it; with `--form list` all of it is, a list as long as tokens last.
+The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Besides
+tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. It counts
+the tokens that differ from those without drafts: only near ties of the logits may differ. With `--form answer` the text
+after the thoughts is JSON with the answer in it; with `--form list` the whole answer is, a list as long as tokens last.
 
-"Behind" is what a decode step does behind the model's layers, in processor time: head, draws, and with drafts the draft
-layers and guesses. "Overhead" is what of it drafts add to the first run's, in what one of the model's layers and the
-head take in the same run: 1 for one draft if drafting costs as much as another layer.
+"Behind" is the processor time of what a decode step computes after the model's layers: head, draws, and with drafts the
+draft layers and guesses. "Overhead" is the part of it that drafts add to the first run's, with the time of one of the
+model's layers and the head in the same run as its unit: 1 for one draft if drafting costs as much as another layer.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ANSWER = {
 
 @dataclass(frozen=True)
 class Run:
-    """All answers with one number of drafts. Seconds of prompts count too."""
+    """All answers with one number of drafts. Seconds include those of prompts."""
 
     answers: list[list[int]]
     seconds: float
@@ -67,7 +67,7 @@ class Run:
     # By place behind a drawn token: drafts verified and accepted.
     verified: list[int]
     accepted: list[int]
-    # Processor time of a decode step: one of the model's layers, and what is behind all of them.
+    # Processor time of a decode step: of one of the model's layers, and of what follows all layers.
     layer_seconds: float
     behind_seconds: float
 
@@ -81,7 +81,7 @@ class Run:
 
 
 class TimedBackend(ModelBackend):
-    """Notes the processor time of decode steps: of all layers, and of what is behind them."""
+    """Notes the processor time of decode steps: of all layers, and of what follows them."""
 
     def __init__(self, resolved: ResolvedEngineConfig) -> None:
         super().__init__(resolved)

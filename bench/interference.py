@@ -1,17 +1,17 @@
-"""What arriving prompts do to the tokens of running requests: prefill on a worker of its own, beside prefill in flight.
+"""What arriving prompts do to the tokens of running requests, with and without prefill on a worker of its own.
 
     python -m bench.interference [--mixed-step-ms MS ...]
 
 Two meshes of the shipped model take turns. In both, a few requests stream tokens while long prompts arrive one after
 another, every prompt new to every cache. In the first ("pd") a prefill worker computes them and pushes their KV; in the
-second ("ifb") the decode worker computes them between its steps. The decode worker has the first core of the machine to
-itself, everything else, the client included, has the others, so both meshes decode with the same means.
+second ("ifb") the decode worker computes them between its steps. The decode worker has the machine's first core to
+itself and all other processes, the client included, have the others, so that both meshes decode with the same means.
 
---mixed-step-ms adds meshes as the second, each with one of these bounds on a step that computes prompts beside tokens
-(engine.mixed_step_ms).
+--mixed-step-ms adds a mesh like the second for each value, with that bound on a step that computes prompts beside
+tokens (engine.mixed_step_ms).
 
-A gap is the time between two successive tokens of a stream. A step is the median gap while no prompt is there. A stall
-is how much longer than a step a gap took, in steps.
+A gap is the time between two successive tokens of a stream. A step is the median gap while there is no prompt. A stall
+is how much longer than a step a gap was, counted in steps.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, ModelMesh, model_me
 from bench.meshes.processes import pin
 from bench.meshes.timed_generation import TimedGeneration, generate
 
-# What the mesh has beside one decode worker. It sends prompts where the comparison wants them, not where they would be
-# answered soonest.
+# Prefill workers and settings of each mesh, which also has one decode worker. The settings send prompts where the
+# comparison wants them, not where they would be answered soonest.
 PD, IFB = (1, ("decode.can_prefill=false",)), (0, ())
 # Wait until every stream has its first tokens.
 SETTLE_SECONDS = 2.0
@@ -59,14 +59,14 @@ class Options:
 
     @property
     def meshes(self) -> dict[str, tuple[int, tuple[str, ...]]]:
-        """By name, how many prefill workers and which settings."""
+        """The number of prefill workers and the settings of each mesh, by its name."""
         bounded = {f"ifb, {ms:g} ms": (0, (f"decode.engine.mixed_step_ms={ms}",)) for ms in self.mixed_step_ms}
         return {"pd": PD, "ifb": IFB, **bounded}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of one mesh. Times are in seconds; times count from the first arrival."""
+    """One run of one mesh. Times are in seconds from the first prompt's arrival."""
 
     # (time, gap) of every token of every stream.
     gaps: list[tuple[float, float]]
@@ -79,7 +79,7 @@ class Measurement:
 
     @property
     def disturbed(self) -> list[float]:
-        """Gaps that end while a long prompt was under way."""
+        """Gaps that ended while a long prompt was under way."""
         last = self.prompts[-1][1]
         return [gap for time, gap in self.gaps if 0 <= time <= last]
 
@@ -101,7 +101,7 @@ class Measurement:
 
 
 async def measure(mesh: ModelMesh, options: Options, rng: random.Random) -> Measurement:
-    """Streams alone for a while, then with prompts one after another."""
+    """Run the streams alone for a while, then with prompts one after another."""
     first, *others = sorted(os.sched_getaffinity(0))
     for name, process_id in mesh.process_ids.items():
         pin(process_id, {first} if name.startswith("decode") else set(others))

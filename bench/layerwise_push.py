@@ -1,10 +1,10 @@
-"""Pushing a prompt's KV per layer group while later layers compute, against pushing it whole afterwards.
+"""Pushing a prompt's KV per layer group while later layers compute, compared with pushing it whole afterwards.
 
     python -m bench.layerwise_push
 
 Two meshes of one prefill and one decode worker take turns on the same new prompts; they differ in the threshold above
-which a landing is layerwise. What counts is the first decoded token, the answer's second: the first comes from the
-prefill worker, without any KV.
+which a landing is layerwise. The bench times the first decoded token, which is the answer's second: the first comes
+from the prefill worker and needs no KV.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def wait_ms(self) -> float:
-        """From the first token to the first decoded one: what of the push is not hidden, and one step."""
+        """Time from the first token to the first decoded one: the part of the push that is not hidden, and one step."""
         return (self.first_decoded_token_s - self.first_token_s) * 1000
 
 

@@ -1,7 +1,7 @@
-"""What a placement costs the scheduler, in the processor's time: `python -m bench.placement`.
+"""What a placement costs the scheduler in processor time: `python -m bench.placement`.
 
-Workers with full prefix indexes, two thirds of them decode, each of which reports once a second meanwhile. The smallest
-mesh is the floor: a placement among a thousand workers should cost little more than one among a dozen.
+The mesh has workers with full prefix indexes, two thirds of them decode workers. Each reports once a second meanwhile.
+The smallest mesh is the floor: a placement among a thousand workers should cost little more than one among a dozen.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Mesh:
         return PlacementCall(f"r{self._requests}", 1, MODEL, request, chain)
 
     def report(self) -> None:
-        """One worker's status."""
+        """Report the status of a random worker."""
         lease = self._leases[self._random.randrange(len(self._leases))]
         self._registry.update(lease, WorkerState.SERVING, drawn_load(self._random))
 
@@ -83,7 +83,7 @@ class Mesh:
 
 
 def identity_of(number: int, workers: int) -> WorkerIdentity:
-    """One of so many workers, of which the first third compute prompts alone."""
+    """Worker `number` of `workers`, the first third of which are prefill workers."""
     return WorkerIdentity(
         worker_id=f"w{number:05}",
         incarnation="0",
@@ -113,17 +113,17 @@ def drawn_load(random: Random) -> WorkerLoad:
 
 
 def drawn_prefixes(random: Random) -> list[list[bytes]]:
-    """What prompts begin with, as hashes of blocks."""
+    """The prefixes that prompts begin with, as hashes of blocks."""
     return [[random.randbytes(16) for _ in range(PREFIX_BLOCKS)] for _ in range(PREFIXES)]
 
 
 def drawn_blocks(prefixes: Sequence[Sequence[bytes]], random: Random) -> list[bytes]:
-    """What one worker holds."""
+    """The hashes of the blocks that one worker holds."""
     return [block for _ in range(HELD_PREFIXES) for block in random.choice(prefixes)]
 
 
 def drawn_chain(prefixes: Sequence[Sequence[bytes]], random: Random) -> list[bytes]:
-    """A prompt: a beginning that many share, and an end of its own."""
+    """A prompt's chain: a prefix that many prompts share, and an end of its own."""
     return [*random.choice(prefixes), *(random.randbytes(16) for _ in range(FRESH_BLOCKS))]
 
 

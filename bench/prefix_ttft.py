@@ -4,10 +4,10 @@ memory, from its disk.
     python -m bench.prefix_ttft [--prefix-tokens 8192] [--directory ON_THE_DISK]
 
 A mesh of one prefill worker, one decode worker and one store serves the shipped model. Each repeat draws a new prefix
-and asks it with other endings: new to everybody; again at once, when the prefill worker's pool holds it; and after
-prompts that push it out of both pools, when only the store does. Then the same with a store whose memory has room for
-two such prompts, so that they push it out of there too, and with a disk behind it. How much was not computed again is
-what the answer's usage says.
+and sends it with different endings: first when no process has it; again at once, when the prefill worker's pool holds
+it; and after prompts that push it out of both pools, when only the store holds it. Then the same is done with a store
+that has a disk and memory for two such prompts, so that the other prompts push the prefix out of memory too. The
+answer's usage says how many tokens were not computed again.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from bench.meshes.timed_generation import TimedGeneration, generate
 from mesh.blocks import BLOCK_TOKENS
 
 ENDING_TOKENS = 32
-# Offers leave outside the token path: wait for them.
+# Offers are sent outside the token path: wait so long for them.
 OFFER_SECONDS = 1.0
 STORE_BYTES = 4 << 30
 # A block of tiny-r1 holds 64 tokens of 576 values in float32, in 7 layers.
 BLOCK_BYTES = 64 * 576 * 4 * 7
-# Prompts that push a prefix out of where there is room for two.
+# So many other prompts push a prefix out of a pool with room for two.
 OTHERS = 3
 
 
@@ -46,7 +46,7 @@ class Options:
     prefix_tokens: int
     repeats: int
     seed: int
-    # On the disk that is measured.
+    # A directory on the disk that is measured.
     directory: str
 
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 class Scene:
-    """One mesh, and the prompts that it is asked."""
+    """One mesh and the prompts that are sent to it."""
 
     def __init__(self, stub: gateway_pb2_grpc.GatewayServiceStub, options: Options, console: Console) -> None:
         self._stub = stub
@@ -67,7 +67,7 @@ class Scene:
         self.answers: dict[str, list[Answer]] = {}
 
     async def new(self) -> list[int]:
-        """A prefix that nobody has."""
+        """A prefix that no process has yet."""
         return _tokens(self._rng, self._tokens)
 
     async def ask(self, prefix: list[int], case: str) -> None:
@@ -84,14 +84,14 @@ class Scene:
 
 @asynccontextmanager
 async def scene(options: Options, log: Path, console: Console, *settings: str) -> AsyncIterator[Scene]:
-    # Room for two such prompts, so that the next ones push a prefix out.
+    # The pools have room for two such prompts, so that the next ones push a prefix out.
     pools = [f"{role}.engine.total_blocks={_room_for_two(options)}" for role in ("prefill", "decode")]
     async with (
         model_mesh(log, prefill=1, stores=1, settings=[*pools, "decode.can_prefill=false", *settings]) as mesh,
         grpc.aio.insecure_channel(mesh.gateway) as channel,
     ):
         running = Scene(gateway_pb2_grpc.GatewayServiceStub(channel), options, console)
-        # The first prompt of a mesh measures rates and opens connections.
+        # Not measured: with a mesh's first prompt, workers measure their rates and open connections.
         await generate(gateway_pb2_grpc.GatewayServiceStub(channel), await running.new(), 2)
         yield running
 

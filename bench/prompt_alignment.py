@@ -1,11 +1,11 @@
-"""What waiting for prompts of the other ranks gives: a worker of several DP ranks on the oracle backend.
+"""What a worker of several DP ranks gains if prompts wait for those of other ranks, on the oracle backend.
 
     python -m bench.prompt_alignment
 
-Each rank decodes the same number of requests all the time, and each request that ends is followed by another with a new
-prompt. A prompt holds up the steps of all ranks, as it would at the exchange of experts. Ranks are threads of one
-process that meet before every step; a step lasts as long as its slowest rank by a clock of their own, so that the
-machine's speed counts for nothing.
+Each rank decodes the same number of requests all the time; when a request ends, another with a new prompt follows. A
+prompt holds up the steps of all ranks, as it would at the exchange of experts. Ranks are threads of one process that
+meet before every step. By their own simulated clock a step lasts as long as its slowest rank, so that the machine's
+speed does not matter.
 """
 
 import argparse
@@ -36,7 +36,7 @@ VOCABULARY = 1000
 
 @dataclass
 class SteppedClock:
-    """Time of all ranks: a step ends when its slowest rank has ended."""
+    """The time of all ranks. A step ends when its slowest rank has finished."""
 
     now: float = 0.0
     # When each rank would end the step under way.
@@ -44,7 +44,7 @@ class SteppedClock:
 
 
 class Rendezvous:
-    """The agreement of ranks that are threads of one process."""
+    """How ranks that are threads of one process agree on a step."""
 
     def __init__(self, clock: SteppedClock, ranks: int) -> None:
         self._clock = clock
@@ -88,7 +88,7 @@ class Load:
 
 @dataclass
 class Seen:
-    """What clients of one rank see, in seconds."""
+    """What clients of one rank see. Times are in seconds."""
 
     first_tokens: list[float] = field(default_factory=list)
     finished: int = 0
@@ -96,7 +96,7 @@ class Seen:
 
 
 def run(load: Load, wait_steps: int) -> list[Seen]:
-    """By rank."""
+    """Run the load on all ranks; returns what clients of each rank see."""
     clock = SteppedClock()
     rendezvous = Rendezvous(clock, load.ranks)
     with ThreadPoolExecutor(load.ranks) as pool:
@@ -159,7 +159,7 @@ def main() -> None:
 
 def _figures(ranks: list[Seen], load: Load) -> tuple[str, ...]:
     seconds = ranks[0].ended_at
-    # The first requests of all ranks come at once.
+    # Leave out the first requests of all ranks, which arrive at once.
     first_tokens = sorted(each for seen in ranks for each in seen.first_tokens[load.requests_a_rank :])
     return (
         f"{60 * mean(seen.finished for seen in ranks) * load.ranks / seconds:,.0f}",

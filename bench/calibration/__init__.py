@@ -1,1 +1,1 @@
-"""Makes cost files (see `mesh.costs`) of what was measured."""
+"""Makes cost files (see `mesh.costs`) from measurements."""

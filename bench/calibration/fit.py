@@ -1,4 +1,4 @@
-"""From measured points to a line through them, and how far that is off. Pure."""
+"""Fits lines to measured points, and says how far a fit is off. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from mesh.costs import CostModel
 
-# A cost model's rate of tokens is finite.
+# Least time of a token, so that a cost model's tokens a second are finite.
 SMALLEST_TOKEN_MS = 1e-6
 
 Points = Sequence[tuple[float, float]]
@@ -23,11 +23,11 @@ def left_out_error(points: Points) -> float | None:
 
 
 def prompt_times(points: Points) -> tuple[float, float, float]:
-    """First tokens of prompts of several lengths, in milliseconds: of any prompt, of each of its tokens, and of each
-    pair of a token and one before it.
+    """Split times to the first token into three terms, in milliseconds: one for each prompt, one for each of its
+    tokens, and one for each pair of a token and an earlier one (attention to earlier tokens grows with the pairs).
 
-    The least squares' of non-negative terms, relative errors weighed alike: attention to earlier tokens grows with the
-    pairs, and a term that noise would make negative is none. A token's time is above 0.
+    points: the prompts' lengths in tokens and their times to the first token in milliseconds. The terms minimize the
+    squares of the relative errors. A term that noise would make negative is 0; a token's time is always above 0.
     """
     tokens = np.array([at for at, _ in points])
     ms = np.array([took for _, took in points])

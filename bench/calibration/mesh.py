@@ -1,4 +1,4 @@
-"""A cost file of a mesh that runs: closed loops of several widths through its gateway, prompts of several lengths."""
+"""Measures the cost file of a running mesh: closed loops of several widths and prompts of several lengths."""
 
 import asyncio
 import secrets
@@ -20,11 +20,11 @@ from mesh.errors import ConfigError
 WIDTHS = (1, 2, 4, 8, 16, 32)
 PROMPTS = (64, 512, 1024, 2048, 3072)
 OUTPUT_TOKENS = 48
-# Prompts of the closed loops: short, so that they hardly lengthen the steps of others.
+# Tokens of prompts in the closed loops: few, so that prompts hardly lengthen the steps of other requests.
 SHORT_PROMPT = 16
 PROMPTS_A_LENGTH = 5
 SPARSE_PROMPTS = 2
-# Workers report within it what they measured.
+# Workers report what they measured within so many seconds.
 REPORT_SECONDS = 2.0
 SEEDS = 2**40
 
@@ -38,15 +38,15 @@ class MeshUnderTest:
     widths: Sequence[int] = WIDTHS
     prompts: Sequence[int] = PROMPTS
     api_key: str | None = None
-    # host:port of its scheduler, and channels to it; None leaves rates of transfers and sparse prompts as they
-    # are by default.
+    # host:port of its scheduler, and channels to it. If None, rates of transfers and of sparse prompts keep their
+    # defaults.
     scheduler: tuple[str, Channels] | None = None
-    # Prompts are drawn from it. No two calibrations may send the same ones: the mesh keeps the KV of what it computed.
+    # Prompts are drawn from this. No two calibrations may send the same prompts, because the mesh caches their KV.
     seed: int = field(default_factory=lambda: secrets.randbelow(SEEDS))
 
 
 async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> CostFile:
-    """Raises ConfigError where the mesh answers with errors, MeshError where it does not answer."""
+    """Raises ConfigError if the mesh answers with errors, MeshError if it does not answer."""
     steps = []
     for width in mesh.widths:
         ms = await _step_ms(mesh, width)
@@ -75,8 +75,8 @@ async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> Cos
 async def _reported(
     mesh: MeshUnderTest, scheduler: str, channels: Channels, token_ms: float, show: Callable[[str], None]
 ) -> dict[str, float]:
-    """What workers measured themselves, as fields of a cost model: transfers of their traffic, and sparse prompts,
-    of which they are sent some. token_ms: a prompt's token without what came before it.
+    """What workers have measured themselves, as fields of a cost model: their transfers, and sparse prompts, some of
+    which this function sends them. token_ms: time of a prompt's token without attention to earlier ones.
     """
     workers = await workers_of(scheduler, channels)
     reported = transfer_rates(workers, show)
@@ -94,19 +94,19 @@ async def _reported(
 
 
 async def _step_ms(mesh: MeshUnderTest, width: int) -> float:
-    """The median step of requests that keep `width` of them on each decode worker."""
+    """The median step while each decode worker has `width` requests."""
     streams = width * mesh.decode_workers
     records = await _records(mesh, streams, 3 * streams, SHORT_PROMPT, OUTPUT_TOKENS)
-    # The first and the last ones had fewer beside them.
+    # Leave out the first and the last requests, which ran beside fewer than `width`.
     middle = records[streams : 2 * streams]
     return 1000 * median(seconds for record in middle if (seconds := step_seconds(record)) is not None)
 
 
 def step_seconds(record: RequestRecord) -> float | None:
-    """Time of each token after the second message; None if there is none.
+    """Seconds per token after the second message; None if there is no such token.
 
-    The second token of a prompt that a prefill worker computed came later than a step after the first: its KV was
-    pushed, and landed while a step ran.
+    If a prefill worker computed the prompt, the second token comes more than a step after the first: the KV must be
+    pushed first, and it lands while a step runs.
     """
     times, tokens = record.message_times_s[1:], sum(record.message_tokens[2:])
     return (times[-1] - times[0]) / tokens if tokens else None
@@ -122,7 +122,7 @@ async def _first_token_ms(mesh: MeshUnderTest, tokens: int) -> float:
 
 
 def _starts(records: Sequence[RequestRecord]) -> list[float]:
-    """When each of a row of requests was sent: all were due at once, and each waited for the one before."""
+    """When each request was sent. All were due at once, and each waited for the one before."""
     return [0.0, *(record.finished_s or 0.0 for record in records[:-1])]
 
 
@@ -147,7 +147,7 @@ async def _records(
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """No wider step is quicker: what looks so is noise."""
+    """The points without falls: a step of more requests is never quicker, so that a fall is noise."""
     found: list[tuple[float, float]] = []
     for requests, ms in points:
         found.append((requests, max(ms, found[-1][1] if found else 0.0)))

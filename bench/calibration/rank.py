@@ -8,7 +8,7 @@ from bench.calibration.fit import left_out_error
 from mesh.costs import MILLION, CostFile, CostModel
 from mesh.errors import ConfigError
 
-# As bench.rank runs it.
+# The context and the number of traced prompts of bench.rank.
 CONTEXT_TOKENS = 3500
 TRACED_PROMPTS = 5
 ATTENTION = "attention"
@@ -37,7 +37,7 @@ class _Report(msgspec.Struct):
 
 
 def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
-    """What was not measured there (pushes, fetches, calls, starts) is as in `defaults`. Raises ConfigError."""
+    """What bench.rank does not measure (pushes, fetches, calls, starts) is as in `defaults`. Raises ConfigError."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=_Report)
     except OSError as error:
@@ -66,7 +66,10 @@ def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
 
 
 def _context_ms(rows: list[_Decode]) -> float:
-    """Time of attention in the largest step, of which nearly all grows with the context."""
+    """Milliseconds of attention for each million tokens of context, from the largest step.
+
+    Nearly all of attention's time grows with the context.
+    """
     largest = max(rows, key=lambda row: row.requests)
     attention_ms = largest.breakdown.get(ATTENTION, 0.0) / 1000
     return attention_ms / (largest.requests * CONTEXT_TOKENS / MILLION)

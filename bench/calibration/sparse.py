@@ -1,4 +1,4 @@
-"""What a pair of tokens costs a mesh's workers where attention is sparse. Pure."""
+"""What a pair of tokens costs a mesh's workers if attention is sparse. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,7 +9,10 @@ from mesh.costs import MILLION
 
 
 def sparse_prompt_tokens(workers: Sequence[scheduler_pb2.WorkerStatus]) -> int | None:
-    """Length of a prompt of which half is attended to sparsely, as far as contexts allow; None if no worker does so."""
+    """Length of a prompt half of which is attended to sparsely, or the longest that contexts allow if that is less.
+
+    None if no worker has sparse attention.
+    """
     return min(
         (
             min(2 * worker.identity.sparse_prefill.from_tokens, worker.identity.context_tokens - 1)
@@ -23,7 +26,7 @@ def sparse_prompt_tokens(workers: Sequence[scheduler_pb2.WorkerStatus]) -> int |
 def sparse_pairs_ms(workers: Sequence[scheduler_pb2.WorkerStatus], token_ms: float) -> float | None:
     """Milliseconds of a million pairs: the median of the workers that have computed sparse prompts; None if none has.
 
-    token_ms: a prompt's token without what came before it.
+    token_ms: time of a prompt's token without attention to earlier ones.
     """
     paces = [worker.load.sparse_prompts for worker in workers if worker.load.HasField("sparse_prompts")]
     pairs = [

@@ -1,11 +1,11 @@
-"""How fast KV moves in a mesh that runs: what its workers have measured of the pushes and fetches of their traffic."""
+"""How fast KV moves in a running mesh: what its workers have measured of their pushes and fetches."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from deepmesh.internal.v1 import scheduler_pb2
 
-# What of a worker's status is which rate of a cost model, and in words.
+# For each rate of a cost model: how to read it from a worker's status, and what to call it.
 RATES: dict[str, tuple[Callable[[scheduler_pb2.WorkerStatus], float], str]] = {
     "push_bytes_per_second": (lambda worker: worker.load.push_bytes_per_second, "pushes between workers"),
     "fetch_bytes_per_second": (lambda worker: worker.transfers.fetch_bytes_per_second, "fetches from stores' memory"),
@@ -17,12 +17,12 @@ RATES: dict[str, tuple[Callable[[scheduler_pb2.WorkerStatus], float], str]] = {
 
 
 def transfer_rates(workers: Sequence[scheduler_pb2.WorkerStatus], show: Callable[[str], None]) -> dict[str, float]:
-    """Bytes a second, as fields of `mesh.costs.CostModel`: the median of the workers that have measured one. What
-    nobody has measured is left out.
+    """Bytes a second, as fields of `mesh.costs.CostModel`: the median of the workers that have measured a rate. A rate
+    that no worker has measured is left out.
     """
     rates = {}
     for name, (rate_of, what) in RATES.items():
-        # Where a worker has several ranks, its rate is a mean over them.
+        # If a worker has several ranks, its rate is their mean.
         measured = [rate for worker in workers if (rate := rate_of(worker))]
         if measured:
             rates[name] = median(measured)

@@ -1,4 +1,4 @@
-"""The workers of a mesh that runs, as its scheduler knows them."""
+"""The workers of a running mesh, as its scheduler knows them."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ ANSWER_SECONDS = 10.0
 
 
 async def workers_of(scheduler: str, channels: Channels) -> Sequence[scheduler_pb2.WorkerStatus]:
-    """Raises MeshError where the scheduler does not answer."""
+    """Raises MeshError if the scheduler does not answer."""
     async with channels.open(scheduler, Role.SCHEDULER) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
             scheduler_pb2.WatchWorkersRequest(), timeout=ANSWER_SECONDS

@@ -22,7 +22,7 @@ def main() -> None:
     for column in ("rows of 7168 a rank", "wire", "deepmesh", "NCCL", "deepmesh GB/s"):
         shown.add_column(column, justify="right")
     for name, (wire_bytes, _) in by_rank[0].items():
-        # The slowest rank's.
+        # Times of the slowest rank.
         times = {provider: max(found[name][1][provider] for found in by_rank) for provider in ("deepmesh", "NCCL")}
         microseconds = [wire_bytes / rate * 1e6, *(1e6 * seconds for seconds in times.values())]
         cells = [f"{each:.1f}" for each in microseconds]

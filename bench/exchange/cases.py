@@ -26,9 +26,9 @@ Call = Callable[[], object]
 @dataclass(frozen=True)
 class Case:
     name: str
-    # That a rank sends and, at the same time, receives.
+    # Bytes that a rank sends, and as many that it receives at the same time.
     wire_bytes: int
-    # By provider; each call draws new inputs and returns what is timed.
+    # By the provider's name: a function that draws new inputs and returns the call to be timed.
     providers: dict[str, Callable[[], Call]]
 
 
@@ -63,7 +63,10 @@ def _all_reduce(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
 
 def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
-    """A sum, residual and norm of each rank's rows, and all rows for all, in FP8 too; NCCL with our norm between."""
+    """Sum, residual and norm of each rank's rows, then all rows to all ranks, in FP8 too.
+
+    The peer is NCCL with our norm in between.
+    """
 
     def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return _random(rows, HIDDEN), _random(rows // ranks, HIDDEN), _random(HIDDEN)
@@ -89,7 +92,7 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
 
 
 def _all_sum_norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
-    """The sum of all rows, residual and norm on every rank, in FP8 too; NCCL with our norm behind."""
+    """The sum of all rows, residual and norm on every rank, in FP8 too. The peer is NCCL, followed by our norm."""
 
     def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return _random(rows, HIDDEN), _random(rows, HIDDEN), _random(HIDDEN)

@@ -9,7 +9,7 @@ from bench.exchange.cases import Case, cases
 from bench.kernels.timing import time_graph
 from engine.exchange.peer import PeerExchange
 
-# Calls of a graph, each with inputs of its own, for small tensors and for large ones.
+# Calls in one graph, each with inputs of its own, for small tensors and for large ones.
 CALLS, LARGE_CALLS = 20, 4
 LARGE_BYTES = 16 << 20
 COPIED_BYTES = 256 << 20

@@ -17,7 +17,7 @@ from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import GroupDescriptors, Peers
 
 ResultT = TypeVar("ResultT")
-# So long a rank waits for another one's host.
+# A rank waits for another rank's host for so long at most.
 LIMIT_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ class Rank:
 
 
 def start_ranks(layout: Layout, act: Callable[[Peers], ResultT]) -> list[Rank]:
-    """act: a function at the top of a module."""
+    """Start a process for each rank, which calls `act`. act: must be picklable, such as a function of a module."""
     context = multiprocessing.get_context("spawn")
     descriptors = GroupDescriptors.create(layout.world)
     ranks = []
@@ -54,14 +54,14 @@ def start_ranks(layout: Layout, act: Callable[[Peers], ResultT]) -> list[Rank]:
 
 
 def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT]) -> list[ResultT]:
-    """What each rank makes of it, by rank. Raises RuntimeError if one ends without a result."""
+    """Call `act` on each rank; returns the results by rank. Raises RuntimeError if a rank ends without a result."""
     ranks = start_ranks(layout, act)
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(Rank.result, ranks))
 
 
 def on_each_gpu(layout: Layout, act: Callable[[PeerExchange], ResultT]) -> list[ResultT]:
-    """The same, of ranks that exchange tensors on a GPU each."""
+    """As `on_each_rank`, for ranks that have a GPU each and exchange tensors."""
     return on_each_rank(layout, partial(exchanging, act))
 
 

@@ -1,4 +1,4 @@
-"""What the gateway costs, beside the least that could stand in its place: a bare grpc.aio relay of the same tokens.
+"""What the gateway costs, compared with the least that could stand in its place: a bare grpc.aio relay of its tokens.
 
     python -m bench.gateway_relay
 
@@ -6,11 +6,11 @@ Saturation: 256 Generate streams read as fast as they come, through a gateway wh
 of every request in each frame, and through the relay from a source of single tokens, both without pace. Tokens a
 second, counted at the client over the same time.
 
-Added latency: 64 streams that get one token each in every step of 50 ms, through the gateway of a whole mesh on the
-oracle backend; a token's latency counts from the step. The source writes the instant of a step into its messages. The
-engine does not, so a second client attached straight to the decode worker, with a request in the same batch, sees the
-steps come (`step_clock.py`): one hop late, which is measured on one stream straight from the source and added. What 64
-direct streams from the source take is subtracted from both.
+Added latency: 64 streams get one token each in every step of 50 ms, through the gateway of a whole mesh on the oracle
+backend. A token's latency counts from its step. The source writes the time of a step into its messages. The engine does
+not; therefore a second client, attached straight to the decode worker with a request in the same batch, sees the steps
+come (`step_clock.py`). It sees them one hop late; that hop is measured on one stream straight from the source and
+added. The latency of 64 direct streams from the source is subtracted from both.
 
 Fairness. All paths speak the same messages over one connection to the same client code. The relay parses nothing, and
 its source makes nothing: both are as cheap as grpc.aio allows. The process under test has the first core for itself;
@@ -21,8 +21,8 @@ not saturated but starved by the rest.
 The gateway puts tokens that wait for one client into one message; the relay forwards messages as they are. Messages a
 second stand beside tokens a second for that reason.
 
-The same gateway is then read over HTTP, as server-sent events on a connection each; and so is one of several processes,
-whose tokens and whose processor time are those of all of them.
+The same gateway is then read over HTTP, as server-sent events with a connection for each stream. So is a gateway of
+several processes, whose tokens and processor time are summed over them.
 """
 
 import argparse
@@ -51,16 +51,16 @@ class Options:
     # Seconds that each measurement takes.
     seconds: float
     repeats: int
-    # A second gateway has so many; with 1 there is none.
+    # Processes of a second gateway; 1 if there is no second gateway.
     processes: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Gateway to relay, of medians over the repeats. `added` is p99 less the direct path's p99.
+    """Ratios of gateway to relay, from medians over the repeats. `added` is p99 less the direct path's p99.
 
-    Where other work on the machine disturbs the direct path as much as the relay, `added` means nothing: then look at
-    the ratio of whole latencies.
+    If other work on the machine disturbs the direct path as much as the relay, `added` means nothing: then look at the
+    ratio of whole latencies.
     """
 
     throughput_ratio: float
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """One measurement a repeat, by path."""
+    """Measurements by path, one for each repeat."""
 
     options: Options
     saturation: dict[str, list[Saturation]]

@@ -30,9 +30,9 @@ from mesh.server import MeshServer, Registration
 INCARNATION = "first"
 LEASE_SECONDS = 10
 NEWS_SECONDS = 1.0
-# Requests may begin between frames.
+# The source waits so long between looks while it has no request.
 IDLE_SECONDS = 0.01
-# Letters of the tokenizer of the oracle's size.
+# Ids of letters in the oracle's tokenizer.
 FIRST_TOKEN, LAST_TOKEN = 100, 120
 
 
@@ -72,7 +72,7 @@ class FrameSource(decode_pb2_grpc.DecodeServiceServicer):
         await context.read()
         welcome = decode_pb2.AttachWelcome(identity=self._identity, grace_ms=1000)
         await context.write(decode_pb2.AttachResponse(welcome=welcome))
-        # By stream, the position of the next token.
+        # The position of each stream's next token.
         positions: dict[int, int] = {}
         settling = Settling()
         reading = asyncio.create_task(_follow(context, positions, settling))

@@ -1,4 +1,4 @@
-"""What one path carries at the most, and how much later its tokens come."""
+"""How many tokens a second one path carries at most, and how much later its tokens come."""
 
 import asyncio
 import time
@@ -9,15 +9,17 @@ from bench.gateway_relay.step_clock import added_latencies
 from bench.load.summary import Distribution, distribution
 from bench.meshes.processes import CpuMeter
 
-# Wait until the sources have stopped going slowly, and the queues between the processes have filled.
+# By then sources write at full speed (see `Settling`), and the queues between the processes are full.
 SETTLE_SECONDS = 3.0
-# More steps are recorded than are measured, so that every token finds its own.
+# Steps are recorded for longer than tokens are measured, so that every token finds its step.
 MARGIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """`cores` in use by each process over the measurement, the client's among them; `subject` is under test."""
+    """`cores`: how many cores each process used during the measurement, the client included. `subject`: the process
+    under test.
+    """
 
     subject: str
     tokens_per_second: float
@@ -26,13 +28,13 @@ class Saturation:
 
     @property
     def tokens_per_core_second(self) -> float:
-        """What the process under test would carry with a core to itself, by the processor time it used."""
+        """Tokens for each second of processor time that the process under test used."""
         return self.tokens_per_second / self.cores[self.subject]
 
 
 @dataclass(frozen=True)
 class StepLatency:
-    """From a step to its tokens' arrival at the client, over all streams."""
+    """Time from a step to its tokens' arrival at the client, over all streams."""
 
     tokens: int
     latency_ms: Distribution
@@ -53,7 +55,7 @@ async def saturation(path: TokenPath, streams: int, seconds: float) -> Saturatio
 
 
 async def step_latency(path: TokenPath, streams: int, seconds: float, hop_ms: float = 0.0) -> StepLatency:
-    """`hop_ms` is what one message takes from source to client, for a path whose steps are told by arriving."""
+    """hop_ms: a message's time from source to client, for a path whose steps are known only by a message's arrival."""
     assert path.steps is not None
     async with path.steps() as steps, path.read(path.endpoint, streams) as reading:
         await reading.all_started()

@@ -1,4 +1,4 @@
-"""The ways from a source of tokens to the client: straight, through a relay, through a gateway, over gRPC and HTTP."""
+"""Paths from a source of tokens to the client: direct, through a relay, through a gateway over gRPC and over HTTP."""
 
 import asyncio
 import os
@@ -32,17 +32,17 @@ CONNECTIONS_PER_PROCESS = 8
 
 @dataclass(frozen=True)
 class TokenPath:
-    """One way. `subject` names the process that is under test, a key of `process_ids`, which has all but the client."""
+    """One path. `process_ids`: all processes but the client. `subject`: the name there of the process under test."""
 
     name: str
     subject: str
     endpoint: str
     process_ids: Mapping[str, int]
-    # Opens the stream that tells when this path's tokens were made; None if nothing can.
+    # Opens the stream that tells when this path's tokens were made; None if that cannot be known.
     steps: Callable[[], AbstractAsyncContextManager[list[float]]] | None
-    # Whether a token's time is known by its arrival, one hop later, and not by its content.
+    # Whether a step's time is that of a message's arrival, one hop later, rather than the time written in the message.
     steps_one_hop_late: bool = False
-    # Reads so many streams of the endpoint.
+    # Given an endpoint and a number, reads so many streams of it.
     read: Callable[[str, int], TokenStreams] = GrpcStreams
 
 
@@ -55,9 +55,10 @@ class _Gateway:
 
 @asynccontextmanager
 async def saturated_paths(log: Path, processes: int) -> AsyncIterator[list[TokenPath]]:
-    """Paths whose sources make tokens as fast as they are taken; `processes` are those of a second gateway.
+    """Paths whose sources make tokens as fast as they are taken. processes: how many a second gateway has.
 
-    They have the first cores for themselves, where the machine has as many and two more, and else the first.
+    If the machine has at least two cores more than `processes`, the gateway has the first `processes` cores for itself;
+    otherwise it has the first core.
     """
     cores = sorted(os.sched_getaffinity(0))
     apart = set(cores[: processes if len(cores) >= processes + 2 else 1])
@@ -69,7 +70,7 @@ async def saturated_paths(log: Path, processes: int) -> AsyncIterator[list[Token
             pin(gateway.process_id, {cores[0]} if count == 1 else apart)
             name = "gateway" if count == 1 else f"{count} processes"
             ids = {name: gateway.process_id, "frames": frames}
-            # Enough connections for the kernel to deal out evenly.
+            # The kernel deals out connections to processes: with enough of them, about evenly.
             over_grpc = partial(GrpcStreams, connections=1 if count == 1 else CONNECTIONS_PER_PROCESS * count)
             paths.append(TokenPath(name, name, gateway.grpc, ids, None, read=over_grpc))
             paths.append(TokenPath(f"{name}, HTTP", name, gateway.http, ids, None, read=EventStreams))
@@ -93,11 +94,11 @@ async def paced_paths(log: Path, streams: int, pace_ms: float) -> AsyncIterator[
 
 @asynccontextmanager
 async def _bare_paths(log: Path, pace_ms: float, apart: set[int]) -> AsyncIterator[list[TokenPath]]:
-    """Source and relay. Of the cores `apart` the relay has the first; all else that is started, and the client, is on
-    the others. A pace of 0 is as fast as it goes.
+    """Start the source and the relay. The relay has the first of the cores `apart`; the client and all else that is
+    started run on the cores outside `apart`. With a pace of 0 the source is as fast as it can be.
     """
     cores = os.sched_getaffinity(0)
-    # What is started from here on inherits this.
+    # Processes that are started from here on inherit this.
     os.sched_setaffinity(0, cores - apart or cores)
     try:
         async with AsyncExitStack() as stack:
@@ -131,7 +132,7 @@ async def _gateway(log: Path, scheduler: str, processes: int) -> AsyncIterator[_
 
 
 def _started(log: Path, module: str, *arguments: str) -> AbstractAsyncContextManager[tuple[str, int]]:
-    """Run `python -m module PORT arguments`; its endpoint and process id once it listens."""
+    """Run `python -m module PORT arguments`. Gives its endpoint and process id once it listens."""
     port = free_port()
     return _listening(log, port, [module, str(port), *arguments])
 

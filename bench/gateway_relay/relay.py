@@ -1,5 +1,5 @@
-"""The least that can stand between a client and a source of tokens in grpc.aio: one upstream stream for each client's,
-every message forwarded unchanged and not even parsed.
+"""The least that can stand between a client and a source of tokens in grpc.aio: one upstream stream for each stream of
+a client, with every message forwarded unchanged and unparsed.
 
     python -m bench.gateway_relay.relay PORT UPSTREAM
 """

@@ -1,6 +1,6 @@
-"""When steps happened, seen beside the path under test; and how much later tokens came on that path.
+"""When steps happened, observed outside the path under test, and how much later tokens came on that path.
 
-One more stream, straight from where the steps are made, shares every step with the streams that are measured.
+An extra stream, straight from the process that makes the steps, has a token in every step of the measured streams.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ STREAM_ID = 1
 
 
 def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -> list[float]:
-    """Seconds from its step to the arrival of each token, for one stream with one token a step, none left out.
+    """Seconds from each token's step to its arrival, for one stream that gets a token in every step.
 
-    The stream's first token belongs to the step that puts most tokens nearest to their own; so a token that is later
-    than the next step still counts from its own. Tokens before the first step known, or after the last, are dropped.
+    The tokens are matched with consecutive steps, so that most tokens lie nearest to their own step. A token that
+    arrives after the next step therefore still counts from its own. Tokens before the first known step, or after the
+    last, are dropped.
     """
     tokens, steps = np.asarray(token_times), np.asarray(step_times)
     middles = (steps[1:] + steps[:-1]) / 2
@@ -37,7 +38,7 @@ def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -
 
 @asynccontextmanager
 async def source_steps(source: str) -> AsyncIterator[list[float]]:
-    """The instants at which a paced token source made its steps, as it says itself."""
+    """The times at which a paced token source made its steps, as its messages say."""
     times: list[float] = []
     async with Channels().open(source) as channel:
         call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate(gateway_pb2.GenerateRequest())

@@ -19,17 +19,17 @@ from deepmesh.v1 import gateway_pb2
 
 SERVICE = "deepmesh.v1.GatewayService"
 METHOD = "Generate"
-# Clients of the mesh ping their servers more often than gRPC takes by default.
+# Clients of the mesh ping their servers more often than gRPC's servers allow by default.
 PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 1_000), ("grpc.keepalive_permit_without_calls", 1))
 
 
-# A source goes slowly until no stream has begun for so long, with pauses between its messages.
+# Until no stream has begun for SETTLE_SECONDS, a source pauses between its messages.
 SETTLE_SECONDS = 1.0
 PAUSE_SECONDS = 0.5
 
 
 class Settling:
-    """Lets streams begin before a source saturates what stands behind it: a saturated grpc.aio server accepts one call
+    """Lets all streams begin before a source saturates its readers: a saturated grpc.aio server accepts only one call
     in each turn of its loop.
     """
 
@@ -63,7 +63,9 @@ class Ticker:
         return len(self._messages)
 
     async def message(self, number: int) -> bytes:
-        """A stream that is late is given what it missed: the instants of tokens are found by counting them."""
+        """Message `number`, once it is made. A late stream gets the messages it missed, since tokens are matched with
+        steps by counting them.
+        """
         while number >= self.made:
             await asyncio.shield(self._tick)
         return self._messages[number]
@@ -84,7 +86,7 @@ def raw_service(behavior: Any) -> grpc.GenericRpcHandler:
 
 
 async def serve(port: int, behavior: Any) -> None:
-    """A bare server, until its process ends."""
+    """Run a bare server until its process ends."""
     server = grpc.aio.server(options=PING_OPTIONS)
     server.add_generic_rpc_handlers([raw_service(behavior)])
     server.add_insecure_port(f"127.0.0.1:{port}")

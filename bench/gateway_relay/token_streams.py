@@ -14,14 +14,14 @@ from mesh.errors import EndpointUnavailable
 from mesh.failures import from_rpc_error
 
 PROMPT_TOKENS = 16
-# Longer than any measurement.
+# More tokens than any measurement takes.
 MAX_TOKENS = 100_000
 FIRST_TOKENS_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
 
 def prompt_of(index: int) -> list[int]:
-    """Token ids that the prompt of no other index begins with."""
+    """Token ids of a prompt; no other index has a prompt with this beginning."""
     return [100 + index // 100, *range(100 + index % 100, 100 + index % 100 + PROMPT_TOKENS)]
 
 
@@ -37,7 +37,7 @@ def endless_request(index: int) -> gateway_pb2.GenerateRequest:
 class TokenStreams(ABC):
     """`count` endless streams, open until the block ends.
 
-    `times[i]` has the arrival of every token of stream i, seconds of time.perf_counter; tokens of one message share it.
+    `times[i]`: when each token of stream i arrived, in seconds of time.perf_counter; tokens of a message share a time.
     """
 
     def __init__(self, endpoint: str, count: int) -> None:
@@ -59,7 +59,7 @@ class TokenStreams(ABC):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def all_started(self) -> None:
-        """Every stream had a token. Raises EndpointUnavailable where one ended, or has none in time."""
+        """Wait until every stream has had a token. Raises EndpointUnavailable if one ends or gets none in time."""
         deadline = time.perf_counter() + FIRST_TOKENS_SECONDS
         while not all(self.times):
             self.check()
@@ -71,14 +71,14 @@ class TokenStreams(ABC):
             await asyncio.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Raises what ended a stream: none should end."""
+        """Raises the error of a stream that has ended: none should end."""
         for task in self._tasks:
             if task.done():
                 task.result()
                 raise EndpointUnavailable(f"{self._endpoint} finished a stream before the measurement was over")
 
     def _note(self, index: int, tokens: int) -> None:
-        """One message with so many tokens."""
+        """Note one message with so many tokens."""
         self.times[index].extend([time.perf_counter()] * tokens)
         self.messages += 1
         self.tokens += tokens
@@ -89,7 +89,7 @@ class TokenStreams(ABC):
 
 
 class GrpcStreams(TokenStreams):
-    """`Generate` streams over so many connections, each of which some process behind the endpoint serves."""
+    """`Generate` streams over several connections, each served by one of the processes behind the endpoint."""
 
     def __init__(self, endpoint: str, count: int, connections: int = 1) -> None:
         super().__init__(endpoint, count)

@@ -31,7 +31,7 @@ class Result:
     microseconds: float
     terabytes_per_second: float
     teraflops: float
-    # Time of the floor over the time taken.
+    # The floor's time divided by the time taken.
     share_of_ceiling: float
 
 

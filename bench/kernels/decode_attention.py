@@ -62,7 +62,7 @@ def _call(
     table = torch.randperm(requests * count, device="cuda").to(torch.int32).view(requests, count)
     plan = plan_decode(table, torch.full((requests,), context, dtype=torch.int32, device="cuda"), query_tokens)
     query = random_bfloat16(requests * query_tokens, heads, WIDTH)
-    # Makes the step's schedule, which all layers share: it is not part of a layer's time.
+    # The first call makes the step's schedule, which all layers share, so that a layer's time does not include it.
     attend(query, pool, plan)
     return lambda: attend(query, pool, plan)
 

@@ -67,7 +67,10 @@ def _rotate_call() -> Callable[[], object]:
 
 
 def _segment(size: int) -> tuple[torch.Tensor, ...]:
-    """A pool of two segments, staging, a job that copies scattered blocks of all layers (on host and device), sums."""
+    """A pool of twice the segment's blocks, staging, a job that copies scattered blocks of all layers, and checksums.
+
+    The job is there on the host and on the device.
+    """
     count = size // (BLOCK_TOKENS * WIDTH * 2) // LAYERS
     pool = random_bfloat16(LAYERS, 2 * count, BLOCK_TOKENS * WIDTH).view(torch.int64)
     staging = torch.randint(1 << 60, (LAYERS * count * pool.shape[2],), device="cuda")

@@ -1,4 +1,4 @@
-"""Keys and values of DeepSeek-R1's prompts from latents: in bf16, and behind that in e4m3 for attention in FP8."""
+"""Keys and values of DeepSeek-R1's prompts from latents: in bf16, then quantized to e4m3 for attention in FP8."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

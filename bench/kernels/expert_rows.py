@@ -1,6 +1,6 @@
 """Rows for the INT4 experts of DeepSeek-R1, as one of eight ranks holds them: fused, and in separate kernels.
 
-Separate are: the layout, copies in bfloat16, the multiplication by the channels' scales, and the quantization.
+The separate kernels are the layout, copies in bfloat16, the multiplication by the channels' scales, and quantization.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def _fused(tokens: int) -> Call:
 def _separate(tokens: int) -> Call:
     x, choices, pre_scale = random_bfloat16(tokens, HIDDEN), _choices(tokens), random_bfloat16(HIDDEN)
     input_scale, copies = _static_scale(), choices.numel()
-    # The row of a copy, once the layout is there, and the token of a row: any will do here.
+    # The row of each copy, as a layout would give it, and the token of each row. Any tokens will do here.
     rows, sources = torch.arange(copies, device="cuda").unsqueeze(1), torch.randint(tokens, (copies,), device="cuda")
     dense = MaskedLayout(rows, torch.full((1,), copies, dtype=torch.int32, device="cuda"), copies)
 

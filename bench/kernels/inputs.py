@@ -18,7 +18,7 @@ def random_weight(*shape: int) -> BlockScaled:
     """shape: [outputs, inputs], or with a leading expert."""
     *experts, outputs, inputs = shape
     values = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
-    # Matrix by matrix: all experts' in bfloat16 would take as much again as the products.
+    # Fill one matrix at a time: all experts in bfloat16 at once would take too much memory.
     for matrix in values.view(-1, outputs, inputs):
         matrix.copy_(random_bfloat16(outputs, inputs).mul_(50))
     return block_scaled(values, torch.rand(*experts, -(-outputs // 128), inputs // 128, device="cuda"))

@@ -42,7 +42,8 @@ def random_expansion(tokens: int, width: int) -> ExpandedQuantized:
 def _products(tokens: int) -> Iterator[Case]:
     layout = random_expansion(tokens, GROUP).layout
     providers = {"triton": ours} | ({"deep_gemm": deep_gemm} if deep_gemm.available() else {})
-    # A masked layout has counts. In a contiguous one every expert has rows, since there are far more rows than experts.
+    # A masked layout has counts. With a contiguous one there are far more rows than experts, so that every expert has
+    # some.
     touched = int((layout.counts > 0).sum()) if isinstance(layout, MaskedLayout) else LOCAL_EXPERTS
     rows = tokens * EXPERTS_PER_TOKEN
     for layer, (outputs, inputs) in EXPERT_LAYERS.items():

@@ -1,7 +1,7 @@
-"""NVFP4 experts of DeepSeek-R1 as one of eight ranks holds them, each with as many rows, and attention's output
-projection: beside bfloat16's of torch.
+"""NVFP4 experts of DeepSeek-R1 as one of eight ranks holds them, all with the same number of rows, and attention's
+output projection, beside torch in bfloat16.
 
-The floor is that of the NVFP4 weights' bytes and of bfloat16 products for both.
+The floor of both is that of the NVFP4 weights' bytes and of bfloat16 products.
 """
 
 from collections.abc import Callable, Iterator

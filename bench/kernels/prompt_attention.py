@@ -15,7 +15,7 @@ from kernels.mla_prefill.key_blocks import quantize_blocks
 SCALE = (NOPE + ROPE) ** -0.5
 LENGTHS = ([4096], [8192], [32768], [3500] * 4)
 
-# Each head's own part of the keys, the part that all share, and values.
+# Each head's own part of the keys, the part of the keys that all heads share, and values.
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -34,7 +34,8 @@ def cases() -> Iterable[Case]:
         size_bytes = 2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE)
         for provider, make in providers:
             yield Case(shape, provider, partial(make, lengths), size_bytes, flops)
-        # With the quantization of keys and values, without it, and it alone; that of queries is part of attention.
+        # Attention with the quantization of keys and values, without it, and that quantization alone. Queries are
+        # quantized within attention.
         yield Case(shape, "deepmesh, FP8", partial(_fp8_call, lengths), size_bytes, flops, fp8=True)
         yield Case(
             shape, "deepmesh, FP8, keys quantized before", partial(_fp8_attend, lengths), size_bytes, flops, fp8=True
@@ -56,7 +57,7 @@ def _call(attend: Callable[..., object], lengths: list[int]) -> Callable[[], obj
 
 
 def _peer_call(attend: prompt_peers.Attend, lengths: list[int]) -> Callable[[], object]:
-    """Others take whole keys; joining them is not timed."""
+    """The peers take keys in one tensor; joining the two parts is not timed."""
     tokens, plan = sum(lengths), plan_prefill(lengths, lengths, torch.device("cuda"))
     query, (_, _, value) = _inputs(lengths)
     key = random_bfloat16(tokens, HEADS, NOPE + ROPE)

@@ -1,4 +1,4 @@
-"""Attention of prompts that quantizes its outputs, beside two kernels that do the same, at DeepSeek-R1's shapes."""
+"""Prompt attention that quantizes its outputs, beside attention and quantization in two kernels, for DeepSeek-R1."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Others' attention over prompts: cuDNN's, which a CUDA build of torch brings, and FlashAttention-3.
+"""Prompt attention of other packages: cuDNN's, which comes with a CUDA build of torch, and FlashAttention-3.
 
 `DEEPMESH_FLASH_ATTENTION` names a build of FlashAttention-3's operators (`_vllm_fa3_C...so`, as vLLM's wheel carries
 it), which needs no package.
@@ -38,7 +38,7 @@ def cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: Pre
 
 
 def has_flash_attention() -> bool:
-    """Whether there is the package or a build."""
+    """Whether FlashAttention-3 is there as a package or as a build."""
     return BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None
 
 

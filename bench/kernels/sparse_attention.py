@@ -1,7 +1,8 @@
 """Attention over one long prompt of DeepSeek-R1, dense and sparse, and the selection of what sparse attention keeps.
 
-The time of sparse attention depends on the share of blocks that is kept, and that on the text; so shares are given:
-half of one in columns at random, half in the nearest distances. `deepmesh_engine_sparse_density` has those of a mesh.
+The time of sparse attention depends on the share of blocks that is kept, and that share depends on the text. The bench
+therefore sets shares: half of each in random columns, half in the nearest distances. The shares of a mesh are in
+`deepmesh_engine_sparse_density`.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,7 +41,7 @@ def cases() -> Iterable[Case]:
 
 
 def selection_of(tokens: int, heads: int, share: float, device: torch.device) -> Selection:
-    """Lines that keep about this share of a whole prompt's blocks. Distances are rounded up to blocks of a tile."""
+    """Lines that keep about this share of a whole prompt's blocks. Distances are whole blocks, at least two."""
     blocks = -(-tokens // BLOCK_KEYS)
     # The nearest n of a triangle's diagonals are n * (2 - n / blocks) / blocks of it.
     nearest = max(round(blocks * (1 - (1 - share / 2) ** 0.5)), 2)
@@ -63,14 +64,14 @@ def _sparse(tokens: int, share: float) -> Callable[[], object]:
 
 
 def _selection(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
-    """In the absorbed form, as the engine does it; dtype: of the latents."""
+    """The selection in the absorbed form, as the engine makes it. dtype: that of the latents."""
     query, key = _absorbed(tokens)
     stored = key.to(dtype)
     return lambda: select_lines(query, stored, scale=SCALE, recall=RECALL)
 
 
 def _torch_selection(tokens: int) -> Callable[[], object]:
-    """By the definition, which keeps the scores of all heads in memory, a few at a time."""
+    """The selection by its definition in torch, which keeps scores in memory, a few heads at a time."""
     query, key = _absorbed(tokens)
     first, wanted = tokens - LAST_QUERIES, round(RECALL * LAST_QUERIES * MASS_UNITS)
     return lambda: choose(line_masses(query, key, SCALE), first, wanted)

@@ -22,7 +22,7 @@ class Case:
     shape: str
     # "deepmesh", "deep_gemm", "torch", ...
     provider: str
-    # Draws fresh inputs on the current device; the call it returns is what is timed.
+    # Draws fresh inputs on the current device and returns the call to be timed.
     make: Callable[[], Callable[[], object]]
     # The fewest bytes that must be moved: each input read once, each output written once.
     size_bytes: float
@@ -57,7 +57,7 @@ def _capture(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # The first calls compile and make handles and workspaces, which must not happen in a capture.
+        # First calls compile kernels and make handles and workspaces, which must not happen during capture.
         for call in calls:
             call()
     torch.cuda.current_stream().wait_stream(stream)

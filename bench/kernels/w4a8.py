@@ -1,9 +1,10 @@
-"""INT4 experts of DeepSeek-R1 as one of eight ranks holds them, each with as many rows: beside FP8's of deep_gemm.
+"""INT4 experts of DeepSeek-R1 as one of eight ranks holds them, all with the same number of rows, beside deep_gemm's
+FP8 experts.
 
-The floor is that of the INT4 product for both. Last the whole feed-forward layers: in one kernel, and the two products
-one after the other, without what would be between them; also of few experts with one to eight rows each, while others
-have none, as in steps of few tokens, by the kernel for these and by the one that makes tiles; and of a quarter of every
-expert, as four ranks may divide them.
+The floor of both is that of the INT4 product. Then come whole feed-forward layers: in one kernel, and as two products
+one after the other, without the work between them. Such layers are also timed with few experts that have one to eight
+rows each while the others have none, as in steps of few tokens, by the kernel for few rows and by the one that makes
+tiles; and with a quarter of every expert's width, as four ranks may divide it.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYT
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
 # How many experts have rows.
 TOUCHED = (1, 2, 3, 4, 5, 6, 7, 8, 11)
-# How many of all experts, divided by width among so many ranks, are chosen by one, two, four and eight tokens.
+# The ranks that divide every expert's width, and how many of all experts one, two, four and eight tokens choose.
 WIDTH_RANKS, TOUCHED_OF_ALL = 4, (8, 16, 30, 57)
 Call = Callable[[], object]
 Form = Callable[[Int4FeedForward, MaskedLayout], Call]
@@ -75,7 +76,7 @@ def _few_touched(experts: int, width: int, counts: tuple[int, ...]) -> Iterator[
 def _whole_layers(
     shape: str, provider: str, make: Callable[[], Call], experts: int, rows: int, width: int = EXPERT_WIDTH
 ) -> Case:
-    """Whole layers of so many experts, with so many rows in all."""
+    """A case of whole layers: `experts` experts, with `rows` rows in all."""
     weights = 3 * HIDDEN * width
     return Case(
         shape=shape,
@@ -102,7 +103,7 @@ def _int4(rows: int, outputs: int, inputs: int) -> Call:
 
 
 class _FewTouched:
-    """Layers of the same weights; each call has rows for other experts, so that none are in the cache."""
+    """Layers with the same weights. Each call has rows for other experts, whose weights are not in the cache."""
 
     def __init__(self, experts: int, width: int) -> None:
         self._shape = experts, width
@@ -168,13 +169,13 @@ def _fp8(rows: int, outputs: int, inputs: int) -> Call:
 def even_layout(rows: int) -> MaskedLayout:
     """The same number of rows for each expert."""
     capacity = 64 if rows <= 64 else -(-rows // 128) * 128
-    # As many positions as make the expected rows the real ones.
+    # With so many positions, the rows that the kernel expects for an expert are the real ones.
     positions = torch.zeros(rows, ROUTED, dtype=torch.int64, device="cuda")
     return MaskedLayout(positions, torch.full((ROUTED,), rows, dtype=torch.int32, device="cuda"), capacity)
 
 
 def random_int4(outputs: int, inputs: int, experts: int = ROUTED) -> Int4Experts:
-    """Codes of all kinds but that of -8, and scales up to 1."""
+    """Random codes, all but that of -8, and scales up to 1."""
     shape = (experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES)
     tiles = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
     # No code is -0, which means -8: each magnitude has its lowest bit set.

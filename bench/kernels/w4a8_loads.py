@@ -1,8 +1,8 @@
-"""INT4 experts' whole layers of DeepSeek-R1 on one of four ranks, by how unevenly tokens choose them.
+"""Whole layers of DeepSeek-R1's INT4 experts on one of four ranks, by how unevenly tokens choose experts.
 
-Steps: tokens of all ranks whose experts are drawn by Zipf's law and moved to where the load is even, or equally often
-("uniform"); each tiling of `kernels.w4a8_gemm` beside the one that is chosen. Of the ranks the one whose experts have
-the most tiles. Prompts: a chunk of all ranks, whose rows are sorted by expert and padded.
+Steps: tokens of all ranks. Experts are drawn by Zipf's law and then moved so that the load is even, or all are drawn
+equally often ("uniform"). Each tiling of `kernels.w4a8_gemm` is timed beside the one that is chosen, on the rank whose
+experts have the most tiles. Prompts: a chunk of all ranks, whose rows are sorted by expert and padded.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def cases() -> Iterator[Case]:
 
 @cache
 def _busiest(tokens: int, exponent: float) -> tuple[int, torch.Tensor]:
-    """How many slots a rank has, and which of all ranks' each token takes, those of the busiest rank first."""
+    """How many slots a rank has, and each token's slots among those of all ranks, the busiest rank's slots first."""
     drawn = np.random.default_rng(tokens)
     log_popularity = zipf(EXPERTS, exponent).log().double().numpy()
     experts = (drawn.gumbel(size=(tokens, EXPERTS)) + log_popularity).argsort(1)[:, -CHOICES:]
@@ -68,7 +68,7 @@ def _busiest(tokens: int, exponent: float) -> tuple[int, torch.Tensor]:
 
 
 def _slots(placement: Placement, experts: np.ndarray) -> np.ndarray:
-    """Copies of an expert take turns."""
+    """The slot of each choice. Copies of an expert take turns."""
     held = np.array(placement.experts)
     slots = np.empty_like(experts)
     for expert in range(EXPERTS):
@@ -85,7 +85,7 @@ def _layer(slots: int, choices: torch.Tensor, tiling: Tiling | None) -> Callable
     x = ScaledRows(values, experts.input_scales, static=True)
     if tiling is None:
         return lambda: w4a8_feed_forward(x, experts, layout)
-    # Not at the top: a machine without a GPU lacks what it imports.
+    # Imported here, because it imports packages that a machine without a GPU lacks.
     from kernels.w4a8_gemm import warpgroups
 
     return lambda: warpgroups.w4a8_feed_forward(x, experts, layout, tiling)
@@ -93,7 +93,7 @@ def _layer(slots: int, choices: torch.Tensor, tiling: Tiling | None) -> Callable
 
 @cache
 def _experts(slots: int) -> Int4FeedForward:
-    """They take more than ten times the second-level cache, so that calls need not rotate among copies."""
+    """Random experts, more than ten times the size of the second-level cache, so that calls need not rotate copies."""
     scales = torch.full((slots,), 0.01, device="cuda")
     gate_up, down = (random_int4(*shape, slots) for shape in ((2 * EXPERT_WIDTH, HIDDEN), (HIDDEN, EXPERT_WIDTH)))
     return int4_feed_forward(gate_up, down, scales, None)

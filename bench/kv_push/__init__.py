@@ -1,1 +1,1 @@
-"""KV between two processes, against bare ucxx and gRPC."""
+"""KV moved between two processes, compared with bare ucxx and gRPC."""

@@ -1,11 +1,12 @@
-"""KV between two processes: pushes of scattered blocks against bare ucxx, lookups against gRPC.
+"""KV moved between two processes: pushes of scattered blocks beside bare ucxx, lookups beside gRPC.
 
     python -m bench.kv_push [--blocks 1000] [--rounds 9]
     python -m bench.kv_push --gpus 0 1 --layers 61 --blocks 64 --slot-bytes 67108864 [--requests 4]
 
-Compared things alternate within one run; figures are medians, and the transport is what UCX says that it chose. With
-`--gpus`, the receiver's and the sender's, both pools lie on GPUs; the default transports are then UCX's own choice, and
-`cuda_copy,tcp`, as between GPUs that cannot map each other's memory. `--requests` prompts are pushed at a time.
+Compared transfers alternate within one run. Figures are medians, and the transport is what UCX says that it chose.
+`--gpus` names the receiver's GPU and the sender's; both pools then lie on GPUs, and the default transports are UCX's
+own choice and `cuda_copy,tcp`, as between GPUs that cannot map each other's memory. `--requests` prompts are pushed at
+a time.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def _compare_pushes(ends: Ends, geometry: Geometry, rounds: int) -> None:
 
 
 def _seconds(ends: Ends) -> dict[str, tuple[float, float]]:
-    """One round: of a kind of push, what bare ucxx takes, and what we do."""
+    """One round: for each kind of push, the seconds that bare ucxx takes and those that we take."""
     return {
         "alone": (ends.bare(SLEEP_SECONDS), ends.push(SLEEP_SECONDS)),
         "third": (ends.bare(GAP_SECONDS), ends.push(GAP_SECONDS, times=3)),

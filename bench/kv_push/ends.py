@@ -1,4 +1,4 @@
-"""Two processes that move KV between them: one receives and looks up, the other sends and is a store."""
+"""Two processes that move KV between them: one receives and looks up blocks, the other sends and acts as a store."""
 
 import multiprocessing
 import secrets
@@ -24,7 +24,7 @@ from transfer.tuning import tune_for_gpu_transfers
 
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
-# Share of the lookups that run before the clock starts.
+# Lookups that run before the clock starts.
 _WARM_LOOKUPS = 200
 _LOOKUPS_IN_A_ROW = 100
 
@@ -36,7 +36,7 @@ class _End:
         self.peer = peer
         self.geometry = geometry
         self.news = EventFd()
-        # Made once: what goes on before a thread sleeps keeps another from the interpreter.
+        # Made once: work just before this thread sleeps would keep another thread from the interpreter.
         self._poll = select.poll()
         self._poll.register(self.news.fileno(), select.POLLIN)
         self._told: deque[Event] = deque()
@@ -45,7 +45,7 @@ class _End:
         self.pool = make_pool(gpu, geometry)
         if gpu is not None:
             tune_for_gpu_transfers()
-        # A store has its blocks in host memory, so a GPU end serves no lookups.
+        # A store keeps blocks in host memory; therefore an end on a GPU serves no lookups.
         lookups = None if gpu else ShortMemory()
         self.namespace = KvNamespace("bench", "bfloat16", geometry.layers, "bench")
         self.agent = TransferAgent(self.pool.memory(), self.namespace, config, time.monotonic, self._hear, lookups)
@@ -57,14 +57,14 @@ class _End:
         return time.process_time()
 
     def events(self) -> list[Event]:
-        """Wait for what the agent has to tell."""
+        """Wait until the agent reports events."""
         while not self._told:
             self._poll.poll()
             self.news.clear()
         return [self._told.popleft() for _ in range(len(self._told))]
 
     def _hear(self) -> None:
-        """In the transfer's thread."""
+        """Take the agent's events. Runs in the transfer thread."""
         self.told_at = time.perf_counter()
         self._told.extend(self.agent.events())
         self.news.set()
@@ -80,9 +80,9 @@ class _ReceivingEnd(_End):
         self.agent.attach_store(session)
 
     def push(self, _pause: float, times: int) -> float:
-        """Returns when the last block was in place, by the host's clock, in the thread that lands it.
+        """Returns the time, by the host's clock, at which the last block was in place.
 
-        Waking another is no part of a push, as it is none of `bare`.
+        The thread that lands it takes the time: waking another thread is not part of a push, as it is not of `bare`.
         """
         tickets = [[self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks] for _ in range(times)]
         self.peer.send(tickets)
@@ -92,7 +92,7 @@ class _ReceivingEnd(_End):
         return self.told_at
 
     def bare(self, pause: float) -> float:
-        """Returns when the last byte was there."""
+        """Returns the time at which the last byte had arrived."""
         self._bare.receive(lambda: self._start_after(pause))
         return time.perf_counter()
 
@@ -104,14 +104,14 @@ class _ReceivingEnd(_End):
         return next(iter(self.agent.counters().received_bytes))
 
     def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
-        """Seconds of each, over UCX and over gRPC, in turn, both as the thread that does them sees it."""
+        """Seconds of each lookup over UCX and of each over gRPC, both as the thread that asks sees them."""
         hashes = [secrets.token_bytes(16) for _ in range(blocks)]
         with GrpcLookups(self._grpc_port, hashes) as grpc:
             for number in range(_WARM_LOOKUPS):
                 self._look_up(number, hashes), grpc.look_up()
             ucx_seconds: list[float] = []
             grpc_seconds: list[float] = []
-            # The two take turns, many lookups at a time: a store that is asked often is awake for both.
+            # The two take turns of many lookups each, so that the store is as wide awake for one as for the other.
             for _ in range(count // _LOOKUPS_IN_A_ROW):
                 ucx_seconds += [self._look_up(number, hashes) for number in range(_LOOKUPS_IN_A_ROW)]
                 grpc_seconds += [grpc.look_up() for _ in range(_LOOKUPS_IN_A_ROW)]
@@ -134,7 +134,7 @@ class _SendingEnd(_End):
         peer.send((self.agent.address, self._grpc.port))
 
     def push(self, pause: float, times: int) -> float:
-        """Returns when all of the last of so many pushes was said to be computed."""
+        """Returns the time at which the KV of the last of `times` pushes was reported as computed."""
         rounds: list[list[Ticket]] = self.peer.recv()
         assert len(rounds) == times
         for tickets in rounds:
@@ -153,7 +153,7 @@ class _SendingEnd(_End):
         return began
 
     def bare(self, _pause: float) -> float:
-        """Returns when it began to send."""
+        """Returns the time at which it began to send."""
         self.peer.recv()
         began = time.perf_counter()
         self._bare.send()
@@ -161,7 +161,7 @@ class _SendingEnd(_End):
 
 
 class Ends:
-    """Both processes, called from a third."""
+    """Both processes, controlled by a third, the caller's."""
 
     def __init__(self, config: TransferConfig, geometry: Geometry, gpus: tuple[str | None, str | None]) -> None:
         """gpus: the receiver's and the sender's; None for host memory."""
@@ -178,14 +178,15 @@ class Ends:
         self._sending.stop()
 
     def push(self, pause: float, times: int = 1) -> float:
-        """Seconds from saying that all is computed to the last byte in place, verified, of the last of so many pushes.
+        """Seconds of the last of `times` pushes, from the report that all is computed to the last byte in place,
+        verified.
 
-        All are opened at once. Before each, nothing happens for `pause` seconds.
+        All pushes are opened at once. Before each, nothing happens for `pause` seconds.
         """
         return self._both("push", pause, times)
 
     def bare(self, pause: float) -> float:
-        """Seconds from the sender's first call, for the same bytes in messages of a slot's size.
+        """Seconds from the sender's first call to the last byte, for the same bytes in messages of a slot's size.
 
         Nothing happens for `pause` seconds before.
         """
@@ -210,7 +211,7 @@ class Ends:
         return self._receiving.call("cpu_seconds"), self._sending.call("cpu_seconds")
 
     def _both(self, method: str, *arguments: Any) -> float:
-        """What both ends return is of one clock, that of the host."""
+        """Seconds from the time that the sender returns to the receiver's. Both are of the host's one clock."""
         self._sending.begin(method, *arguments)
         ended: float = self._receiving.call(method, *arguments)
         began: float = self._sending.result()

@@ -18,7 +18,7 @@ HASH_BYTES = 16
 
 
 class ShortMemory:
-    """A store's `LookupHandler` that knows no block: what remains is the way there and back."""
+    """A store's `LookupHandler` that knows no block, so that only the way there and back takes time."""
 
     def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
         return Found([], 0)
@@ -58,7 +58,7 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 class GrpcLookups:
-    """A client that asks for one chain again and again, on an event loop that runs only meanwhile."""
+    """A client that looks up one chain again and again, on an event loop that runs only during a lookup."""
 
     def __init__(self, port: int, hashes: Sequence[bytes]) -> None:
         self._port = port

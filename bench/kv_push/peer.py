@@ -1,4 +1,4 @@
-"""The other end of a rank's pushes, on another GPU: a pool without a model, that sends and receives as it is told."""
+"""The other end of a rank's pushes, on another GPU: a pool without a model that sends and receives KV on command."""
 
 import time
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from transfer.ticket import Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
 LANDING_SECONDS = 60.0
-# Asks for landings of this many blocks.
+# A message that asks for a landing of so many blocks.
 Land = int
 
 
 def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamespace, config: TransferConfig) -> None:
     """Serve until the rank hangs up.
 
-    It hears tickets (push there) and numbers of blocks (open a landing); it says its landings' tickets, and when a
-    landing or a push has ended.
+    The rank sends tickets (push there) and numbers of blocks (open a landing). The peer answers with its landings'
+    tickets, and reports when a landing or a push has ended.
     """
     news = EventFd()
     tune_for_gpu_transfers()
@@ -46,7 +46,7 @@ def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamesp
 def _obey(agent: TransferAgent, message: Ticket | Land, blocks: Sequence[int], rank: Connection) -> None:
     match message:
         case Ticket():
-            # All pushes may read the same blocks.
+            # Pushes only read, so that all may use the same blocks.
             held = blocks[: max(each.first_block + each.block_count for each in message.segments)]
             agent.push(message, held)
             agent.ready(message.transfer_id, message.namespace.layers, len(held))

@@ -1,4 +1,4 @@
-"""KV to push and to push into: in host memory, or on a GPU."""
+"""Pools of KV to push from and to push into, in host memory or on a GPU."""
 
 import os
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ class HostPool:
         return HostMemory(self._pool)
 
     def bare(self) -> Any:
-        """As many contiguous bytes, for UCX alone."""
+        """The pool's bytes as one contiguous array, for bare UCX."""
         return self._pool.reshape(-1)
 
 
 class DevicePool:
-    """On the one GPU that this process sees."""
+    """A pool on the one GPU that this process sees."""
 
     def __init__(self, geometry: Geometry) -> None:
         import torch
@@ -49,13 +49,15 @@ class DevicePool:
         self._size_bytes = geometry.size_bytes
 
     def memory(self) -> KvMemory:
-        # Only here: it needs CUDA's bindings.
+        # Imported here, because it needs CUDA's bindings.
         from engine.runner.device_memory import DeviceMemory
 
         return DeviceMemory(self._pool)
 
     def bare(self) -> Any:
-        """As `HostPool`'s. UCX must have been started before: of memory that is older it does not know where it is."""
+        """As many contiguous bytes on the GPU, for bare UCX. UCX must have started before: it does not recognize older
+        allocations as device memory.
+        """
         import torch
 
         from engine.runner.device_memory import PlainAllocation
@@ -64,7 +66,7 @@ class DevicePool:
 
 
 def make_pool(gpu: str | None, geometry: Geometry) -> HostPool | DevicePool:
-    """gpu: as in CUDA_VISIBLE_DEVICES, which is set; None for host memory."""
+    """gpu: a value of CUDA_VISIBLE_DEVICES, which this function sets; None for host memory."""
     if gpu is None:
         return HostPool(geometry)
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -1,4 +1,4 @@
-"""A rank that decodes without end, and moves KV meanwhile, in this process."""
+"""A rank in this process that decodes without end and moves KV meanwhile."""
 
 import random
 import time
@@ -28,7 +28,7 @@ from transfer.tuning import tune_for_gpu_transfers
 SHAPE = "r1-ep8-rank"
 # Room for more rows than the running requests have: a request whose KV has landed takes a step or two.
 SPARE_ROWS = 4
-# Transfers in flight if each follows another.
+# Transfers in flight when they follow one another without a rate.
 AT_ONCE = 2
 TOKENS = 2500
 WARM_STEPS = 20
@@ -55,7 +55,7 @@ class PushedRank:
             max_requests=requests + SPARE_ROWS,
             graph_rows=(requests + SPARE_ROWS,),
             total_blocks=blocks,
-            # Run once before it is measured.
+            # The bench runs each kind of step once before it measures.
             warm_up="off",
             context_tokens=max(longest, prompt_tokens + BLOCK_TOKENS),
             transfer=transfer,
@@ -71,7 +71,7 @@ class PushedRank:
         self._key = 1 << 40
         self._began: dict[bytes, float] = {}
         self._round = Round()
-        # Transfers that were asked for and have not ended.
+        # Transfers that were requested and have not ended.
         self._under_way = 0
 
     def meet(self, peer: Connection) -> None:
@@ -79,7 +79,7 @@ class PushedRank:
         prompt = self._prompt()
         self._offered = chain_hashes(prompt)
         self._load.pretend_cached(prompt)
-        # Nothing evicts it.
+        # Held blocks are never evicted.
         self._engine.pool.acquire(self._engine.pool.match_prefix(self._offered))
 
     def start_decoding(self) -> None:
@@ -88,7 +88,7 @@ class PushedRank:
         self._load.decode_seconds(WARM_STEPS)
 
     def land(self) -> None:
-        """A request whose prompt another computes."""
+        """Submit a request whose prompt the peer computes."""
         self._key += 1
         submit = Submit(
             key=self._key,
@@ -98,11 +98,13 @@ class PushedRank:
         self._engine.submit(submit)
 
     def offer(self) -> None:
-        """The other opens a landing for what is cached here."""
+        """Ask the peer for a landing for the blocks that are cached here."""
         self._peer.send(len(self._offered))
 
     def run(self, seconds: float, begin: Callable[[], None] | None = None, rate: float = 0.0) -> Round:
-        """Steps for so long, in which transfers begin at this rate, or (0) a few are always under way."""
+        """Step for `seconds`. begin: starts a transfer, `rate` times a second; with a rate of 0, AT_ONCE are always
+        under way.
+        """
         assert self._engine.load().running_requests >= self._requests, "they must not end before the measurement"
         self._round = Round()
         started = time.perf_counter()
@@ -125,7 +127,7 @@ class PushedRank:
         return result is not None and sum(bool(output.token_ids) for output in result.outputs) >= self._requests
 
     def _step(self) -> StepResult | None:
-        """As a rank's loop does it."""
+        """Do what a rank's loop does in one turn."""
         while self._peer.poll():
             self._hear(self._peer.recv())
         self._engine.poll_transfers()

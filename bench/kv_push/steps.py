@@ -1,10 +1,10 @@
-"""What pushes do to the tokens of running requests: a rank that decodes, while KV lands in its pool or leaves it.
+"""What pushes do to the tokens of running requests: a rank decodes while KV lands in its pool or leaves it.
 
     python -m bench.kv_push.steps --gpus 0 1 [--layers 61] [--rates 4 0]
 
-The real engine over random weights decodes on the first GPU; a pool on the second sends it the KV of prompts, as a
-prefill worker does, or takes what is offered of its cache, as a store does. Rounds without and with transfers take
-turns; a rate is in prompts a second, 0 is one after the other.
+The real engine over random weights decodes on the first GPU. A pool on the second GPU sends it the KV of prompts, as a
+prefill worker does, or takes blocks that it offers, as a store does. Rounds without and with transfers take turns.
+Rates are in prompts a second; with 0, transfers follow one another at once.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of each kind")
     parser.add_argument("--slot-bytes", type=int, default=64 << 20)
     arguments = parser.parse_args()
-    # Set before anything asks CUDA, which reads the variable once.
+    # CUDA reads this variable once, when it is first used.
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpus[0]
     if not find_gpus():
         parser.error(f"a rank that decodes beside transfers is measured on a GPU, and {arguments.gpus[0]} is none here")
@@ -61,7 +61,7 @@ def main() -> None:
             busy: list[float] = []
             moved: list[float] = []
             for number in range(2 * arguments.rounds):
-                # Contexts grow meanwhile, so neither kind of round may always be the later one.
+                # Contexts grow from round to round. The order quiet, moved, moved, quiet treats both kinds alike.
                 if number % 4 in (0, 3):
                     quiet += rank.run(arguments.seconds).step_seconds
                     continue

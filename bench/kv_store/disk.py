@@ -1,12 +1,12 @@
-"""Fetching blocks from a store's disk, against what the disk itself gives, and against the store's memory.
+"""Fetching blocks from a store's disk, compared with the disk's own rate and with the store's memory.
 
     python -m bench.kv_store.disk DIRECTORY [--blocks 96] [--rounds 5]
 
-DIRECTORY lies on the disk that is measured. A store has memory for two chains of three: each round fetches the chains
-in turn, so that none is in memory when its turn comes, and each of them again at once, when it is. The medium's rate is
-that of direct reads of a whole block, as many at a time as the store reads, of a file beside the store's, in the same
-round; "into memory" is the tier alone, in this process: blocks read, verified and placed, and sent to nobody. Figures
-are medians.
+DIRECTORY lies on the disk that is measured. A store has memory for two of three chains. Each round fetches the chains
+in turn, so that a chain is not in memory when its turn comes, and fetches each again at once, when it is. The medium's
+rate is that of direct reads of whole blocks, as many at a time as the store reads, from a file beside the store's, in
+the same round. "into memory" is the disk tier alone, in this process: blocks are read, verified and placed, but not
+sent. Figures are medians.
 """
 
 import argparse
@@ -42,7 +42,7 @@ THREADS = 4
 BLOCK_BYTES = LAYERS * PIECE_BYTES
 # Headers take a page or two of a slot.
 SLOT_BYTES = BLOCK_BYTES + (8 << 10)
-# Lets the store free what it has sent.
+# Time for the store to free the blocks that it has sent.
 SETTLE_SECONDS = 0.1
 
 
@@ -109,7 +109,7 @@ async def until_written(stub: Any, blocks: int) -> None:
 
 
 class TierAlone:
-    """A disk tier with chains in turn, of which memory holds one and a half."""
+    """A disk tier that reads chains in turn. Its memory holds one and a half of them."""
 
     def __init__(self, directory: Path, blocks: int) -> None:
         self._directory = Directory(blocks + blocks // 2)
@@ -129,7 +129,7 @@ class TierAlone:
         self._reads = 0
 
     def read(self) -> float:
-        """Seconds of bringing the next chain to memory."""
+        """Seconds of bringing the next chain into memory."""
         chain, arrived = self._chains[self._reads % CHAINS], threading.Event()
         self._reads += 1
 
@@ -147,7 +147,7 @@ class TierAlone:
         seconds = time.perf_counter() - began
         self.tier.release(promotion)
         self._directory.release(held)
-        # What memory had already took no time.
+        # Blocks that memory had already took no time: scale to the whole chain.
         return seconds * len(chain) / len(promotion.blocks)
 
 
@@ -160,7 +160,7 @@ def write_beside(path: Path, blocks: int) -> None:
 
 
 def read_beside(path: Path, blocks: int) -> float:
-    """Seconds of reading all of it, past the page cache."""
+    """Seconds of reading the whole file, past the page cache."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(THREADS)]
 
@@ -177,7 +177,7 @@ def read_beside(path: Path, blocks: int) -> float:
 
 
 def report(size_bytes: int, seconds: list[tuple[float, float, float, float]]) -> None:
-    """Seconds of each round: the medium, the tier alone, a fetch from the disk, one from memory."""
+    """seconds: those of each round, for the medium, the tier alone, a fetch from disk and a fetch from memory."""
     sys.stdout.write(f"{size_bytes / 1e6:.0f} MB")
     names = ("medium", "into memory", "fetch from disk", "fetch from memory")
     for name, own in zip(names, zip(*seconds, strict=True), strict=True):

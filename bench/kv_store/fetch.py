@@ -64,7 +64,7 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
         with bare_peer(config, size_bytes) as (receiver, start_sender):
             triples = []
             for _ in range(rounds + 1):
-                # It runs in a thread, so that the session is renewed meanwhile.
+                # Each runs in a thread, so that the event loop can renew the session meanwhile.
                 bare = await asyncio.to_thread(receiver.receive, start_sender)
                 trusted = await asyncio.to_thread(trusting.fetch, client.attached[0], chain, target)
                 checked = await asyncio.to_thread(worker.fetch, client.attached[0], chain, target)
@@ -79,7 +79,7 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
 
 
 def report(transport: str, size_bytes: int, triples: list[tuple[float, float, float]]) -> None:
-    """Seconds of each round: bare, fetched, fetched and checked."""
+    """triples: seconds of each round, for the bare transfer, a fetch, and a checked fetch."""
     sys.stdout.write(f"{transport:6} {size_bytes / 1e6:.0f} MB")
     for name, seconds in zip(("bare", "fetch", "checked fetch"), zip(*triples, strict=True), strict=True):
         ratio = statistics.median(each[0] / own for each, own in zip(triples, seconds, strict=True))
@@ -90,7 +90,7 @@ def report(transport: str, size_bytes: int, triples: list[tuple[float, float, fl
 
 @contextmanager
 def bare_peer(config: TransferConfig, size_bytes: int) -> Iterator[tuple[BareReceiver, Callable[[], None]]]:
-    """A receiver in this process, and what makes a sender in another start."""
+    """A receiver in this process, and a function that makes a sender in another process start."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=send_when_told, args=(theirs, config, size_bytes), daemon=True)

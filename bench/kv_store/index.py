@@ -1,11 +1,11 @@
-"""Looking up a chain in each index of the KV stores, and what a benchmark of Redis' own gets from the same command.
+"""Looking up a chain in each index of the KV stores, beside Redis' own benchmark of the same command.
 
     python -m bench.kv_store.index [--entries 1000000] [--lookups 5000] [--rounds 5]
 
 The indexes hold a million entries; lookups are of chains of 64 blocks, all of them known. Redis is a Valkey server on
 this machine; beside it, valkey-benchmark or redis-benchmark (in PATH) sends the same command for one of the chains. The
-floor is a GET by either. One asks at a time for the quantiles, and 16 for the rate. All take turns; figures are medians
-over the rounds. Processor time is that of the asking process, for each lookup of those that 16 asked for.
+floor is a GET by either. Quantiles are measured with one client at a time, rates with 16. All take turns; figures are
+medians over the rounds. Processor time is that of the asking process, per lookup, with 16 clients.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from mesh.redis_server import RedisServer
 CHAIN_BLOCKS = 64
 CONCURRENCY = 16
 
-# Where the store's keys are listed, and a read of a key that nobody has.
+# The key under which the store's blocks are listed, and a read of a key that does not exist.
 HELD = STORES + b":bench:1"
 GET = (b"GET", b"nothing")
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 async def measure(entries: int, lookups: int, rounds: int) -> None:
-    # As text, which can stand on a command line.
+    # The hashes are text, so that they can stand on a command line.
     chains = [[secrets.token_hex(12).encode() for _ in range(CHAIN_BLOCKS)] for _ in range(entries // CHAIN_BLOCKS)]
     results: dict[str, list[Measured]] = {}
     with ValkeyServer(port=free_port()) as server:
@@ -125,7 +125,7 @@ async def asked_by(peer: str, port: int, words: Sequence[bytes], lookups: int) -
 
 
 async def benchmark(peer: str, port: int, words: Sequence[bytes], lookups: int, clients: int) -> dict[str, str]:
-    """What the benchmark says of so many of this command."""
+    """The figures that the benchmark `peer` gives for `lookups` runs of one command."""
     options = ["-p", str(port), "-n", str(lookups), "-c", str(clients), "--csv"]
     process = await asyncio.create_subprocess_exec(
         peer, *options, *(word.decode() for word in words), stdout=asyncio.subprocess.PIPE

@@ -2,11 +2,11 @@
 
     python -m bench.kv_store.lookup [--lookups 5000]
 
-The worker and the store are two processes. Over UCX a lookup is answered at once, and then brings the blocks
-themselves: here they have 64 bytes. Over gRPC it is MatchPrefix, on an event loop as services have it, and brings
-nothing. Both are timed where the caller waits, and take turns; medians are compared. For known blocks there is also the
-answer alone: what the caller waited, without what passed between the answer and the last block. The processor time of
-both processes says what a lookup costs where others want the processors too, and whoever sleeps waits for his turn.
+The worker and the store are two processes. Over UCX a lookup is answered at once and then brings the blocks themselves,
+here of 64 bytes. Over gRPC it is MatchPrefix, on an event loop as services have one, and brings no blocks. Both are
+timed where the caller waits, and take turns; medians are compared. For known blocks the table also has the wait for the
+answer alone, without the time from the answer to the last block. The processor time of both processes says what a
+lookup costs on a busy machine, where a process that sleeps has to wait for a processor.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from mesh.domain import worker_wire
 CHAIN_BLOCKS = 64
 HASH_BYTES = 16
 BLOCK_BYTES = 64
-# The clock of processes' times ticks every 10 ms.
+# Lookups between two readings of the processes' times, whose clock ticks only every 10 ms.
 BATCH = 500
 
 Chain = Sequence[bytes]
@@ -59,7 +59,7 @@ class Measured:
     """Seconds of each lookup, and the processor time that both processes together take for one."""
 
     seconds: list[float] = field(default_factory=list)
-    # Over UCX: until the answer alone.
+    # Over UCX: seconds until the answer, without the blocks.
     answered: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
 

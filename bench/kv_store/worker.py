@@ -1,4 +1,4 @@
-"""A worker of KV stores without an engine: blocks of bytes in host memory, offered to a store and fetched from it."""
+"""A client of KV stores without an engine: blocks of bytes in host memory, offered to a store and fetched from it."""
 
 import asyncio
 import select
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.002
 
 
 class KvWorker:
-    """`memory` is uint8 [layers, blocks, piece_bytes]; which block of it has which hash is up to the caller."""
+    """`memory` is uint8 [layers, blocks, piece_bytes]. The caller decides which of its blocks has which hash."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class KvWorker:
         secret: bytes | None = None,
         draft_layers: int = 0,
     ) -> None:
-        """With a `secret` it vouches for what it offers, and checks what it fetches. The last `draft_layers` of the
-        layers are drafts'.
+        """secret: if given, the worker vouches for the blocks that it offers and checks those that it fetches.
+        draft_layers: how many of the layers, the last ones, are draft layers.
         """
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
@@ -75,7 +75,7 @@ class KvWorker:
         self._fetches = 0
 
     def hold(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """These blocks have these hashes: what is offered is pushed from them."""
+        """Say which blocks have which hashes. Offered hashes are pushed from these blocks."""
         self._blocks = dict(zip(hashes, blocks, strict=True))
 
     def attach_store(self, session: StoreSession) -> None:
@@ -84,7 +84,7 @@ class KvWorker:
         self._attached.set()
 
     async def attached_to(self, stores: int) -> None:
-        """Return once it has sessions with so many stores."""
+        """Return once the worker has sessions with so many stores."""
         while len(self.sessions) < stores:
             self._attached.clear()
             await self._attached.wait()
@@ -104,7 +104,7 @@ class KvWorker:
         return self._fetches
 
     def fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> Fetched:
-        """Fetch, and wait for it: nothing else may be under way."""
+        """Fetch and wait for the result. No other transfer may be under way."""
         fetch_id = self.start_fetch(store_id, hashes, blocks)
         while True:
             select.select([self._news.fileno()], [], [])
@@ -114,7 +114,7 @@ class KvWorker:
                     return event
 
     def deliver(self, client: StoreClient) -> list[Event]:
-        """Tell the client what happened to its offers; returns the rest."""
+        """Tell the client which of its pushes have ended; returns all other events."""
         others: list[Event] = []
         for event in self.agent.events():
             if isinstance(event, PushEnded):
@@ -126,7 +126,7 @@ class KvWorker:
 
 @asynccontextmanager
 async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[StoreClient]:
-    """A client of these stores for this worker, attached to all of them; it runs until the block ends."""
+    """A store client of the worker, attached to all of these stores. It runs until the block ends."""
     client = StoreClient(endpoints, worker.identity, worker, Channels())
     running = asyncio.create_task(client.run())
     try:
@@ -141,7 +141,7 @@ async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[
 async def offer_all(
     worker: KvWorker, client: StoreClient, stub: Any, chain: Sequence[bytes], tenant: bytes = b""
 ) -> None:
-    """Offer a chain, push what the store wants, and wait until the store (`stub`, its gRPC) has all of it."""
+    """Offer a chain, push what the store wants, and wait until the store has all of it. stub: the store's gRPC stub."""
     client.offer(chain, tenant)
     request = kvstore_pb2.MatchPrefixRequest(
         kv_namespace=worker_wire.namespace_message(worker.namespace), block_hashes=chain

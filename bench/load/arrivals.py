@@ -6,7 +6,7 @@ import numpy as np
 
 
 def arrival_times(rate: float, generator: np.random.Generator, *, count: int) -> list[float]:
-    """`count` arrivals, seconds from the start, the first at 0; an infinite rate has them all there."""
+    """`count` arrivals, in seconds from the start, the first at 0. With an infinite rate all are at 0."""
     if math.isinf(rate):
         return [0.0] * count
     gaps = generator.exponential(1 / rate, size=count - 1)

@@ -13,7 +13,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an endpoint serves. `vocabulary_size` is None where it does not say."""
+    """What an endpoint serves. `vocabulary_size` is None if the endpoint does not say."""
 
     model: str
     vocabulary_size: int | None
@@ -23,7 +23,7 @@ class LoadClient(Protocol):
     """A connection to one endpoint, used by any number of requests at once."""
 
     async def discover(self) -> Target:
-        """The model to ask. Raises EndpointUnavailable, or UnknownModel where it is not served."""
+        """The model to ask. Raises EndpointUnavailable, or UnknownModel if the endpoint does not serve it."""
         ...
 
     async def send(self, job: Job, record: RequestRecord, clock: Clock) -> None:

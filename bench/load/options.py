@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 from mesh.config import Config
 
 DEFAULT_REQUESTS = 100
-# What a request can say.
+# The largest max_tokens that a request can carry.
 MOST_TOKENS = 2**32 - 1
 # All are drawn before the first is sent: more would take hours and the machine's memory.
 MOST_REQUESTS = 10_000_000
 LONGEST_PROMPT = 10_000_000
-# Requests of a run come for a month at the most. A rate that asks for more is a slip.
+# Requests of a run arrive for a month at most. A rate that would need longer is a slip.
 LONGEST_RUN_S = 30 * 24 * 3600
 
 
@@ -45,7 +45,7 @@ class LoadOptions(Config):
     # Tokens of a synthetic prompt, and of an answer.
     isl: int = Field(default=512, ge=1, le=LONGEST_PROMPT)
     osl: int = Field(default=128, ge=1, le=MOST_TOKENS // 2)
-    # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)]: below twice as long.
+    # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)].
     range_ratio: float = Field(default=0.0, ge=0, lt=1)
     # Synthetic prompts begin with one of `prefixes` texts of `prefix_length` tokens (part of isl).
     prefixes: int = Field(default=0, ge=0)
@@ -61,7 +61,7 @@ class LoadOptions(Config):
 
     ttft_slo_ms: float | None = Field(default=None, gt=0)
     tpot_slo_ms: float | None = Field(default=None, gt=0)
-    # Find the highest rate, from `rate` on, at which this share of the requests keeps them.
+    # Find the highest rate, beginning with `rate`, at which `good_share` of the requests keep these objectives.
     find_rate: bool = False
     good_share: float = Field(default=0.9, gt=0, le=1)
     # The report's JSON; the plot lies beside it. By default out/load-<time>.json.

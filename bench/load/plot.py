@@ -67,7 +67,7 @@ def _throughput(axes: Axes, report: Report) -> None:
     times, counts = _in_flight(report)
     in_flight.step(times, counts, where="post", color=ORANGE, linewidth=1.2)
     in_flight.set_ylabel("requests in flight", color=ORANGE)
-    # There are no half requests.
+    # The number of requests is whole.
     in_flight.yaxis.set_major_locator(MaxNLocator(integer=True))
     in_flight.set_ylim(0, max(max(counts), 1) * 1.25)
     in_flight.tick_params(axis="y", colors=ORANGE)

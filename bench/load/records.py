@@ -21,7 +21,7 @@ class RequestRecord:
     message_tokens: list[int] = field(default_factory=list)
     # When the last message came, whether or not it carried tokens; None if the request failed.
     finished_s: float | None = None
-    # As the endpoint names it and counts its tokens.
+    # The endpoint's id for the request, and its counts of tokens; None as far as it does not say.
     request_id: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -44,7 +44,7 @@ class RequestRecord:
 
     @property
     def generated_tokens(self) -> int:
-        """As the endpoint reports them, else as they were counted."""
+        """Output tokens as the endpoint reports them; if it does not, as they were counted."""
         return sum(self.message_tokens) if self.output_tokens is None else self.output_tokens
 
     @property

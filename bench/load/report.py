@@ -19,7 +19,7 @@ SUSPECT_DRIFT_MS = 10.0
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one run tells. `started_at` is ISO 8601, UTC."""
+    """All results of one run. `started_at` is ISO 8601, UTC."""
 
     started_at: str
     model: str
@@ -37,7 +37,7 @@ def save(report: Report, path: Path) -> None:
 
 
 def table(report: Report) -> Table:
-    """Latencies by percentile above, totals and rates below."""
+    """A table with latencies by percentile above, totals and rates below."""
     options, summary = report.options, report.summary
     shape = str(options.dataset) if options.dataset else f"{options.isl} in, {options.osl} out"
     title = f"{report.model} at {options.url or options.grpc}: {options.rate:g} requests/s, {shape}"
@@ -91,7 +91,7 @@ def _totals(report: Report) -> list[tuple[str, str]]:
 
 
 def _caption(report: Report) -> Text | None:
-    """What the first failed request of each kind was told, and whether the generator may be to blame."""
+    """The message of the first failed request of each kind, and a caution if the generator may be to blame."""
     told: dict[str, str] = {}
     for record in report.records:
         if record.error is not None:

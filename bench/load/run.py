@@ -40,7 +40,7 @@ def _show_nothing(sent: int, ended: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What arrives when: `jobs[i]` at `times_s[i]`."""
+    """The requests and their arrivals: `jobs[i]` arrives at `times_s[i]`."""
 
     jobs: list[Job]
     times_s: list[float]
@@ -49,8 +49,8 @@ class Plan:
 def main(options: LoadOptions, console: Console | None = None) -> Report:
     """Run, save the JSON and the plot, and print the table last: what `deepmesh bench` does.
 
-    Where the highest rate is to be found, that is the run at this rate, behind a table of all rates.
-    Ctrl-C ends the run, and what was measured until then is saved and printed.
+    With `find_rate` set, report, plot and table are those of the run at the rate found; a table of all rates comes
+    first. Ctrl-C ends the run; what was measured until then is saved and printed.
 
     Raises ConfigError for a bad dataset or a file that cannot be written, EndpointUnavailable, UnknownModel.
     """
@@ -64,7 +64,7 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
         report.save(result, path)
         plot.save(result, path.with_suffix(PLOT))
     finally:
-        # Whatever has become of the disk since.
+        # Print the table even if saving failed: the disk may have filled up since the run began.
         console.print(report.table(result))
     console.print(f"saved {path} and {path.with_suffix(PLOT)}")
     return result
@@ -89,10 +89,10 @@ def run_load(options: LoadOptions, console: Console | None = None) -> Report:
 async def load(
     options: LoadOptions, shown: Shown = _show_nothing, *, keep_when_cancelled: bool = False, after_s: float = 0.0
 ) -> Report:
-    """The same, on the loop that runs.
+    """As `run_load`, on the running event loop.
 
-    keep_when_cancelled: whether a cancellation ends the run as if it had been planned so. after_s: seconds before the
-    first arrivals, so that a load can follow another one whose answers still run.
+    keep_when_cancelled: whether a cancelled run still returns a report of what was measured. after_s: seconds before
+    the first arrival, so that a load can follow another one whose answers still run.
     """
     client: LoadClient = GrpcClient(options, Channels()) if options.grpc else OpenAILoadClient(options)
     try:
@@ -118,7 +118,7 @@ async def load(
 
 @contextmanager
 def _shown_on(console: Console | None) -> Iterator[Shown]:
-    """Shows a bar of the answers on a terminal."""
+    """Show a progress bar of the answers if the console is a terminal."""
     if console is None or not console.is_terminal:
         yield _show_nothing
         return
@@ -135,7 +135,7 @@ def _shown_on(console: Console | None) -> Iterator[Shown]:
 def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
     """Arrivals and jobs, drawn before the clock starts; equal options give equal plans.
 
-    Raises ConfigError for a bad dataset, and where the last request would arrive after more than a month.
+    Raises ConfigError for a bad dataset, or if the last request would arrive after more than a month.
     """
     arrival_random, job_random = np.random.default_rng(options.seed + seed_offset).spawn(2)
     from_file = options.dataset if options.dataset != workload.TASKS else None
@@ -172,7 +172,7 @@ def _records(counted: Plan) -> list[RequestRecord]:
 
 
 def _as_far_as_sent(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """Those that were sent before the run was stopped; what was still in flight then has failed.
+    """The requests that were sent before the run was stopped; those that were still in flight count as failed.
 
     Raises CancelledError if there are none.
     """
@@ -188,7 +188,7 @@ def _as_far_as_sent(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 async def _run(
     client: LoadClient, jobs: Sequence[Job], records: Sequence[RequestRecord], max_concurrency: int | None, shown: Shown
 ) -> None:
-    """Send every job at its time, and write what becomes of it to its record."""
+    """Send every job at its time, and write its outcome to its record."""
     guard = asyncio.Semaphore(max_concurrency or len(jobs))
     start = time.perf_counter()
     sent = ended = 0
@@ -217,5 +217,5 @@ async def _send(client: LoadClient, job: Job, record: RequestRecord, guard: asyn
 
 
 async def _sleep_until(time_s: float, clock: Clock) -> None:
-    # Sleep even if there is nothing to wait for, so that the requests already started can run.
+    # Sleep even if the time has come, so that the requests already started can run.
     await asyncio.sleep(max(0.0, time_s - clock()))

@@ -1,4 +1,4 @@
-"""The highest rate at which requests keep their objectives: what an endpoint serves, say, with a token every 50 ms."""
+"""The highest rate at which requests keep their objectives, such as a token every 50 ms."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,16 +10,18 @@ from bench.load.options import MOST_REQUESTS, LoadOptions
 from bench.load.report import Report
 from bench.load.summary import Distribution
 
-# The rate found and the lowest one that is too high differ by so much at the most.
+# The lowest rate known to be too high is at most so many times the rate found.
 PRECISION = 1.1
 MOST_TRIALS = 16
-# Requests of a trial: with fewer one late answer decides.
+# Fewest requests of a trial: with fewer, one late answer would decide.
 FEWEST_REQUESTS = 30
 
 
 @dataclass(frozen=True)
 class Found:
-    """trials: in the order in which they ran; best: of the highest rate that was kept, or the last one if none was."""
+    """trials: in the order in which they ran. best: the trial at the highest rate that kept the objectives, or the last
+    trial if none did.
+    """
 
     trials: list[Report]
     best: Report
@@ -28,7 +30,7 @@ class Found:
 def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None:
     """The rate to try next: doubled while objectives are kept, halved while they are not, then between the two.
 
-    tried: rates, and whether they were kept. None if the highest rate is known, or the last trial was the last.
+    tried: rates, and whether objectives were kept at them. None if the highest rate is known, or after MOST_TRIALS.
     """
     kept = [rate for rate, good in tried if good]
     missed = [rate for rate, good in tried if not good]
@@ -48,7 +50,7 @@ def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None
 def find_rate(options: LoadOptions, run: Callable[[LoadOptions], Report]) -> Found:
     """Run one load after another, each with arrivals and prompts of its own, until the rate is known.
 
-    It ends early where a run was stopped, where no request was answered, or where the next would have too many.
+    It ends early if a run was stopped, if no request was answered, or if the next run would have too many requests.
     """
     assert options.duration_s is not None
     trials: list[Report] = []

@@ -1,4 +1,4 @@
-"""What a run's records add up to. Pure functions; percentiles interpolate linearly between the two nearest ranks."""
+"""The summary of a run's records. Pure functions; percentiles interpolate linearly between the two nearest ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Summary:
     cached_tokens: int
     input_tokens_per_second: float
     output_tokens_per_second: float
-    # None if no request has the quantity.
+    # Each is None if no request has the quantity.
     ttft_ms: Distribution | None
     tpot_ms: Distribution | None
     itl_ms: Distribution | None

@@ -1,4 +1,4 @@
-"""What is asked: synthetic prompts of given lengths, or the rows of a dataset."""
+"""The requests of a load run: synthetic prompts of given lengths, or the rows of a dataset."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from mesh.errors import ConfigError
 
 # Ids below this are special tokens in most vocabularies.
 FIRST_ORDINARY_TOKEN = 16
-# Each is one token, with the space before it, in the usual vocabularies.
+# Each word, with the space before it, is one token in the usual vocabularies.
 COMMON_WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "it", "by", "at", "or")
-# The dataset of this name is no file.
+# This name stands for our own tasks rather than for a file.
 TASKS = Path("tasks")
 
 
@@ -42,7 +42,7 @@ class _Row(msgspec.Struct):
 def read_dataset(path: Path, default_max_tokens: int) -> list[Job]:
     """Rows of a JSON-lines file, or lines of a text file. Raises ConfigError naming the line that is wrong."""
     try:
-        # A text may hold what other systems take for the end of a line, such as U+2028.
+        # Split at newlines only: splitlines() would also split at characters such as U+2028, which texts may contain.
         lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the dataset {path}: {error}") from error
@@ -81,14 +81,14 @@ def dataset_jobs(rows: Sequence[Job]) -> Iterator[Job]:
 
 
 def task_jobs(seed: int) -> Iterator[Job]:
-    """Endless chats made of the tasks that quality is judged by, with the prefixes that real traffic shares."""
+    """Endless chats made of the tasks that quality is judged by. They share prefixes as real traffic does."""
     for chat in task_chats(seed):
         yield Job(tuple(Message(each.role, each.content) for each in chat.messages), chat.max_tokens)
 
 
 def as_messages(job: Job) -> Job:
-    """The same job for an endpoint that only chats. Token ids become one common word each, so that the prompt is about,
-    not exactly, as long as asked for."""
+    """The same job for an endpoint that only chats. Each token id becomes a common word, so that the prompt has about
+    the length that was asked for, but not exactly."""
     if isinstance(job.prompt, str):
         return Job((Message("user", job.prompt),), job.max_tokens)
     if isinstance(job.prompt[0], Message):

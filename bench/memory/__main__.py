@@ -3,12 +3,13 @@
     python -m bench.memory
 
 Serving: a mesh on the oracle backend answers a warm-up and then 10,000 requests, half over gRPC and half over HTTP,
-each with a prompt of its own; resident memory is read for every process after each 500. What a service keeps on purpose
-is bounded small enough to be full after the warm-up, so that what grows afterwards is not kept on purpose.
+each with a prompt of its own. The resident memory of every process is read after each 500. Everything that a service
+keeps on purpose is bounded so tightly that it is full after the warm-up; growth afterwards is therefore a leak.
 
-Loading: a process of its own loads a checkpoint of over 1 GB; the highest resident memory while it does, less what was
-resident with everything imported, is compared with the size of the files. The checkpoint is bfloat16. Loaded as
-float32, which is what "auto" means on a CPU, the weights alone are twice the files: that peak is compared with them.
+Loading: a process of its own loads a checkpoint of over 1 GB. Its highest resident memory during the load, less what
+was resident once everything was imported, is compared with the size of the files. The checkpoint is bfloat16. Loaded as
+float32, which is what "auto" means on a CPU, the weights alone are twice the files; that peak is compared with the
+weights.
 """
 
 import argparse
@@ -54,7 +55,7 @@ class LoadingRow:
 
     @property
     def ratio(self) -> float:
-        """Peak to what must be in memory: the files, or the weights where their dtype makes them larger."""
+        """The peak over what must be in memory: the files' size, or the weights' if their dtype makes them larger."""
         return self.taken_bytes / max(self.file_bytes, self.peak.parameter_bytes)
 
 
@@ -66,7 +67,7 @@ class Report:
 
 
 def loading_rows(checkpoint: Path) -> list[LoadingRow]:
-    """Load `checkpoint` in its own dtype and in the CPU's default. It is made where it is not there."""
+    """Load `checkpoint` in its own dtype and in the CPU's default. It is made first if it does not exist."""
     if not (checkpoint / "config.json").exists():
         make_checkpoint(checkpoint, "small", dtype="bfloat16", overrides=LARGE)
     file_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))

@@ -1,7 +1,7 @@
-"""Loads a checkpoint in a process of its own and says what that took. `python -m bench.memory.loading_peak DIR DTYPE`.
+"""Loads a checkpoint and prints the memory that took, as one JSON object.
 
-Prints one JSON object. Everything that loading imports is imported before the baseline is read, so that the difference
-is the weights' alone.
+`python -m bench.memory.loading_peak DIR DTYPE` runs it in a process of its own. Everything that loading imports is
+imported before the baseline is read, so that the difference is due to the weights alone.
 """
 
 import sys
@@ -22,7 +22,7 @@ class LoadingPeak(msgspec.Struct, frozen=True):
 
 
 def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
-    # The peak counts from here (proc(5), clear_refs).
+    # Reset the peak of resident memory (proc(5), clear_refs).
     Path("/proc/self/clear_refs").write_text("5")
     baseline = _status_bytes("VmRSS")
     model = load_model(directory, dtype, torch.device("cpu"))

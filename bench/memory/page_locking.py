@@ -1,8 +1,10 @@
-"""How fast this machine gives memory from which a GPU copies by itself: `engine.offload` takes a layer's at a time.
+"""How fast this machine provides page-locked memory, from which a GPU copies by itself.
+
+`engine.offload` allocates the memory of one layer at a time.
 
 `python -m bench.memory.page_locking [--gb 4]`
 
-Memory that a virtual machine has never used may have to come from its host first, so that each row is measured twice.
+Each row is measured twice, because memory that a virtual machine has never used may have to come from its host first.
 Without a GPU nothing is locked.
 """
 
@@ -26,7 +28,7 @@ class Rates:
 
 
 def measure(size_bytes: int, *, huge: bool, threads: int | None) -> Rates:
-    """threads: that write to the pages before they are locked; None leaves that to the driver."""
+    """threads: how many threads write to the pages before they are locked; None leaves that to the driver."""
     pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)

@@ -12,7 +12,7 @@ from mesh.errors import EndpointUnavailable
 
 CONCURRENCY = 64
 PROMPT_TOKENS, ANSWER_TOKENS = 96, 16
-# Everything that is kept on purpose fills up while warming up: the engine's blocks (two a request), the decision log.
+# All that is kept on purpose fills up during the warm-up: the engine's blocks (two a request) and the decision log.
 SETTINGS = ("decode.engine.total_blocks=1024", "decode.engine.max_requests=64", "scheduler.decisions=500")
 
 
@@ -29,14 +29,14 @@ class MemoryCurve:
             self.resident_bytes.setdefault(name, []).append(size)
 
     def growth_bytes(self, name: str, warmup: int) -> int:
-        """From the end of the warm-up to the last request."""
+        """Growth from the end of the warm-up to the last request."""
         return self.resident_bytes[name][-1] - self.resident_bytes[name][self.requests.index(warmup)]
 
 
 async def serving_memory(log: Path, requests: int, warmup: int, lot: int) -> MemoryCurve:
     """Send `warmup` and then `requests` requests through a mesh, in lots over gRPC and over HTTP in turn.
 
-    Prompts never repeat. Raises EndpointUnavailable where a request fails.
+    Prompts never repeat. Raises EndpointUnavailable if a request fails.
     """
     assert requests % lot == warmup % lot == 0
     curve = MemoryCurve()
@@ -49,7 +49,7 @@ async def serving_memory(log: Path, requests: int, warmup: int, lot: int) -> Mem
 
 
 def resident(process_ids: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each process, and of what it started: a decode worker's rank."""
+    """Resident bytes of each process, and of each process it started, such as a decode worker's rank."""
     sizes = {}
     for name, process_id in process_ids.items():
         own, *started = family(process_id)

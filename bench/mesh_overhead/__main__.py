@@ -1,11 +1,13 @@
-"""What the mesh adds to the engine: time per token of streams through gateway and decode worker, and without them.
+"""What the mesh adds to the engine: time per token of streams through gateway and decode worker, and of the engine
+alone.
 
     python -m bench.mesh_overhead [--streams 64] [--layers 61 | --model models/tiny-r1]
 
-The same engine answers the same prompts, alone in a process and behind a whole mesh as `deepmesh up` starts it, with
-one gRPC stream a prompt; by turns, beginning and ending with the engine alone. By default it is one rank of DeepSeek-R1
-on one GPU with random weights, its gates included: these leave many experts without tokens, so that a step is shorter,
-and harder to keep up with, than that of bench.rank. `--model` names a checkpoint instead, as a CPU needs.
+The same engine answers the same prompts alone in a process, and in a whole mesh as `deepmesh up` starts it, with one
+gRPC stream a prompt. The two take turns, beginning and ending with the engine alone. By default the engine is one rank
+of DeepSeek-R1 on one GPU with random weights. The gates are random too and leave many experts without tokens, so that a
+step is shorter than that of bench.rank, and harder to keep up with. `--model` names a checkpoint instead, which a CPU
+needs.
 
 Time per token is the mean gap between a stream's tokens while every stream decodes.
 """
@@ -49,13 +51,13 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Options:
-    # A checkpoint's directory; None for the shape with so many layers.
+    # A checkpoint's directory; None for random weights of `layers` layers.
     model: Path | None
     layers: int
     streams: int
     prompt_tokens: int
     tokens: int
-    # Tokens of every stream before times count.
+    # Times count once every stream has so many tokens.
     settle: int
     repeats: int
     seed: int
@@ -76,12 +78,12 @@ class Overhead:
 
     @property
     def ratio(self) -> float:
-        """Time per token with the mesh to that without."""
+        """Time per token with the mesh, divided by that of the engine alone."""
         return mean(run.gaps_ms.mean for run in self.mesh) / mean(gaps.mean for gaps in self.engine)
 
 
 def steady_gaps(streams: Sequence[Sequence[float]], settle: int) -> list[float]:
-    """Gaps between tokens from when every stream has `settle` of them until the first stream ends."""
+    """Gaps between tokens, from when every stream has `settle` tokens until the first stream ends."""
     begin, end = max(times[settle] for times in streams), min(times[-1] for times in streams)
     return [
         later - earlier for times in streams for earlier, later in pairwise(times) if begin <= earlier and later <= end
@@ -95,13 +97,13 @@ def _distribution(streams: Sequence[Sequence[float]], options: Options) -> Distr
 
 
 def engine_values(options: Options) -> dict[str, Any]:
-    """What both engines are told beside where their model is."""
+    """The settings that both engines share, besides their model's directory."""
     values: dict[str, Any] = {
         "max_requests": options.streams,
         "graph_rows": [options.streams],
         "max_step_tokens": STEP_TOKENS,
         "context_tokens": options.prompt_tokens + options.tokens,
-        # Run once before it is measured.
+        # The bench runs each kind of step once before it measures.
         "warm_up": "off",
     }
     return values if options.model is not None else values | {"random_weights": True}
@@ -176,7 +178,7 @@ async def run(options: Options, log: Path, console: Console) -> Overhead:
 
 
 def make_shape(directory: Path, layers: int) -> Path:
-    """Configuration and tokenizer of the shape: all that random weights, and a gateway, need."""
+    """Write configuration and tokenizer of the shape: an engine with random weights and a gateway need no more."""
     write_tokenizer(directory, DEEPSEEK_R1["vocab_size"], DEEPSEEK_R1["max_position_embeddings"])
     return write_shape(directory, SHAPE, layers)
 

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, without a mesh around it, and when each of its tokens came.
+"""Runs one engine in a process of its own, without a mesh around it, and notes when each of its tokens came.
 
 `python -m bench.mesh_overhead.engine_alone TASK TIMES` reads an EngineTask and writes the times of its streams, both as
 JSON.
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     task = msgspec.json.decode(task_path.read_bytes(), type=EngineTask)
     config = EngineConfig.model_validate(task.engine)
     engine = Engine(config, Backends().make(config), time.monotonic)
-    # A rank does the same.
+    # As a rank does: the garbage collector need not visit what was loaded.
     gc.freeze()
     times_path.write_bytes(msgspec.json.encode(token_times(engine, task.prompts, task.tokens)))
     return 0

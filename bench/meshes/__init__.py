@@ -1,1 +1,1 @@
-"""Whole meshes for benches, and what their processes use."""
+"""Whole meshes for benches, and the resources that their processes use."""

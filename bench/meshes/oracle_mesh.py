@@ -41,7 +41,7 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
     """Start a mesh, wait until it serves, and stop it at the end; its lines go to `log`.
 
     The gateway turns the oracle's ids into text, with a tokenizer of its own size. `settings` as `deepmesh up --set`.
-    Raises ProcessFailed where a service does not get ready.
+    Raises ProcessFailed if a service does not get ready.
     """
     channels = Channels()
     with TemporaryDirectory() as directory, log.open("a") as output:

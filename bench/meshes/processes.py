@@ -1,4 +1,4 @@
-"""What processes use: cores they may run on, processor time, resident memory. A process stands for all it started."""
+"""Resources of processes: the cores they may run on, processor time, memory. A process includes all that it started."""
 
 import os
 import time

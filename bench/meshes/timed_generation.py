@@ -20,7 +20,7 @@ class TimedGeneration:
     cached_tokens: int = 0
 
     def after_sending(self, token: int) -> float:
-        """Seconds from sending the request to its token of that index."""
+        """Seconds from sending the request to the token with that index."""
         return self.times[token] - self.sent
 
     def gaps(self) -> list[float]:
@@ -34,7 +34,7 @@ async def generate(
     max_tokens: int,
     result: TimedGeneration | None = None,
 ) -> TimedGeneration:
-    """Generate exactly `max_tokens`; `result`, where given, is filled as tokens come. Raises MeshError."""
+    """Generate exactly `max_tokens`. If `result` is given, it is filled as tokens come. Raises MeshError."""
     result = result or TimedGeneration()
     request = gateway_pb2.GenerateRequest(
         prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt)),

@@ -1,10 +1,10 @@
-"""How long two ranks' hosts are busy agreeing on a step, each in a process of its own; it takes no GPU.
+"""How long two ranks' hosts are busy agreeing on a step, each in a process of its own. Needs no GPU.
 
 `python -m bench.node.agreement [--pauses-ms 0 20] [--evicted-mb 4] [--steps 150]`
 
-Between steps a rank sleeps, writes other memory, so that the code of an agreement leaves the processor's caches, and is
-up to 0.1 ms late, at random. Medians over both ranks' steps, without the waits for each other, and from the moment the
-later one comes until both have agreed.
+Between steps a rank sleeps, writes other memory, so that the agreement's code leaves the processor's caches, and comes
+up to 0.1 ms late, at random. Printed are medians over both ranks' steps: the time without the waits for each other, and
+the time from the later rank's arrival until both have agreed.
 """
 
 import argparse
@@ -28,13 +28,15 @@ from engine.parallel.peers import Peers
 LAYOUT = Layout(dp=2, ep=2)
 LATEST_SECONDS = 100e-6
 CACHE_LINE = 64
-# A fifth of the steps with a pause only warms up and is not counted.
+# The first fifth of the steps with a pause warms up and is not counted.
 WARM_SHARE = 5
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a clock that both ranks have, and how long this one's host was busy."""
+    """When the step's agreement began and ended, in seconds of a clock that both ranks share, and how long this rank's
+    host was busy with it.
+    """
 
     begun: float
     ended: float
@@ -60,7 +62,7 @@ def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) ->
             _spin(late.uniform(0, LATEST_SECONDS))
         clock.restart()
         begun = time.perf_counter()
-        # Both change from step to step, and differ.
+        # The numbers change from step to step, and differ between the ranks.
         rows = 64 + (step + peers.place.rank) % 3
         clock.agreement.agree(StepShape(rows, drawing=rows, decodes=True, rows=rows))
         measured.append(Step(begun, time.perf_counter(), clock.mean_seconds()))

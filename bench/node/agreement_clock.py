@@ -26,8 +26,8 @@ class AgreementClock:
         return self._seconds / max(self._steps, 1)
 
     def _clock(self, lockstep: Lockstep) -> None:
-        """Wraps methods of this object. A subclass would add code of its own, which leaves the processor's caches
-        between steps too, so that its time would count.
+        """Wrap methods of this object. A subclass would have code of its own, which would leave the processor's caches
+        between steps as well, and its time would count.
         """
         agree, wait, wake = lockstep.agree, lockstep._await, lockstep._wake
 
@@ -45,7 +45,7 @@ class AgreementClock:
             return found
 
         def waking() -> None:
-            """Waking others is a part of the wait, and counts."""
+            """Count the time of waking others, which happens within the wait that is subtracted."""
             started = time.perf_counter()
             wake()
             self._seconds += time.perf_counter() - started

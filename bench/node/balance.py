@@ -3,12 +3,12 @@
 `python -m bench.node.balance [--layers N] [--experts w4a8|fp8] [--kv fp8|bf16] [--rows 64 256] [--step-tokens N]
 [--zipf EXPONENT] [--redundant N] [--interval STEPS] [--moving-steps N]`
 
-The engine that serves, one rank a GPU (dp, ep), over random weights. Tokens draw their experts by Zipf's law; without
-groups, and the first ranks' experts are the most popular: two ranks have an imbalance ((largest - mean) / mean) of 1 at
-most, four of 3. "uniform" and "skewed" leave experts where they are; "counted" is uniform with engine.balance as it is
-by default; "balanced" is the same skew after it has moved experts. Decode steps behind contexts of 3,500 tokens,
-prompts of as many. Experts move while the first of --rows decode: what that costs is in the second table, beside as
-many such steps in which none may move.
+The bench runs the serving engine, one rank a GPU (dp, ep), over random weights. Tokens draw their experts by Zipf's
+law, without expert groups. The first ranks' experts are the most popular, so that the imbalance ((largest - mean) /
+mean) is at most 1 with two ranks and 3 with four. "uniform" and "skewed" leave experts where they are; "counted" is
+uniform with the default engine.balance; "balanced" has the same skew after engine.balance has moved experts. Decode
+steps have contexts of 3,500 tokens, and prompts are as long. Experts move while the first of --rows decode. The second
+table shows what that costs, beside as many such steps in which none may move.
 """
 
 import argparse
@@ -44,9 +44,9 @@ ResultT = TypeVar("ResultT")
 SHAPE = "r1-one-group"
 WAYS = ("uniform", "counted", "skewed", "balanced")
 STEPS = 30
-# Full steps of prompts.
+# How many full steps of prompts are measured.
 PREFILL_STEPS = 4
-# Experts move already if that lowers a layer's imbalance by so much.
+# Experts move if that lowers a layer's imbalance by so much.
 THRESHOLD = 0.02
 
 
@@ -58,7 +58,7 @@ class Options:
     step_tokens: int
     zipf: float
     balance: BalanceConfig
-    # While which experts may move.
+    # Decode steps during which experts may move.
     moving_steps: int
 
 
@@ -72,14 +72,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Moving:
-    """Steps, one after another, of which some had experts moved: seconds, and the report after each."""
+    """Consecutive steps, during some of which experts moved: the seconds of each and the report after each."""
 
     seconds: list[float]
     reports: list[BalanceReport | None]
 
     @property
     def moved(self) -> list[int]:
-        """Slots that have got another expert, by step."""
+        """How many slots had been given another expert by the end of each step."""
         return [0 if report is None else report.moved for report in self.reports]
 
     @property
@@ -90,7 +90,8 @@ class Moving:
 
 
 def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times], Moving, Moving]:
-    """On each rank at once. Steps in which no expert may move, then those in which they may."""
+    """Run by all ranks at once. Returns times by way, steps in which no expert may move, and steps in which they may.
+    """
     torch.manual_seed(exchange.place.rank)
     popularity = zipf(SHAPES[SHAPE]["n_routed_experts"], options.zipf)
     times = {}
@@ -127,11 +128,11 @@ def _with_engine(
         mixtures = options.model.layers - shape["first_k_dense_replace"]
         logits = SkewedLogits(mixtures, shape["n_routed_experts"], torch.device("cuda"))
         engine = RankEngine(resolved, make_rank(resolved, exchange, lambda _: logits), exchange, exchange.peers)
-    # As ranks that serve do: collections need not visit what was loaded.
+    # As serving ranks do: the garbage collector need not visit what was loaded.
     gc.freeze()
     result = act(engine, logits)
     engine.stop()
-    # The memory of its weights and of its KV.
+    # Free the engine's weights and KV.
     del engine
     gc.unfreeze()
     gc.collect()
@@ -152,7 +153,7 @@ def _resolved(options: Options, directory: Path, balance: BalanceConfig) -> Reso
         total_blocks=most * -(-context // BLOCK_TOKENS),
         parallel=ParallelConfig(tp=1, dp=options.ranks),
         balance=balance,
-        # Run once before it is measured.
+        # The bench runs each kind of step once before it measures.
         warm_up="off",
     )
     return resolve(config, Hardware(torch.cuda.device_count(), 0))
@@ -175,7 +176,7 @@ def _decode_seconds(engine: RankEngine, rows: int, steps: int) -> list[float]:
 
 
 def move_experts(engine: RankEngine, rows: int, steps: int) -> Moving:
-    """All ranks call it at once, and take equally many steps."""
+    """Run decode steps in which experts may move. All ranks call it at once and take the same number of steps."""
     load = engine.load
     load.start_decoding(rows, CONTEXT, WARM_STEPS + steps + 4)
     load.decode_seconds(WARM_STEPS)
@@ -223,7 +224,9 @@ def moving_table(options: Options, still: Moving, moving: Moving) -> Table:
 
 
 def imbalances_of(moving: Moving) -> dict[str, str]:
-    """Mean (and largest) over the layers; as experts lay at the first look, and at the last one."""
+    """By way, the mean (and largest) imbalance over the layers, from the first report for "skewed" and from the last
+    one for "balanced".
+    """
     looks = [report for report in moving.reports if report is not None]
     if not looks:
         return dict.fromkeys(WAYS, "")

@@ -1,4 +1,4 @@
-"""Prompts beside answers, and prompts on GPUs of their own: meshes on the same GPUs under the same load.
+"""Prompts beside answers compared with prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--settle 0]
 [--isl 3500] [--osl 400] [--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
@@ -8,14 +8,15 @@ Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one work
 engine.parallel.prompt_wait_steps; "divided ifb": with engine.parallel.context_parallel_tokens instead, all ranks
 compute a prompt together) and with 1P+1D ("pd": two workers of dp and ep N / 2). They serve DeepSeek-R1's first
 layers with random weights, INT4 experts and KV in FP8, or the checkpoint --model. Requests arrive by a Poisson process;
-lengths are uniform within 30% of --isl and --osl. Requests of the first rate warm the mesh up and are not counted; then
-each rate follows the one before without a pause, so that new requests meet answers at all positions. With --settle
-those of a rate's first and last seconds do not count: they meet answers of another rate. A request is good if its first
-token comes within 2 s and the others in 50 ms each, times the share of R1's 61 layers that there are. With
---same-prompts each rate first sends the requests of the one before once more, which are cached but for 1 to 64 tokens.
-With --next-n tokens are drafted by an MTP module, of random weights too, so that no draft is right. With --role-changes
-the prefill worker of "pd" then becomes a decode worker and goes back, and requests are sent behind each change. --plot
-draws good requests, times per token and how evenly tokens come over the rates.
+lengths are uniform within 30% of --isl and --osl. Requests at the first rate warm the mesh up and are not counted. Then
+each rate follows the one before without a pause, so that new requests meet answers at all positions. With --settle,
+requests of a rate's first and last seconds do not count, because they meet answers of another rate. A request is good
+if its first token comes within 2 s and the others in 50 ms each, the latter scaled by the share of R1's 61 layers that
+the model has. With --same-prompts each rate first sends the requests of the rate before once more, of which all but 1
+to 64 tokens are cached. With --next-n an MTP module drafts tokens; its weights are random too, so that no draft is
+right. With --role-changes the prefill worker of "pd" finally becomes a decode worker and then a prefill worker again,
+and requests are sent after each change. --plot draws good requests, times per token, and how evenly tokens come, over
+the rates.
 """
 
 import argparse
@@ -41,11 +42,11 @@ from bench.node.goodput_plot import Point, plot
 from bench.node.served_meshes import MESHES, TTFT_MS, Options, load_options, settings_of, write_model
 from mesh.domain.workers import WorkerRole
 
-# `deepmesh`, which may not be on the path.
+# Runs the `deepmesh` command, which may not be on the path.
 COMMAND_LINE = "from cli.main import main; main()"
-# Behind a change of roles.
+# Requests that are sent after a change of roles.
 FEW_REQUESTS = 8
-# The number of the load that is not counted.
+# The number of the warm-up load, which is not counted.
 WARM_UP = 1000
 
 
@@ -59,9 +60,9 @@ class Measured:
 @dataclass(frozen=True)
 class RoleChange:
     role: str
-    # From the command until the worker serves, with its drain; None if it does not.
+    # Seconds from the command until the worker serves, its drain included; None if it never serves.
     seconds: float | None
-    # How many of FEW_REQUESTS behind it ended.
+    # How many of the FEW_REQUESTS after the change completed.
     completed: int
 
 
@@ -95,8 +96,8 @@ async def run(options: Options, log: Path, console: Console) -> Result:
 
 
 async def _all_rates(name: str, mesh: ModelMesh, options: Options) -> list[Measured]:
-    """One behind the other, each begun while answers of the one before still run."""
-    # Prompts are drawn before the first of them is sent: that takes the loop, which notes when tokens come.
+    """Run one rate after the other. Each begins while answers of the one before still run."""
+    # All prompts are drawn before the first is sent: drawing holds up the event loop, which notes when tokens come.
     async with asyncio.TaskGroup() as loads:
         begins = options.warm_up_seconds
         if begins:
@@ -111,14 +112,14 @@ async def _all_rates(name: str, mesh: ModelMesh, options: Options) -> list[Measu
 
 
 def settled(report: Report, begins: float, options: Options) -> Summary:
-    """Summarizes the requests that count. begins: when the rate does."""
+    """Summarize the requests that count. begins: when the rate begins, in seconds of the report."""
     first, last = begins + options.settle_seconds, begins + options.seconds - options.settle_seconds
     counted = [record for record in report.records if first <= record.scheduled_s < last]
     return summarize(counted, Objectives(ttft_ms=TTFT_MS, tpot_ms=options.tpot_ms))
 
 
 async def _changes(mesh: ModelMesh, options: Options) -> list[RoleChange]:
-    """There and back, as far as it gets."""
+    """Change the worker's role to decode and back. Stops at a change that fails."""
     changes: list[RoleChange] = []
     for number, role in enumerate((WorkerRole.DECODE, WorkerRole.PREFILL), start=len(options.rates)):
         if all(change.seconds is not None for change in changes):
@@ -167,7 +168,7 @@ def table(options: Options, measured: Sequence[Measured]) -> Table:
 
 
 def points_of(measured: Sequence[Measured]) -> list[Point]:
-    """One for each load in which tokens came."""
+    """One point for each load in which tokens came."""
     points = []
     for each in measured:
         summary = each.summary

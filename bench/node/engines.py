@@ -1,4 +1,4 @@
-"""What benches of several ranks do with an engine on each of them."""
+"""An engine on each of several ranks, for benches."""
 
 import time
 
@@ -12,17 +12,17 @@ from engine.runner.backend import ModelBackend
 
 
 class RankEngine:
-    """One rank's engine over a model that exists, in lockstep with the other ranks' if there is an exchange.
+    """One rank's engine over a given model. If there is an exchange, it runs in lockstep with the other ranks' engines.
 
     Attributes:
-        backend: what computes its steps.
-        load: requests for it.
+        backend: what computes the engine's steps.
+        load: makes requests for the engine.
     """
 
     def __init__(
         self, resolved: ResolvedEngineConfig, model: Model, exchange: Exchange | None = None, peers: Peers | None = None
     ) -> None:
-        """exchange and peers: with the other ranks, which all make the same."""
+        """exchange, peers: those with the other ranks; all ranks construct a RankEngine."""
         self.backend = ModelBackend(resolved, model, exchange)
         fill_pool(self.backend.state.kv_pool)
         agreement = None if peers is None else peers.steps
@@ -30,7 +30,7 @@ class RankEngine:
         self.load = RankLoad(self._engine, self.backend)
 
     def stop(self) -> None:
-        """Compute what other ranks still need, until all have stopped."""
+        """Stop. Until all ranks have stopped, this one computes the steps that the others still need."""
         self._engine.stop()
         while not self._engine.stopped:
             self._engine.step()

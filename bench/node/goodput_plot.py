@@ -15,8 +15,8 @@ COLOURS = (BLUE, ORANGE, "#059669", "#7c3aed")
 class Point:
     """A mesh under one load.
 
-    rate: requests a second that come; good: the share of these that are good; tpot_ms: the median time per token;
-    evenness: the p99 of the times between messages, over their median.
+    rate: requests a second that arrive; good: the share of them that are good; tpot_ms: the median time per token;
+    evenness: the p99 of the times between messages, divided by their median.
     """
 
     mesh: str
@@ -27,7 +27,7 @@ class Point:
 
 
 def plot(points: Sequence[Point], bound_ms: float, path: Path) -> None:
-    """Write a PNG of three panels. bound_ms: what a token of a good request may take."""
+    """Write a PNG of three panels. bound_ms: the longest time per token of a good request."""
     figure = Figure(figsize=(13, 4), dpi=130, layout="constrained")
     good, times, evenness = figure.subplots(1, 3)
     rates = sorted({point.rate for point in points})

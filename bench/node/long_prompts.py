@@ -1,12 +1,12 @@
-"""One long prompt of DeepSeek-R1's first layers: on one GPU, and on all GPUs of a worker.
+"""One long prompt through DeepSeek-R1's first layers: on one GPU, and on all GPUs of a worker.
 
 `python -m bench.node.long_prompts [--layers N] [--tokens 32768 65536 131072] [--step-tokens N] [--experts w4a8|fp8]
 [--kv fp8|bf16] [--repeats N]`
 
-The engine that serves, over random weights, experts drawn uniformly at random. "alone" is one GPU with the whole model,
-measured on all GPUs at once, so that all have the same power; "one computes" is a worker of all GPUs (dp) whose other
-ranks pad their steps, "together" the same worker with engine.parallel.context_parallel_tokens. Medians of seconds until
-the first token, of the GPU that takes longest.
+The bench runs the serving engine over random weights, with experts drawn uniformly at random. "alone" is one GPU with
+the whole model; all GPUs measure it at once, so that the power per GPU is the same as in the other cases. "one
+computes" is a worker of all GPUs (dp) whose other ranks pad their steps; "together" is the same worker with
+engine.parallel.context_parallel_tokens. Figures are median seconds until the first token, of the slowest GPU.
 """
 
 import argparse
@@ -43,13 +43,13 @@ class Options:
     ranks: int
     model: MeasuredModel
     tokens: tuple[int, ...]
-    # A step's, of each rank that computes.
+    # Most tokens of a step, for each rank that computes.
     step_tokens: int
     repeats: int
 
 
 def measure_alone(options: Options, exchange: PeerExchange) -> list[float]:
-    """By prompt, of the slowest rank. Each has the whole model, and computes for itself."""
+    """Seconds by prompt, of the slowest rank. Each rank has the whole model and computes by itself."""
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(options, Path(scratch), ParallelConfig(), options.step_tokens)
         model = make_rank(resolved)
@@ -58,7 +58,7 @@ def measure_alone(options: Options, exchange: PeerExchange) -> list[float]:
 
 
 def measure_worker(options: Options, exchange: PeerExchange) -> list[list[float]]:
-    """By way, then by prompt. All prompts are the first rank's."""
+    """Seconds by way, then by prompt. All prompts are the first rank's."""
     one = ParallelConfig(tp=1, dp=options.ranks, context_parallel_tokens=None)
     longest = max(options.tokens) + SPARE_TOKENS
     together = one.model_copy(update={"context_parallel_tokens": FEWEST_TOKENS, "context_parallel_reach": longest})
@@ -73,14 +73,14 @@ def measure_worker(options: Options, exchange: PeerExchange) -> list[list[float]
 
 
 def measure_prompts(engine: RankEngine, options: Options, *, first: bool = True) -> list[float]:
-    """Seconds by prompt; none on a rank that is not the first. All ranks call it at once."""
+    """Seconds by prompt; empty on all ranks but the first. All ranks call it at once."""
     seconds = []
     if first:
-        # Kernels are compiled.
+        # This first prompt compiles the kernels.
         engine.load.prefill_seconds(1, min(options.tokens))
         for tokens in options.tokens:
             seconds.append(median(engine.load.prefill_seconds(1, tokens) for _ in range(options.repeats)))
-            # What is known should the time for the rest be too short.
+            # Print each result as it comes, in case the run is cut off.
             Console(stderr=True).print(f"{tokens:,} tokens: {seconds[-1]:.3f} s")
     engine.stop()
     return seconds
@@ -97,7 +97,7 @@ def _resolved(options: Options, directory: Path, parallel: ParallelConfig, step_
         # No step is run to find out.
         total_blocks=-(-longest // BLOCK_TOKENS),
         parallel=parallel,
-        # Run once before it is measured.
+        # The bench runs each kind of step once before it measures.
         warm_up="off",
     )
     return resolve(config, Hardware(torch.cuda.device_count(), 0))

@@ -1,4 +1,4 @@
-"""What each rank of a node does: the engine that serves, with a share of DeepSeek-R1 and random weights."""
+"""What each rank of a node measures: the serving engine with a share of DeepSeek-R1 and random weights."""
 
 import socket
 import tempfile
@@ -45,11 +45,11 @@ from kernels.act_quant import quantize
 from kernels.moe_permute import combine
 
 SHAPE = "r1"
-# Full steps of prompts.
+# How many full steps of prompts are measured.
 PREFILL_STEPS = 4
-# Kernels of the exchange, which wait for the other ranks' too.
+# Kernels of the exchange. Their times include the waits for other ranks.
 NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|all_sum_norm|norm_gather)_"} | GROUPS
-# A heartbeat that nobody reads allows a step so long.
+# Longest step that the heartbeat allows; here nobody reads it.
 STEP_SECONDS = 60.0
 
 
@@ -57,14 +57,14 @@ STEP_SECONDS = 60.0
 class Options:
     layout: Layout
     model: MeasuredModel
-    # 0 for none.
+    # Drafts of a row; 0 for none.
     next_n: NextN
     steps: int
     # Most tokens of a step with prompts.
     step_tokens: int
     # Bytes a second between two GPUs.
     wire_rate: float
-    # Gets a line a case.
+    # A file that gets one line for each case.
     out: Path | None
 
     @property
@@ -73,11 +73,11 @@ class Options:
 
     @property
     def row_tokens(self) -> int:
-        """Those of a request in a step; at least, if the engine chooses."""
+        """Tokens of a request in a step; if the engine chooses the number of drafts, the least."""
         return 1 + (self.next_n if isinstance(self.next_n, int) else 0)
 
     def cases(self, requests: Sequence[int], acceptance: Sequence[Shares]) -> list[Case]:
-        """For each number of requests; with drafts, for all of them with each of the shares."""
+        """A case for each number of requests; with drafts, one for each number with each of the shares."""
         name = f"tp{self.layout.tp} dp{self.layout.dp} ep{self.layout.ep}"
         columns = [shares[: self.most_drafts] for shares in acceptance] if self.next_n else [()]
         what = name, self.model.layers, self.model.experts, self.model.kv
@@ -85,7 +85,7 @@ class Options:
 
 
 def measure(options: Options, cases: Sequence[Case], exchange: PeerExchange) -> list[Row]:
-    """On each rank at once; a rank that follows another measures nothing."""
+    """Run by all ranks at once. A rank that follows another measures nothing."""
     ceilings = [measure_ceilings(torch.device("cuda"), seconds) for seconds in (0.0, SUSTAINED_SECONDS)]
     torch.cuda.empty_cache()
     most_requests = max(case.requests for case in cases)
@@ -111,7 +111,7 @@ class NodeBench:
         peers: Peers,
         acceptance: InjectedAcceptance,
     ) -> None:
-        """acceptance: injected already."""
+        """acceptance: must have been injected before."""
         self._options, self._config, self._model = options, resolved.config, model.config
         self._backend = ModelBackend(resolved, model, exchange)
         fill_pool(self._backend.state.kv_pool)
@@ -122,10 +122,10 @@ class NodeBench:
     def measure(
         self, cases: Sequence[Case], ceilings: Sequence[Ceilings], routed_seconds: dict[int, float]
     ) -> list[Row]:
-        """cases: those with equal shares one after the other."""
+        """cases: cases with equal shares must follow one another."""
         rows = []
         for shares, together in groupby(cases, key=lambda case: case.acceptance):
-            # Each rank sets them where it has stopped, and before any begins again.
+            # Each rank sets the shares after all have stopped and before any begins again.
             self._acceptance.set(shares)
             if not self._exchange.place.leads:
                 _follow(self._backend, self._clock.agreement, self._peers)
@@ -180,7 +180,9 @@ class NodeBench:
 def _floors(
     config: ModelConfig, options: Options, requests: int, timed: TimedSteps, ceilings: Sequence[Ceilings]
 ) -> tuple[list[float], float]:
-    """Milliseconds at each of the ceilings, and on the wire. Steps of unequal depths have those of the nearest one."""
+    """Milliseconds of the floor at each of the ceilings, and of the wire. If steps differ in depth, both are those of
+    the mean depth, rounded.
+    """
     drafts, layout = round(timed.drafts), options.layout
     shape = config, requests, CONTEXT, 1 if options.model.kv == "fp8" else 2, drafts, layout
     operations = [*decode_operations(*shape), *guess_operations(*shape)]
@@ -197,7 +199,7 @@ def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> Resol
         max_step_tokens=options.step_tokens,
         context_tokens=CONTEXT + SPARE_TOKENS,
         parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
-        # Run once before it is measured.
+        # The bench runs each kind of step once before it measures.
         warm_up="off",
         drafts=DraftsConfig(next_n=options.next_n),
     )
@@ -206,7 +208,8 @@ def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> Resol
 
 def _routed_seconds(model: Model, rows: int) -> float:
     """Time of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its
-    rows, or has few of them everywhere: then there is no dispatch, and no way back but with the next norm.
+    rows among its ranks. If it has few, every rank has all of them: then there is no dispatch, and the sums go back
+    only with the next norm.
     """
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
     everywhere, real = model.group.has_everywhere(rows), torch.ones(rows, 1, dtype=torch.bool, device="cuda")
@@ -225,13 +228,13 @@ def _routed_seconds(model: Model, rows: int) -> float:
 
 def _prompt_rate(options: Options, load: RankLoad) -> float:
     prompts = PREFILL_STEPS * options.step_tokens // CONTEXT
-    # Kernels of full steps are compiled first.
+    # The first run compiles the kernels of full steps.
     load.prefill_seconds(prompts, CONTEXT)
     return prompts * CONTEXT / load.prefill_seconds(prompts, CONTEXT)
 
 
 def _follow(backend: ModelBackend, agreement: Agreement, peers: Peers) -> None:
-    """Until the first rank has stopped."""
+    """Take steps with the other ranks until the first rank has stopped."""
     ours, theirs = socket.socketpair()
     pulse, _ = Pulse.create()
     with ours, theirs:

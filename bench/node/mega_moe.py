@@ -1,4 +1,4 @@
-"""deep_gemm's routed layer of experts over the ranks of a host, in one kernel: dispatch, both products, SwiGLU, sums.
+"""deep_gemm's layer of routed experts over the ranks of a host, in one kernel: dispatch, both products, SwiGLU, sums.
 
 Written for sgl-deep-gemm 0.1.4.post1 on Hopper cards. The package compiles with the CUDA toolkit's nvcc when a kernel
 is first called (some ten seconds each; CUDA_HOME must have it), and keeps what it compiled in ~/.deep_gemm.
@@ -14,7 +14,7 @@ from torch import distributed
 
 from kernels.act_quant import GROUP
 
-# The parameters that are passed, by function.
+# By function of the package, the parameters that we pass.
 INTERFACE: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "get_symm_buffer_for_sm90_mega_moe": (
@@ -43,7 +43,7 @@ INTERFACE: Mapping[str, Sequence[str]] = MappingProxyType(
 
 
 def check_interface(package: ModuleType) -> None:
-    """Raises ImportError that says what another version lacks."""
+    """Raises ImportError if the package lacks a function or a parameter, and says which."""
     lacking = [name for name in INTERFACE if not hasattr(package, name)]
     for name in INTERFACE.keys() - lacking:
         known = inspect.signature(getattr(package, name)).parameters
@@ -55,14 +55,16 @@ def check_interface(package: ModuleType) -> None:
 
 @dataclass(frozen=True)
 class MegaWeights:
-    """One layer's, each as values and block scales."""
+    """One layer's weights, each as values and block scales."""
 
     gate_up: tuple[torch.Tensor, torch.Tensor]
     down: tuple[torch.Tensor, torch.Tensor]
 
 
 class MegaMoe:
-    """One rank's end. All layers of a stream share its symmetric memory: a kernel ends when all ranks have read it."""
+    """One rank's part. All layers on a stream may share its symmetric memory, because a kernel ends only when all ranks
+    have read it.
+    """
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class MegaMoe:
 
     def weights(self, published: Sequence[torch.Tensor]) -> MegaWeights:
         """published: values and scales of gate and up, then of down, as `BlockFp8Experts.weights` has them. Values of
-        gate and up are copied, since eight outputs of each take turns; all else is shared.
+        gate and up are copied, since the kernel wants eight outputs of each in turn; all else is shared.
         """
         gate_up, gate_up_scales, down, down_scales = published
         transformed = self._package.transform_weights_for_mega_moe_sm90(
@@ -101,8 +103,8 @@ class MegaMoe:
     def call(
         self, weights: MegaWeights, hidden: torch.Tensor, choices: torch.Tensor, factors: torch.Tensor
     ) -> Callable[[], torch.Tensor]:
-        """What computes the sums of this rank's rows, into one tensor. hidden: [tokens, hidden] bfloat16; choices:
-        [tokens, k] int64, which the package takes in 32 bits; factors: [tokens, k] float32.
+        """A function that computes the sums of this rank's rows, into the same tensor each time. hidden: [tokens,
+        hidden] bfloat16; choices: [tokens, k] int64, which the package takes in 32 bits; factors: [tokens, k] float32.
         """
         package, buffer = self._package, self._buffer
         narrow, sums = choices.int(), torch.empty_like(hidden)

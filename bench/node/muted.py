@@ -1,4 +1,4 @@
-"""An exchange that may be muted: then a rank takes its own tensors for those of all."""
+"""An exchange that can be muted. A muted rank uses its own tensors in place of those of all ranks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
 class MutedExchange:
-    """engine.exchange.interface.Exchange. What steps compute is worthless while it is muted."""
+    """engine.exchange.interface.Exchange. While it is muted, the results of steps are meaningless."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.place = exchange.place

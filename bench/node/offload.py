@@ -1,12 +1,13 @@
-"""DeepSeek-R1 on fewer GPUs than its weights need: steps of ranks whose experts lie in host memory in part.
+"""DeepSeek-R1 on fewer GPUs than its weights need: steps of ranks that keep some layers' experts in host memory.
 
 `python -m bench.node.offload [--tp N] [--dp N] [--layers N] [--experts w4a8|fp8] [--kv fp8|bf16] [--offload auto|N]
 [--slots N] [--prompts 4096 16384] [--rows 32]`
 
-The layers of the engine that serves, in one process a GPU, over random weights, experts drawn uniformly at random:
-prompts of up to 3,500 tokens, and rows that decode behind so many, as captured graphs. Of three times the shortest, of
-the rank that takes longest; tokens are those of one rank that batches. Work is what steps took beside weights at their
-peak, and what engine.offload.layers=auto reckons with. The log of the first rank says which phase has passed.
+The bench runs the serving engine's layers, in one process a GPU, over random weights, with experts drawn uniformly at
+random: prompts of up to 3,500 tokens, and rows that decode after contexts of as many, as captured graphs. A time is the
+shortest of three, on the slowest rank. Tokens are those of one rank that batches. Work is the peak memory of steps
+beside the weights, and the amount that engine.offload.layers=auto assumes. The first rank logs each phase that has
+passed.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """On one rank. `reckoned_work` is what "auto" takes the work of the largest step for."""
+    """Figures of one rank. `reckoned_work`: the bytes of work that "auto" assumes for the largest step."""
 
     offloaded: int
     host_bytes: int
@@ -71,7 +72,8 @@ class Measured:
 
 
 class Phases:
-    """Says in the log of the first rank how long each phase took, so that a run that is cut off tells where it was."""
+    """Logs on the first rank how long each phase took, so that the log of a run that is cut off says how far it came.
+    """
 
     def __init__(self, rank: int) -> None:
         configure(f"rank {rank}", ObserveConfig(log_level="WARNING" if rank else "INFO"))
@@ -84,7 +86,7 @@ class Phases:
 
 
 def measure(options: Options, exchange: PeerExchange) -> Measured:
-    """On each rank at once."""
+    """Run by all ranks at once."""
     layout, largest = options.layout, max(*options.prompts, *options.rows)
     phases = Phases(exchange.place.rank)
     phases.passed("ready to begin")

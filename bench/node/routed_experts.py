@@ -1,4 +1,4 @@
-"""Routed experts of DeepSeek-R1's shape on the ranks of a host, with random weights and choices that are given."""
+"""Routed experts of DeepSeek-R1's shape on the ranks of a host, with random weights and given choices of experts."""
 
 from dataclasses import dataclass
 
@@ -24,25 +24,27 @@ from kernels.moe_permute import combine
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one layer is given on one rank."""
+    """The inputs of one layer on one rank."""
 
     # [tokens, hidden] bfloat16.
     hidden: torch.Tensor
-    # [tokens, k]: experts, int64, and their weights, float32.
+    # [tokens, k] each: the chosen experts, int64, and their weights, float32.
     choices: torch.Tensor
     factors: torch.Tensor
-    # [ranks * tokens, k], on the CPU.
+    # The choices of all ranks, [ranks * tokens, k], on the CPU.
     all_choices: torch.Tensor
 
 
 def routed_config(experts: int, form: str) -> ModelConfig:
-    """experts: of all ranks, in one group; form: by which `EXPERTS` names theirs."""
+    """experts: how many all ranks have together, in one group. form: that of their weights, a key of `EXPERTS`."""
     changes = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "quantization_config": dict(EXPERTS[form])}
     return parse_model_config(dict(DEEPSEEK_R1) | changes)
 
 
 def draw_inputs(config: ModelConfig, group: ExpertGroup, tokens: int, layer: int, device: torch.device) -> Inputs:
-    """Every rank draws the same for all ranks. A token's experts are distinct, and any are as likely as others."""
+    """Every rank draws the same inputs of all ranks and keeps its own. A token's experts are distinct, and all experts
+    are equally likely.
+    """
     generator = torch.Generator().manual_seed(layer)
     drawn = torch.rand(group.ranks * tokens, config.n_routed_experts, generator=generator)
     chosen = drawn.topk(config.num_experts_per_tok).indices
@@ -54,7 +56,7 @@ def draw_inputs(config: ModelConfig, group: ExpertGroup, tokens: int, layer: int
 
 
 def touched(choices: torch.Tensor, ranks: int, experts_a_rank: int) -> list[int]:
-    """How many experts of each rank are chosen at all."""
+    """How many experts of each rank are chosen by at least one token."""
     owners = choices.unique() // experts_a_rank
     return torch.bincount(owners, minlength=ranks).tolist()
 
@@ -66,7 +68,7 @@ def expert_bytes(config: ModelConfig) -> float:
 
 
 class RoutedLayer:
-    """A mixture as the engine makes it, told which experts to take."""
+    """A mixture of experts as the engine makes it, but with given choices."""
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
         self._mixture = MixtureOfExperts(config, index, allocate)
@@ -80,14 +82,14 @@ class RoutedLayer:
         return self._mixture.experts
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
-        """[tokens, hidden]: what the chosen experts make of this rank's rows. All ranks call it at once."""
+        """[tokens, hidden]: the weighted sums of the chosen experts for this rank's rows. All ranks call it at once."""
         quantized = self.experts.input_form is InputForm.FP8_GROUPS
         hidden = Normalized(inputs.hidden, quantize(inputs.hidden) if quantized else None)
         self._gate.chosen = inputs.factors, inputs.choices
         return self._group.begin_sum(combine(self._mixture.routed(hidden))).finish()
 
     def _fill(self, index: int, device: torch.device) -> None:
-        """Block scales differ, so that one in a wrong place shows."""
+        """Fill the weights with random numbers. Block scales differ, so that a misplaced scale shows in the results."""
         parameters = list(self._mixture.parameters(""))
         seed = index * self._group.ranks + self._group.rank
         fill_randomly(parameters, device, seed)

@@ -1,4 +1,4 @@
-"""One layer of DeepSeek-R1's routed experts over the GPUs of one host: ours in FP8 and INT4 beside deep_gemm's.
+"""One layer of DeepSeek-R1's routed experts over the GPUs of one host: ours in FP8 and in INT4 beside deep_gemm's.
 
 `python -m bench.node.routed_layer [--tokens 8 16 32 64 128 256] [--experts-a-rank 64 32] [--ours]`
 
@@ -43,21 +43,22 @@ from engine.parallel.layout import Layout
 from mesh.ports import free_port
 
 TOKENS, EXPERTS_A_RANK = (8, 16, 32, 64, 128, 256), (64, 32)
-# Each form has so many; the weights of any two exceed the second-level cache many times.
+# Layers of each form. The weights of any two exceed the second-level cache many times.
 LAYERS = 4
-# How often a graph runs through the layers: ranks start a replay some microseconds apart, which counts once a graph.
+# How often a graph runs through the layers. Ranks start a replay some microseconds apart, and that difference counts
+# only once in a graph.
 ROUNDS = 4
 ResultT = TypeVar("ResultT")
 
 
 class MegaMoeFailed(Exception):
-    """On every rank alike."""
+    """deep_gemm's layer failed, on every rank in the same way."""
 
 
 def measure(
     tokens: Sequence[int], experts_a_rank: Sequence[int], with_peer: bool, port: int, exchange: PeerExchange
 ) -> list[Row]:
-    """On each rank at once."""
+    """Run by all ranks at once."""
     rate = measure_ceilings(torch.device("cuda")).bytes_per_second
     torch.cuda.empty_cache()
     place = exchange.place
@@ -133,13 +134,13 @@ class _Bench:
         return seconds
 
     def _time_peer(self, tokens: int, peer: MegaMoe, inputs: list[Inputs]) -> tuple[float, float]:
-        """Seconds, and how far its sums are from ours, relative to these."""
+        """Seconds of the peer's layer, and the error of its sums relative to ours."""
         calls = [
             peer.call(weights, each.hidden, each.choices, each.factors)
             for weights, each in zip(self._weights, inputs, strict=True)
         ]
         started = time.perf_counter()
-        # Compiles and launches; the device waits for all ranks', the host does not.
+        # The first call compiles and launches. The device waits for all ranks, the host does not.
         theirs = self._agreed(f"{tokens} tokens", calls[0]).clone()
         torch.cuda.synchronize()
         if self._group.rank == 0:
@@ -164,14 +165,14 @@ class _Bench:
         return peer, [peer.weights(layer.experts.weights()) for layer in self._layers[OURS]]
 
     def _agreed(self, what: str, act: Callable[[], ResultT]) -> ResultT:
-        """What it makes on every rank. Raises MegaMoeFailed if it failed on all of them, and what was raised here if
-        not: the other ranks' devices then wait for this one's in vain.
+        """Call `act` on every rank; returns its result. Raises MegaMoeFailed if it failed on all ranks. If it failed on
+        some only, raises the error of this rank: the other ranks' devices then wait for this one in vain.
         """
         failure: Exception | None = None
         try:
             made = act()
         except Exception as raised:  # noqa: BLE001
-            # Whatever a peer raises is what this run found of it; ours is measured all the same.
+            # Any error of the peer is a result of this run. Our own layers are measured nevertheless.
             failure = raised
             self._console.print(f"rank {self._group.rank}: deep_gemm failed ({what}): {_said(raised)}", markup=False)
         failed = self._group.largest(float(failure is not None))

@@ -1,4 +1,4 @@
-"""What routed layers took, by provider, as a table."""
+"""The times of routed layers, by provider, as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from rich.table import Table
 OURS, INT4, MEGA = "ours FP8", "ours INT4", "mega_moe FP8"
 PROVIDERS = (OURS, INT4, MEGA)
 ABSENT = "-"
-# Both round the inner activations to FP8, each with scales of its own: further apart, one of them is wrong.
+# Both providers round the inner activations to FP8, each with scales of its own. A larger difference means that one of
+# them is wrong.
 LARGEST_ERROR = 0.08
 
 
@@ -16,20 +17,20 @@ LARGEST_ERROR = 0.08
 class Row:
     ranks: int
     experts_a_rank: int
-    # Each rank has so many.
+    # Tokens of each rank.
     tokens: int
-    # By provider, what a layer takes; mega_moe is not there if it failed.
+    # Seconds of a layer, by provider. mega_moe is missing if it failed.
     seconds: dict[str, float]
-    # By provider, of FP8 and INT4 weights.
+    # Floors by provider, of FP8 and of INT4 weights.
     floors: dict[str, float]
-    # How far mega_moe's sums are from ours, relative to these.
+    # Error of mega_moe's sums relative to ours.
     error: float | None
-    # Why mega_moe is not there; None too if it was not asked for.
+    # Why mega_moe is missing; None if it is not, or if it was not asked for.
     failure: str | None
 
 
 def merged(by_rank: Sequence[Sequence[Row]]) -> list[Row]:
-    """Each case as its slowest rank has it, with the largest error."""
+    """The cases with the times of the slowest rank and the largest error of any rank."""
     return [_merged(rows) for rows in zip(*by_rank, strict=True)]
 
 
@@ -41,7 +42,7 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 
 def line(row: Row) -> str:
-    """What one rank measured, shown while the others still measure."""
+    """One rank's figures as text, shown while others still measure."""
     times = ", ".join(f"{name} {1e6 * seconds:.1f} us" for name, seconds in row.seconds.items())
     return f"{row.experts_a_rank} experts and {row.tokens} tokens a rank: {times}; mega_moe's error {_error(row.error)}"
 
@@ -73,5 +74,5 @@ def _ratio(seconds: float, other: float | None) -> str:
 def _error(error: float | None) -> str:
     if error is None:
         return ABSENT
-    # Not a number is not below it either.
+    # NaN counts as wrong too, because it is not below the bound.
     return f"{error:.2%}" if error <= LARGEST_ERROR else f"{error:.2%} WRONG"

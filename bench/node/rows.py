@@ -1,4 +1,4 @@
-"""What is measured on a node, and what was found: lines of a file, so that a run that was cut off can go on."""
+"""Cases that are measured on a node, and their results: lines of a file, so that a run that was cut off can go on."""
 
 import json
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from bench.rank.steps import CONTEXT
 
 @dataclass(frozen=True)
 class Case:
-    """What identifies a measurement. `requests` are those of a rank that batches."""
+    """What identifies a measurement. `requests`: how many a rank that batches has."""
 
     layout: str
     layers: int
     experts: str
     kv: str
     requests: int
-    # With drafts, and so many of them are accepted.
+    # Drafts of a row, and the shares of rows whose first drafts are accepted.
     next_n: NextN = 0
     acceptance: Shares = ()
 
@@ -28,21 +28,21 @@ class Case:
 class Row:
     case: Case
     step_ms: float
-    # The floor of bytes and FLOPs at the rates of a burst, at those that a card keeps up, and the wire's time.
+    # The floor of bytes and FLOPs at a burst's rates, the same at the rates that a card keeps up, and the wire's time.
     floor_ms: float
     sustained_floor_ms: float
     wire_ms: float
     idle_share: float
-    # A layer with experts takes so long in kernels of the exchange, with their waits, and in routed experts alone.
+    # Time of a layer with experts in kernels of the exchange, their waits included, and in routed experts alone.
     exchange_us: float
     routed_us: float
-    # The host takes so long to agree on a step with the other ranks, without the wait for them.
+    # Time that the host takes to agree on a step with the other ranks, without waiting for them.
     agreement_us: float
     # Tokens a second of prompts of 3,500 tokens that this rank computes while all others compute as many.
     prompt_rate: float
     # Microseconds of a step by group of kernels.
     breakdown: dict[str, float]
-    # That a request gets in a step, and drafts that are verified for that.
+    # Tokens that a request gets in a step, and drafts that are verified for them.
     tokens: float = 1.0
     drafts: float = 0.0
 
@@ -60,9 +60,9 @@ class Row:
         return self.tokens / self.step_ms * 1000
 
     def served(self, output_tokens: int) -> tuple[float, float]:
-        """Milliseconds a token, and requests a minute of a rank, if its place is given to a new prompt as soon as a
-        request has its output_tokens: a token is its share of a decode step, and of the prompts that must come
-        meanwhile.
+        """Milliseconds a token and requests a minute of a rank that replaces each request by a new prompt as soon as it
+        has its output_tokens. A token's time is its share of a decode step plus its share of the prompts that must be
+        computed meanwhile.
         """
         prompt_ms = CONTEXT / self.prompt_rate * 1000
         token_ms = self.step_ms / self.tokens + self.case.requests * prompt_ms / output_tokens

@@ -1,4 +1,4 @@
-"""The meshes that are compared on the same GPUs, and what they serve: see `bench.node.disaggregation`."""
+"""The meshes that are compared on the same GPUs, and their load: see `bench.node.disaggregation`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,11 @@ from tools.byte_tokenizer import write_tokenizer
 SHAPE = "r1"
 RANGE_RATIO = 0.3
 TTFT_MS = 2000.0
-# With all layers.
+# For a model with all layers.
 TPOT_MS = 50.0
 PREFILL_STEP_TOKENS = 8192
 MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
-# How many steps prompts of "aligned ifb" wait.
+# How many steps prompts wait in "aligned ifb".
 PROMPT_WAIT_STEPS = 8
 # The fewest tokens that "divided ifb" divides, and the tokens of its steps.
 DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 1024, 4096
@@ -32,16 +32,16 @@ class Options:
     max_requests: int
     gpus: int = 2
     meshes: tuple[str, ...] = MESHES
-    # More for both meshes.
+    # Further settings, for all meshes.
     settings: tuple[str, ...] = ()
-    # Seconds of arrivals before the others, which are not counted: as many as an answer takes, or more.
+    # Seconds of arrivals that come first and are not counted: at least as many as an answer takes.
     warm_up_seconds: float = 0.0
     # Whether all rates send the same prompts.
     same_prompts: bool = False
-    # Drafts behind each token.
+    # Drafts after each token.
     next_n: int = 0
     role_changes: bool = False
-    # Seconds of each rate, at its begin and at its end, whose requests do not count.
+    # Requests of so many seconds at the beginning and at the end of each rate do not count.
     settle_seconds: float = 0.0
 
     @property
@@ -56,7 +56,7 @@ def write_model(directory: Path, layers: int, mtp_modules: int = 0) -> Path:
 
 
 def settings_of(mesh: str, options: Options) -> list[str]:
-    """As `deepmesh up --set`."""
+    """The mesh's settings, as for `deepmesh up --set`."""
     both = [f"engine.max_requests={options.max_requests}", f"engine.drafts.next_n={options.next_n}"]
     if options.model is None:
         both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
@@ -83,8 +83,8 @@ def load_options(
     requests: int | None = None,
     seconds: float | None = None,
 ) -> LoadOptions:
-    """number: of the loads of one mesh, each of which has prompts of its own, if these are not to be cached. requests:
-    how many, in place of some seconds of them. seconds: by default those of a rate.
+    """number: index of this load among those of a mesh. Each has prompts of its own, unless all are to send the same.
+    requests: how many to send; if None, requests arrive for `seconds`, by default those of a rate.
     """
     return LoadOptions(
         grpc=gateway,

@@ -1,4 +1,4 @@
-"""What was measured on a node, as tables."""
+"""Tables of the results of `bench.node`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ def steps_table(rows: Sequence[Row]) -> Table:
 
 
 def rates_table(rows: Sequence[Row], batching_ranks: int) -> Table:
-    """batching_ranks: how many ranks of the node have requests, of which rows say as many each."""
+    """batching_ranks: how many ranks of the node have requests; each has as many as a row says."""
     shown = Table(title="tokens with the steps above, and requests served")
     for column in (*DRAFT_COLUMNS, *RATE_COLUMNS, *SERVED_COLUMNS):
         shown.add_column(column, justify="right")

@@ -1,12 +1,12 @@
-"""Steps of DeepSeek-R1's layers on the GPUs of one host, whole and in two micro-batches, and without any exchange.
+"""Steps of DeepSeek-R1's layers on the GPUs of one host: whole, in two micro-batches, and without any exchange.
 
 `python -m bench.node.two_batch [--tp N] [--dp N] [--ep N] [--layers N] [--experts w4a8|fp8] [--kv fp8|bf16]
 [--rows 32 64 128 256] [--prompts 1024 4096 16384] [--repeats N]`
 
-The layers of the engine that serves, in one process a GPU, over random weights, experts drawn uniformly at random: rows
-that decode behind 3,500 tokens, as captured graphs, and prompts of up to 3,500 tokens. In turns each way `repeats`
-times, medians, of the rank that takes longest. "muted" is a whole step in which each rank takes its own tensors for
-those of all: what is left of it when the exchange takes nothing.
+The bench runs the serving engine's layers, in one process a GPU, over random weights, with experts drawn uniformly at
+random: rows that decode after contexts of 3,500 tokens, as captured graphs, and prompts of up to 3,500 tokens. The ways
+take turns, `repeats` times each; figures are medians of the slowest rank. "muted" is a whole step in which each rank
+uses its own tensors in place of those of all ranks: its time is what would be left if the exchange took none.
 """
 
 import argparse
@@ -51,12 +51,12 @@ class Options:
 class Case:
     kind: str
     tokens: int
-    # By way.
+    # Seconds by way.
     seconds: dict[str, float]
 
 
 def measure(options: Options, exchange: PeerExchange) -> list[Case]:
-    """On each rank at once."""
+    """Run by all ranks at once."""
     muted = MutedExchange(exchange)
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(**options.model.settings(Path(scratch)))

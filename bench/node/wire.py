@@ -1,4 +1,4 @@
-"""What a rank receives in a decode step, at least."""
+"""The fewest bytes that a rank receives in a decode step."""
 
 from bench.rank.floor import BF16
 from engine.model.config import ModelConfig
@@ -7,24 +7,25 @@ from engine.parallel.layout import Layout
 from kernels.act_quant import GROUP
 
 SCALE_BYTES = 4
-# A weight and an expert's number.
+# Bytes of a choice: its weight and its expert's number.
 CHOICE_BYTES = 4 + 8
 
 
 def wire_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
-    """rows: of a TP group, all tokens of its requests in the step."""
+    """Bytes that a rank receives in a step. rows: tokens of all requests of its TP group in the step."""
     layers = config.num_hidden_layers
     mixtures = sum(not config.is_dense(layer) for layer in range(layers))
     return mixtures * _experts_bytes(config, layout, rows) + _group_bytes(config, layout, rows)
 
 
 def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int) -> float:
-    """The same of what guesses so many tokens behind each row: the MTP module, once for each."""
+    """Bytes that a rank receives for guessing `drafts` tokens after each row: the MTP module runs once for each guess.
+    """
     total = 0.0
     for number in range(drafts):
         tokens = rows * (1 if number else 1 + drafts)
-        # Embeddings are sums that all ranks get; what merges them with hidden states and attention leave sums, too;
-        # attention and whoever draws see all rows.
+        # Ranks exchange sums of the embeddings (which all ranks get whole), of the merge with hidden states and of
+        # attention, and gather all rows for attention and for the draw.
         rows_bytes = 6 * _others(layout, tokens) * BF16 * config.hidden_size
         logits_bytes = _others(layout, rows) * BF16 * config.vocab_size
         total += _experts_bytes(config, layout, tokens) + rows_bytes + logits_bytes
@@ -40,16 +41,16 @@ def _experts_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
 
 
 def _group_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
-    """Bytes that a step receives: the others' parts of this rank's rows behind attention and dense layers, and their
-    rows before these and the head; then the logits of their parts of the vocabulary.
+    """Bytes that a rank receives in a step from its TP group: the others' parts of its own rows after attention and
+    dense layers, the others' rows before these and the head, and the logits of the others' parts of the vocabulary.
     """
     layers = config.num_hidden_layers
     dense = sum(config.is_dense(layer) for layer in range(layers))
-    # The embedding's sums, too.
+    # The 1 in `sums` is the embedding, the one in `gathered` the head.
     sums, gathered = layers + dense + 1, layers + dense + 1
     return _others(layout, rows) * BF16 * (config.hidden_size * (sums + gathered) + config.vocab_size)
 
 
 def _others(layout: Layout, rows: int) -> float:
-    """Rows, or parts of rows, that the other ranks of the TP group have."""
+    """How many of `rows` rows, or parts of rows, the other ranks of the TP group have."""
     return (layout.tp - 1) / layout.tp * rows

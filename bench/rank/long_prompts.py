@@ -77,7 +77,7 @@ class LongPromptBench:
                 max_step_tokens=step_tokens,
                 context_tokens=most_tokens + SPARE_TOKENS,
                 sparse_prefill=SparsePrefillConfig(recall=RECALL),
-                # Run once before it is measured.
+                # The bench runs each kind of step once before it measures.
                 warm_up="off",
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))

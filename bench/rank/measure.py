@@ -113,7 +113,7 @@ class RankBench:
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,
                 context_tokens=CONTEXT + SPARE_TOKENS,
-                # Run once before it is measured.
+                # The bench runs each kind of step once before it measures.
                 warm_up="off",
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))

@@ -63,7 +63,7 @@ def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | Non
             max_step_tokens=STEP_TOKENS,
             context_tokens=PROMPT_TOKENS + SPARE_TOKENS,
             offload=offload,
-            # Run once before it is measured.
+            # The bench runs each kind of step once before it measures.
             warm_up="off",
         )
         resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
