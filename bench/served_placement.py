@@ -1,8 +1,8 @@
 """What a request and a report cost the scheduler's process, gRPC included: `python -m bench.served_placement`.
 
-Workers with full prefix indexes, as in `bench.placement`, report to one process, each over a stream of its own;
-requests are placed, and their outcomes reported, sixteen at a time. What is counted is the processor time of that
-process, so that it says how much one scheduler can do.
+Workers with full prefix indexes, as in `bench.placement`, report to one scheduler process, each over a stream of its
+own. Requests are placed and their outcomes reported, sixteen at a time. The bench counts the processor time of that
+process, which tells how much one scheduler can do.
 """
 
 import asyncio
@@ -30,19 +30,21 @@ OUTPUT_TOKENS = 1000
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one core that the scheduler's process takes."""
+    """Milliseconds of one core that the scheduler's process takes for a placement and for a report."""
 
     workers: int
     placement_ms: float
     report_ms: float
 
     def busy(self, requests_per_second: float, report_seconds: float) -> float:
-        """The share of one core, with so many requests on each worker, and the time between two reports of one."""
+        """The share of one core that is busy. requests_per_second: those of each worker; report_seconds: the time
+        between two reports of a worker.
+        """
         return self.workers * (requests_per_second * self.placement_ms + self.report_ms / report_seconds) / 1000
 
 
 class Client:
-    """The gateway and all workers of one scheduler."""
+    """Acts as the gateway and as all workers of one scheduler."""
 
     def __init__(self, stub: Any, workers: int) -> None:
         self._stub = stub
@@ -60,7 +62,7 @@ class Client:
             self._streams.append(stream)
 
     async def report(self, rounds: int) -> None:
-        """So many of each worker."""
+        """Send `rounds` reports of each worker."""
 
         async def all_of(streams: Sequence[Any]) -> None:
             for _ in range(rounds):

@@ -7,7 +7,7 @@ from mesh.errors import ConfigError
 
 
 def make_writable(*paths: Path) -> None:
-    """Make the folders of these files; leaves no file behind. Raises ConfigError rather than lose what is measured."""
+    """Make the folders of these files, without leaving a file behind. Raises ConfigError if one cannot be written."""
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,9 @@ class Moving:
 
 
 def measure(options: Options, exchange: PeerExchange) -> tuple[dict[str, Times], Moving, Moving]:
-    """Run by all ranks at once. Returns times by way, steps in which no expert may move, and steps in which they may.
+    """Run by all ranks at once. Returns times by way, steps in which no expert may move, and steps in which some may.
+
+    The steps are those of the first of `options.rows`.
     """
     torch.manual_seed(exchange.place.rank)
     popularity = zipf(SHAPES[SHAPE]["n_routed_experts"], options.zipf)

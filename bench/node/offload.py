@@ -72,8 +72,7 @@ class Measured:
 
 
 class Phases:
-    """Logs on the first rank how long each phase took, so that the log of a run that is cut off says how far it came.
-    """
+    """Logs on the first rank how long each phase took, so that a run that is cut off shows how far it came."""
 
     def __init__(self, rank: int) -> None:
         configure(f"rank {rank}", ObserveConfig(log_level="WARNING" if rank else "INFO"))

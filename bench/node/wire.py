@@ -19,7 +19,9 @@ def wire_bytes(config: ModelConfig, layout: Layout, rows: int) -> float:
 
 
 def guess_wire_bytes(config: ModelConfig, layout: Layout, rows: int, drafts: int) -> float:
-    """Bytes that a rank receives for guessing `drafts` tokens after each row: the MTP module runs once for each guess.
+    """Bytes that a rank receives for guessing `drafts` tokens after each row. The MTP module runs once for each guess.
+
+    rows: as in `wire_bytes`.
     """
     total = 0.0
     for number in range(drafts):

@@ -1,1 +1,1 @@
-"""What quantizing a checkpoint of DeepSeek-R1's shape, and loading the result, take."""
+"""Time and memory of quantizing a checkpoint of DeepSeek-R1's shape and of loading the result."""

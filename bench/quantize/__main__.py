@@ -1,16 +1,17 @@
-"""What `deepmesh quantize` and the loader take at the shape of DeepSeek-R1, on layers made on the machine.
+"""Time and memory of `deepmesh quantize` and of the loader, at DeepSeek-R1's shape, on layers made on the machine.
 
 `python -m bench.quantize [--shape r1|small] [--layers 3] [--dense 1] [--directory DIR] [--device auto|cpu|cuda]
 [--sequences 16] [--tokens 512]`
 
 A checkpoint in FP8 with random weights, in shards as large as DeepSeek's, is quantized to INT4 experts: by rounding
 alone, by rounding with static scales of activations, and with AWQ. The first and the last result are loaded as a worker
-loads them. Three layers, two of them with experts, take 27 GB; the results 16 GB each, of which one is there at a time.
+loads them. Three layers, two of them with experts, take 27 GB; the results take 16 GB each, and only one exists at a
+time.
 
-Layers and shards as units are those of the source: a layer with experts, and the largest shard. Memory on the host is
-anonymous, without the page cache, above what a process has when it has imported everything. A plain read is one
-thread's, 16 MiB after 16 MiB. "outputs" is the error of the experts' outputs for the calibration texts. Lines come as
-they are measured.
+Where layers and shards are units, they are the source's: a layer with experts, and the largest shard. Host memory is
+anonymous memory, without the page cache, above what a process has once everything is imported. A plain read uses one
+thread and reads 16 MiB at a time. "outputs" is the error of the experts' outputs for the calibration texts. Lines are
+printed as they are measured.
 """
 
 import argparse
@@ -39,9 +40,9 @@ def measure(options: Options) -> None:
 
 
 def _in_process(stage: Callable[[Options], object], options: Options) -> None:
-    """So that no stage's memory is another's."""
+    """Run a stage in a process of its own, so that its memory is not counted with another stage's."""
     context = multiprocessing.get_context("forkserver")
-    # Imported once.
+    # The fork server imports the stages' modules once, and not each process.
     context.set_forkserver_preload([stages.__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         pool.submit(stage, options).result()

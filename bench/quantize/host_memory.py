@@ -1,4 +1,4 @@
-"""The anonymous memory of this process at its highest: what it has taken, without pages of files."""
+"""The peak of this process's anonymous memory, which has no pages of files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ EVERY_SECONDS = 0.01
 
 class HostPeak:
     """Attributes:
-    peak_bytes: above what there was at the beginning, so far.
+    peak_bytes: the most memory so far, above that at the beginning.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class HostPeak:
 
 @contextmanager
 def host_peak() -> Iterator[HostPeak]:
-    """Looks every hundredth of a second."""
+    """Measure the peak during the block, by a look every hundredth of a second."""
     peak, ended = HostPeak(), Event()
 
     def watch() -> None:

@@ -13,13 +13,13 @@ from engine.weights.loading import load_model
 from engine.weights.reader import WINDOW_BYTES, Piece, Reader
 from engine.weights.shards import open_shards
 
-# A plain read ends after so long: a slow disk's rate is known by then.
+# A plain read ends after so long at most; by then even a slow disk's rate is known.
 LONGEST_READ_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Memory on the host is without the parameters, if these lie there."""
+    """How a load went. `host_peak_bytes` excludes the parameters if they lie in host memory."""
 
     seconds: float
     rate: float
@@ -31,7 +31,7 @@ def shard_files(directory: Path) -> list[Path]:
 
 
 def plain_rate(files: Iterable[Path]) -> float:
-    """Bytes a second that one thread reads one after another into the same memory."""
+    """Bytes a second at which one thread reads the files, one after another, into the same memory."""
     memory = memoryview(bytearray(WINDOW_BYTES))
     read, started = 0, time.perf_counter()
     for path in files:
@@ -44,7 +44,7 @@ def plain_rate(files: Iterable[Path]) -> float:
 
 
 def reader_rate(directory: Path, device: torch.device) -> float:
-    """Bytes a second that the loader's threads bring to the device, if nothing is made of them."""
+    """Bytes a second at which the loader's threads bring files to the device if nothing is done with them there."""
     with open_shards(directory) as shards:
         ordered = sorted(shards.entries.values(), key=lambda entry: (str(entry.path), entry.offset))
         pieces = [
@@ -60,7 +60,7 @@ def reader_rate(directory: Path, device: torch.device) -> float:
 
 
 def load(directory: Path, device: torch.device) -> Loaded:
-    """Weights stay as they are published."""
+    """Load the checkpoint with its weights as they are published."""
     size = sum(path.stat().st_size for path in shard_files(directory))
     _synchronize(device)
     with host_peak() as peak:
@@ -73,11 +73,11 @@ def load(directory: Path, device: torch.device) -> Loaded:
 
 
 def evict(files: Iterable[Path]) -> None:
-    """Out of the page cache, as far as the file system does so."""
+    """Drop the files from the page cache, as far as the file system allows."""
     for path in files:
         file = os.open(path, os.O_RDONLY)
         try:
-            # Pages that are not written yet stay.
+            # Pages that are not written to disk yet would stay in the cache.
             os.fsync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:

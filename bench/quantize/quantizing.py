@@ -18,8 +18,8 @@ from tools.quantize.run import Options, quantize
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer took, or "rest": embedding, last norm and head. Peaks are of this layer alone on the device, and up
-    to its end on the host.
+    """Time and memory of one layer, or of "rest": embedding, last norm and head. The device's peak is that of this
+    layer alone, the host's is the peak so far.
     """
 
     report: UnitReport
@@ -35,7 +35,9 @@ class Layer:
 
 
 def fingerprint_seconds(model: Path) -> float:
-    """Reads all weights for their fingerprint, which the quantizer keeps beside them for another time."""
+    """Seconds of reading all weights for their fingerprint. The quantizer keeps it beside them, so that later runs need
+    not.
+    """
     started = time.perf_counter()
     weights_fingerprint(model)
     return time.perf_counter() - started
@@ -50,7 +52,7 @@ def quantize_layers(
     awq: bool,
     done: Callable[[Layer], None],
 ) -> list[Layer]:
-    """done: called behind each layer."""
+    """done: called after each layer."""
     sizes = unit_bytes(model)
     layers: list[Layer] = []
     cuda = device.type == "cuda"

@@ -22,8 +22,8 @@ LARGEST_SHARD_BYTES = 4_300_000_000
 def write_source(directory: Path, config: Mapping[str, Any], device: torch.device) -> int:
     """Write shards with their index, config.json and a tokenizer; returns the bytes of the shards.
 
-    Matrices are normal and in FP8 as they are published, norms log-normal, so that some channels are louder than others
-    by an order of magnitude, as those of trained models are.
+    Matrices are normally distributed, in FP8 as they are published. Norms are log-normal, so that some channels are
+    louder than others by an order of magnitude, as in trained models.
     """
     specs = list(checkpoint_tensors(config, READABLE))
     shards = list(_split(specs))
@@ -43,7 +43,7 @@ def write_source(directory: Path, config: Mapping[str, Any], device: torch.devic
 
 
 def _split(specs: Sequence[TensorSpec]) -> Iterator[list[TensorSpec]]:
-    """Scales are not counted."""
+    """Divide tensors into shards of up to LARGEST_SHARD_BYTES, not counting scales."""
     shard: list[TensorSpec] = []
     filled = 0
     for spec in specs:

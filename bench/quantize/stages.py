@@ -1,4 +1,4 @@
-"""What is measured, each stage in a process of its own, which says what it finds as it comes."""
+"""The stages that are measured, each in a process of its own, which prints its results as they come."""
 
 import shutil
 import time
@@ -19,7 +19,7 @@ from tools.make_checkpoint import checkpoint_config
 from tools.quantize.calibration import TASKS, Calibration, read_calibration
 
 GB = 1e9
-# For a machine without a GPU: layers of 20 MB.
+# A shape with layers of 20 MB, for a machine without a GPU.
 SMALL = checkpoint_config(
     "tiny",
     dtype="float8",
@@ -43,7 +43,7 @@ class Options:
     dense: int
     directory: Path
     device: str
-    # Texts for calibration, and tokens of each at most.
+    # Texts for calibration, and the most tokens of each.
     sequences: int
     tokens: int
 
@@ -96,7 +96,7 @@ def load_with_awq(options: Options) -> float:
 
 
 def load_from_disk(options: Options) -> float:
-    """The result of AWQ, first evicted from the page cache. Returns the load's rate by that of a plain read."""
+    """Load the result of AWQ after evicting it from the page cache. Returns the load's rate over a plain read's."""
     directory = options.searched
     evict(shard_files(directory))
     plain = plain_rate(shard_files(directory))
@@ -112,7 +112,7 @@ def _calibration(options: Options) -> Calibration:
 
 
 def _quantize(options: Options, out: Path, calibration: Calibration | None, *, awq: bool) -> list[Layer]:
-    # The last layer has experts.
+    # The unit is the last layer, which has experts.
     layer_bytes = unit_bytes(options.source)[str(options.layers - 1)]
     shard_bytes = max(path.stat().st_size for path in shard_files(options.source))
 
@@ -134,12 +134,12 @@ def _quantize(options: Options, out: Path, calibration: Calibration | None, *, a
 
 
 def _load(options: Options, directory: Path) -> float:
-    """From the page cache. Returns the load's rate by that of a plain read."""
-    # Bring it there, if it is not.
+    """Load a checkpoint from the page cache. Returns the load's rate over a plain read's."""
+    # The first read brings the files into the page cache.
     plain_rate(shard_files(directory))
     plain, ahead = plain_rate(shard_files(directory)), reader_rate(directory, _device(options))
     _say(f"{directory.name} from memory: plain read {plain / GB:.2f} GB/s, read to the device {ahead / GB:.2f} GB/s")
-    # The first time kernels are loaded.
+    # The first load also loads kernels.
     _say_loaded(options, directory, "from memory, first", plain)
     return _say_loaded(options, directory, "from memory, again", plain)
 

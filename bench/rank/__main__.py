@@ -4,14 +4,14 @@
 [--experts fp8|w4a8|nvfp4] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS]
 [--next-n N|auto [--acceptance A,B,C ...]]`
 
-The real engine over random FP8 weights, each token's experts drawn uniformly at random; communication is left out.
-Routed experts are in INT4 if asked, or in NVFP4, as dense layers and shared experts are then, beside attention in
-bfloat16. DIR gets rank.json and rank.png.
+The real engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left
+out. With --experts w4a8 routed experts are in INT4. With nvfp4 routed experts, shared experts and dense layers are in
+NVFP4, and attention is in bfloat16. DIR gets rank.json and rank.png.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
 --acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is
-all that a step computes behind its draws (verification, draft layers, heads, guesses); its overhead, that of a guess in
-what one of the model's layers and the head take in the same step. DIR gets drafts.json.
+all that a step computes after its draws (verification, draft layers, heads, guesses). Its overhead is the time of one
+guess, with the time of one of the model's layers and the head in the same step as the unit. DIR gets drafts.json.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def decode_table(report: Report) -> Table:
 
 
 def breakdown_table(report: Report) -> Table:
-    """Milliseconds a step of the largest groups of kernels, and of the traced prompts."""
+    """Milliseconds of the largest groups of kernels, in a step and in the traced prompts."""
     names = dict.fromkeys(name for row in report.decode for name in list(row.breakdown)[:LARGEST_GROUPS])
     if report.prefill is not None:
         names |= dict.fromkeys(list(report.prefill.breakdown)[:LARGEST_GROUPS])

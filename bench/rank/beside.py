@@ -1,14 +1,14 @@
-"""A long prompt beside requests that decode, by what it may take of their time: what each costs the other.
+"""A long prompt beside requests that decode: what each costs the other, by the prompt's share of the time.
 
 `python -m bench.rank.beside [--requests 32] [--prompt 131072] [--prompt-share 0.2 0.33 0.5]
 [--step-tokens 1024 2048 4096] [--mixed-step-ms MS ...] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
 [--experts fp8|w4a8|nvfp4] [--plot FILE]`
 
-One rank of DeepSeek-R1, as `bench.rank` has it. Requests decode around contexts of 3,500 tokens. A prompt comes whose
-first half is cached, so that its next tokens take what one of its tokens takes in the mean; some steps later as many
-are timed. Each share of the time (engine.prompt_share) is measured with each size of a step (engine.max_step_tokens);
-then each bound on a step (engine.mixed_step_ms) with the largest. The prompt's rate is also given as a share of the one
-that it has alone, in steps of the largest size.
+The bench runs one rank of DeepSeek-R1, like `bench.rank`. Requests decode around contexts of 3,500 tokens. Then a
+prompt comes whose first half is cached, so that its next tokens take as long as its average token does; after some
+steps, steps are timed. Each share of the time (engine.prompt_share) is measured with each size of a step
+(engine.max_step_tokens), then each bound on a step (engine.mixed_step_ms) with the largest size. The prompt's rate is
+also given as a share of its rate alone, in steps of the largest size.
 """
 
 import argparse
@@ -34,17 +34,18 @@ from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 
 QUIET_STEPS = 30
-# Steps with prompts: the first follow from what was measured before, then so many are timed, each with those behind it.
+# Chunks of the prompt. The first ones are not timed, since their sizes follow from earlier measurements. Then so many
+# are timed, each with the decode steps that follow it.
 SETTLING_CHUNKS, TIMED_CHUNKS = 2, 2
-# Where every step has tokens of the prompt.
+# The same in steps, if every step has tokens of the prompt.
 SETTLING_STEPS, TIMED_STEPS = 20, 40
-# For so many steps requests decode at most.
+# Requests decode for so many steps at most.
 MOST_STEPS = 1600
 
 
 @dataclass(frozen=True)
 class Beside:
-    # What the prompt may take, as settings.
+    # The settings that bound the prompt's share of the time.
     bound: str
     quiet_ms: float
     # The requests' time per token beside the prompt, and the longest between two tokens.
@@ -54,13 +55,14 @@ class Beside:
 
 
 def tokens_per_second_alone(config: EngineConfig, backend: Backend, prompt: int, tokens: int) -> float:
-    """How fast so many tokens behind the first half of the prompt are computed."""
+    """Tokens a second of the prompt alone, over `tokens` tokens after its first half."""
     engine = Engine(config, backend, time.monotonic)
     load = RankLoad(engine, backend)
-    # The first time compiles.
+    # The first of the two runs compiles kernels.
     for _ in range(2):
         key = load.start_prompt(prompt, prompt // 2)
-        # A step is launched ahead of the one before it: from the second on a launch waits for a step's end.
+        # A step is launched before the one before it has ended. The first launch does not wait for a step's end, later
+        # ones do; so begin to time after some steps.
         for _ in range(SETTLING_CHUNKS):
             _compute(engine, load, 1)
         started, first = time.perf_counter(), load.prompt_tokens_left
@@ -73,7 +75,7 @@ def tokens_per_second_alone(config: EngineConfig, backend: Backend, prompt: int,
 
 
 def _compute(engine: Engine, load: RankLoad, tokens: int) -> None:
-    """Steps, until so many tokens of the prompt, or more, are launched."""
+    """Take steps until at least so many tokens of the prompt have been launched."""
     first = load.prompt_tokens_left
     while first - load.prompt_tokens_left < tokens:
         engine.step()
@@ -98,7 +100,7 @@ def measure_beside(config: EngineConfig, backend: Backend, requests: int, prompt
 
 
 def _chunks(load: RankLoad, chunks: int) -> list[float]:
-    """Seconds of steps, until one begins the prompt's chunk behind so many."""
+    """The seconds of each step, up to the one that launches the last of `chunks` chunks of the prompt."""
     seconds: list[float] = []
     while chunks:
         left = load.prompt_tokens_left

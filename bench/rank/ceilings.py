@@ -1,4 +1,4 @@
-"""What the device can do at most, measured: the rates that a floor is counted with."""
+"""The highest rates of the device, measured. Floors are computed from them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from bench.kernels.timing import time_graph
 
 COPY_BYTES = 4 << 30
 GEMM_SIZE = 8192
-# By then a card at its power limit has lowered its clocks: products in a burst are a sixth faster than afterwards.
+# After so long a card at its power limit has lowered its clocks. Products are a sixth faster in a burst before that.
 SUSTAINED_SECONDS = 0.5
 
 
@@ -27,14 +27,14 @@ class Ceilings:
         )
 
     def seconds(self, size_bytes: float, flops: float, *, fp8: bool) -> float:
-        """The least time for moving so many bytes and computing so much, both at once."""
+        """The least time for moving so many bytes and computing so many FLOPs, both at once."""
         return max(size_bytes / self.bytes_per_second, flops / (self.fp8_flops if fp8 else self.bf16_flops))
 
 
 def measure_ceilings(device: torch.device, after_seconds: float = 0.0) -> Ceilings:
-    """Each rate after so many seconds of the same work. Takes about 4 GiB for a moment.
+    """Measure each rate after `after_seconds` of the same work. Takes about 4 GiB for a moment.
 
-    Random data: on zeros matrix products run faster than they ever will.
+    The data is random, because on zeros matrix products run faster than they ever do in practice.
     """
     return Ceilings(
         bytes_per_second=COPY_BYTES / _copy_seconds(device, after_seconds),
@@ -46,7 +46,7 @@ def measure_ceilings(device: torch.device, after_seconds: float = 0.0) -> Ceilin
 def _copy_seconds(device: torch.device, after_seconds: float) -> float:
     source = torch.randn(COPY_BYTES // 8, device=device)
     target = torch.empty_like(source)
-    # Not copy_: in a graph that is the copy engine's, which reaches less.
+    # In a graph copy_ would run on the copy engine, which is slower than a kernel.
     return time_graph([lambda: torch.neg(source, out=target)], after_seconds=after_seconds)
 
 

@@ -1,4 +1,4 @@
-"""How long drafting itself takes on a GPU: all that a step with drafts computes behind its draws."""
+"""How long drafting itself takes on a GPU: all that a step with drafts computes after its draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ class DraftOverhead:
 
     requests: int
     drafts: int
-    # Behind the draws: verification, the draft layer once a guess, the head once a guess.
+    # Work after the draws: verification, then the draft layer and the head once for each guess.
     drafting_us: float
-    # The share of one of the model's layers in all of them, and the head over one row a request.
+    # One of the model's layers, as the mean over all of them, and the head over one row of each request.
     layer_us: float
     head_us: float
-    # The least time for what is computed behind the draws.
+    # The least time for the work after the draws.
     floor_us: float
 
     @property
     def ratio(self) -> float:
-        """What a guess takes, by what one more layer and the head do."""
+        """The time of one guess, over that of one layer and the head."""
         return self.drafting_us / (self.drafts * (self.layer_us + self.head_us))
 
 
 class DeviceClock:
-    """Points in time on the device, which the host does not wait for."""
+    """Marks points in time on the device without making the host wait."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -51,7 +51,7 @@ class DeviceClock:
         self._events.append(event)
 
     def microseconds(self) -> list[float]:
-        """Between neighbouring marks. Waits for the device."""
+        """Microseconds between neighbouring marks. Waits for the device."""
         torch.cuda.synchronize()
         return [1000 * before.elapsed_time(after) for before, after in pairwise(self._events)]
 
@@ -60,15 +60,16 @@ class DeviceClock:
 def measure_overhead(
     model: Model, state: DeviceState, config: EngineConfig, requests: int, context: int, floor_us: float
 ) -> DraftOverhead:
-    """config: with a fixed number of drafts, none of which is right. Captures graphs of its own, and overwrites some of
-    the pool.
+    """Measure drafting with the fixed number of drafts of `config`, none of which is right.
+
+    It captures graphs of its own and overwrites part of the pool.
     """
     drafts = config.drafts.most
     graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, NEVER)
     rows, shape = _rows(requests, drafts, context, state.padding_block)
     token_ids = torch.ones(shape.tokens, dtype=torch.int64, device=state.device)
     clock = DeviceClock()
-    # The host is ahead of the device behind the first of them: nothing that counts waits for it.
+    # After the first repeats the host is ahead of the device, so that no timed work waits for the host.
     for _ in range(WARM_REPEATS + REPEATS):
         clock.mark()
         layers = graphs.run(rows, shape)
@@ -84,7 +85,7 @@ def measure_overhead(
 
 
 def _rows(requests: int, drafts: int, context: int, blocks: int) -> tuple[Sequence[Row], StepShape]:
-    """Rows that end at the context, in blocks of their own of so many, as far as there are enough."""
+    """Rows that end at the context. Each has blocks of its own, as far as `blocks` blocks are enough."""
     each, start = blocks_for(context + drafts + 1), context - 1 - drafts
     own = ([block % blocks for block in range(row * each, (row + 1) * each)] for row in range(requests))
     rows = [Row([0] * (1 + drafts), start, block_ids, Sampling(), drafts=drafts) for block_ids in own]

@@ -26,10 +26,10 @@ from engine.step_times import StepTimes
 
 @dataclass(frozen=True)
 class Drafted:
-    """Figures of one number of requests, and of one set of shares. Steps may differ, so time is their mean."""
+    """Figures for one number of requests and one set of shares. Steps may differ, so that times are means."""
 
     requests: int
-    # Those of a row, on average.
+    # Drafts of a row, on average.
     drafts: float
     # The share of rows whose first draft is accepted, whose first and second are, and so on.
     acceptance: Sequence[float]
@@ -49,8 +49,9 @@ class Drafted:
 
 class DraftBench:
     """Attributes:
-    step_times: what the engine measured before it served, if it chooses the depth.
-    overheads: by number of requests, what drafting itself takes with as many drafts, or with one if it chooses.
+    step_times: what the engine measured before it served, if it chooses the number of drafts.
+    overheads: the cost of drafting itself by number of requests, with the fixed number of drafts, or with one if the
+        engine chooses.
     """
 
     def __init__(self, measured: MeasuredModel, requests: Sequence[int]) -> None:
@@ -95,7 +96,7 @@ class DraftBench:
         return measure_overhead(self._model, backend.state, self._config(drafts), requests, CONTEXT, floor_us)
 
     def _start(self, next_n: NextN) -> tuple[RankLoad, ModelBackend]:
-        # Memory that the engine before held.
+        # Free the memory of the engine before.
         gc.collect()
         torch.cuda.empty_cache()
         config = self._config(next_n)
@@ -122,7 +123,7 @@ class DraftBench:
         start_steps(load, requests, steps, DraftsConfig(next_n=next_n).most, shares)
         timed = time_steps(load, requests, steps)
         trace = trace_steps(load)
-        # Steps of unequal depths have the floor of the nearest one.
+        # If steps differ in their drafts, the floor is that of the mean number, rounded.
         shape = self._plain_config, requests, CONTEXT, backend.state.kv_pool.dtype.itemsize, round(timed.drafts)
         operations = [*decode_operations(*shape), *guess_operations(*shape)]
         floors = [decode_floor(operations, ceilings) * 1000 for ceilings in (self.ceilings, self.sustained)]

@@ -1,4 +1,4 @@
-"""The floor of a step: what its operations take where each moves its bytes, or computes its FLOPs, at the ceilings."""
+"""The floor of a step: the time of its operations if each moves its bytes, or computes its FLOPs, at the ceilings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from engine.parallel.layout import Layout
 
 ALONE = Layout()
 BF16, FP8 = 2, 1
-# Two weights a byte, and a bfloat16 scale for 128.
+# Bytes of a weight: two weights a byte, and a bfloat16 scale for each 128.
 INT4 = 1 / 2 + 2 / 128
-# Two weights a byte, and an e4m3 scale for 16; they are multiplied by bfloat16.
+# Two weights a byte, and an e4m3 scale for each 16. Products have bfloat16 operands.
 NVFP4 = 1 / 2 + 1 / 16
 ITEM_BYTES: Mapping[Stored, float] = MappingProxyType(
     {Stored.PLAIN: BF16, Stored.FP8: FP8, Stored.INT4: INT4, Stored.NVFP4: NVFP4}
@@ -23,10 +23,10 @@ ITEM_BYTES: Mapping[Stored, float] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Operation:
-    """The operation in all layers together.
+    """One operation, summed over all layers.
 
-    Counted are the bytes of weights and KV, each read once, and of those experts only that rows use; activations are
-    not, since a step's fit the second-level cache.
+    `size_bytes` counts weights and KV, each read once, and only experts that rows use. Activations do not count, since
+    those of a step fit the second-level cache.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Operation:
 def decode_operations(
     config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int = 0, layout: Layout = ALONE
 ) -> list[Operation]:
-    """What one rank computes for one token of each of `rows` requests of its TP group, and `drafts` drafts behind it,
-    with contexts of `context` tokens, as all other ranks do at the same time.
+    """The operations of one rank in a step with one token of each of `rows` requests of its TP group and `drafts`
+    drafts after each token, with contexts of `context` tokens. All other ranks compute as much at the same time.
     """
     layers = config.num_hidden_layers
     dense = sum(config.is_dense(layer) for layer in range(layers))
@@ -60,10 +60,9 @@ def decode_operations(
 def guess_operations(
     config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int, layout: Layout = ALONE
 ) -> Iterator[Operation]:
-    """What one rank computes in a step to guess `drafts` tokens behind those that it draws: the MTP module, once for
-    each guess.
+    """The operations of one rank that guess `drafts` tokens after the drawn ones: the MTP module, once for each guess.
 
-    At first it computes what the model computed, and then one token a row.
+    Its first run computes all tokens that the model computed in the step, later runs one token a row.
     """
     for number in range(drafts):
         queries = 1 if number else 1 + drafts
@@ -75,14 +74,14 @@ def guess_operations(
 
 
 def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:
-    """Seconds."""
+    """Seconds of all operations, one after another."""
     return sum(operation.seconds(ceilings) for operation in operations)
 
 
 def _attention(
     config: ModelConfig, requests: int, context: int, kv_item_bytes: int, queries: int = 1, tp: int = 1
 ) -> Iterator[Operation]:
-    """Operations of so many queries a request, which read its KV once."""
+    """Attention's operations. All `queries` queries of a request read its KV together, once."""
     rows = requests * queries
     heads, hidden, latent = config.num_attention_heads // tp, config.hidden_size, config.kv_lora_rank
     inner = config.q_lora_rank or 0
@@ -109,12 +108,12 @@ def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator
     yield _product("gate", own_rows, config.hidden_size, config.n_routed_experts)
     shared = config.moe_intermediate_size * config.n_shared_experts
     if layout.tp > 1 and layout.dp == 1 and rows <= FEW_ROWS:
-        # Every rank has all rows, and a part of the width.
+        # Every rank has all rows, and a part of the expert's width.
         yield from _feed_forward("shared", config, rows, shared // layout.tp)
     else:
         yield from _feed_forward("shared", config, own_rows, shared)
     chosen, held = config.num_experts_per_tok, config.n_routed_experts / layout.ep
-    # The number of experts that an even choice touches.
+    # The expected number of this rank's experts that are chosen if choices are uniformly random.
     touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)
     form = config.quantization.experts
     pairs, hidden = all_rows * chosen / layout.ep, config.hidden_size

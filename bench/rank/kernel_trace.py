@@ -1,4 +1,4 @@
-"""What a GPU did while something ran: how long each group of kernels took, and how long it did nothing."""
+"""What a GPU did while some work ran: how long each group of kernels took, and how long the GPU was idle."""
 
 import re
 from collections import defaultdict
@@ -34,10 +34,10 @@ class KernelTrace:
         return 1 - sum(stop - start for start, stop in _union(self.intervals)) / self.span
 
     def added(self) -> Iterator[tuple[str, float]]:
-        """Kernels in the order of their starts, with the microseconds by which each moved its stream's end on.
+        """Kernels in the order of their starts, each with the microseconds that it added to its stream.
 
-        One that starts early, and then waits for the one before, counts from the end of that. Kernels of several
-        streams that run at once count in full each.
+        A kernel that starts early and waits for the one before counts from the end of that one. Kernels that run at
+        once on several streams each count in full.
         """
         latest: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
         for each in sorted(self.intervals, key=lambda interval: interval.start):
@@ -53,7 +53,9 @@ class KernelTrace:
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def by_group(self, groups: Mapping[str, str]) -> dict[str, float]:
-        """Added microseconds by group, a pattern of kernels' names each, the first that matches; longest first."""
+        """Added microseconds by group, longest first. groups: the pattern of kernel names of each group; the first that
+        matches counts.
+        """
         times: defaultdict[str, float] = defaultdict(float)
         for kernel, microseconds in self.added():
             group = next((name for name, pattern in groups.items() if re.search(pattern, kernel)), None)
@@ -62,7 +64,7 @@ class KernelTrace:
 
 
 def trace_kernels(work: Callable[[], object]) -> KernelTrace:
-    """Everything that runs on the device until `work` is done and the device with it."""
+    """Trace all that runs on the device until `work` has returned and the device has finished."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Load for one engine in this process: requests whose prompts are in the cache already, and prompts that are not."""
+"""Load for one engine in this process: requests whose prompts are cached already, and prompts that are not."""
 
 import random
 import time
@@ -19,9 +19,9 @@ from mesh.domain.sparse_prefill import SparsePrefill
 
 class RankLoad:
     """Attributes:
-    tokens: how many the requests have been given so far in steps that were timed.
-    verified: how many drafts were verified for that.
-    sparse: what was measured in sparse prompts.
+    tokens: how many tokens requests have got so far in timed steps.
+    verified: how many drafts were verified for them.
+    sparse: the engine's measurements of sparse prompts.
     """
 
     def __init__(self, engine: Engine, backend: Backend) -> None:
@@ -33,7 +33,7 @@ class RankLoad:
         self.sparse: list[SparseMeasure] = []
 
     def start_decoding(self, requests: int, context: int, tokens: int) -> None:
-        """Requests that decode from `context` tokens on, whose KV is what the pool happens to hold."""
+        """Start requests that decode after `context` tokens. Their KV is whatever the pool happens to hold."""
         prompts = [self._prompt(context // BLOCK_TOKENS * BLOCK_TOKENS + 1) for _ in range(requests)]
         for prompt in prompts:
             self.pretend_cached(prompt)
@@ -41,7 +41,7 @@ class RankLoad:
             self._submit(prompt, tokens)
 
     def decode_seconds(self, steps: int) -> list[float]:
-        """Seconds of each of the next `steps` steps, as a client would see them: from tokens to tokens."""
+        """Seconds of each of the next `steps` steps as a client would see them, from one token to the next."""
         times = [time.perf_counter()]
         while len(times) <= steps:
             result = self._engine.step()
@@ -52,7 +52,7 @@ class RankLoad:
         return [later - earlier for earlier, later in pairwise(times)]
 
     def churn(self, requests: int, prompt_tokens: int, tokens: int, steps: int) -> None:
-        """Short requests that come as others end, until so many steps are done."""
+        """Take `steps` steps with short requests, each replaced by another when it ends."""
         for _ in range(steps):
             while self._engine.load().running_requests + self._engine.load().waiting_requests < requests:
                 self._submit(self._prompt(prompt_tokens), tokens)
@@ -66,7 +66,7 @@ class RankLoad:
                 self.sparse += result.sparse
 
     def prefill_seconds(self, prompts: int, tokens: int, sparse: SparsePrefill | None = None) -> float:
-        """Until all of these prompts, none of them cached, have their first token."""
+        """Seconds until all of these prompts, none of which is cached, have their first token."""
         for _ in range(prompts):
             self._submit(self._prompt(tokens), 1, sparse)
         started = time.perf_counter()
@@ -104,7 +104,7 @@ class RankLoad:
 
 
 def fill_pool(pool: torch.Tensor) -> None:
-    """Random latents, as large as normalization leaves them: on zeros attention would be faster than it ever is."""
-    # A layer at a time: random numbers are made in float32 first.
+    """Fill the pool with random latents of unit variance, since on zeros attention would be faster than in practice."""
+    # Fill a layer at a time to bound the memory of the random numbers.
     for layer in pool:
         layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=pool.device))

@@ -1,12 +1,13 @@
-"""Long prompts of one rank of DeepSeek-R1, exact and with sparse attention, in one run: tokens/s and memory.
+"""Long prompts on one rank of DeepSeek-R1, exact and with sparse attention, in one run: tokens/s and memory.
 
 `python -m bench.rank.long_prompts [--tokens 32768 131072] [--kept 0.05 0.025] [--step-tokens 16384] [--kv bf16|fp8]
 [--prompts bf16|fp8]`
 
-What sparse attention leaves out depends on the text, and random weights attend to everything. So the engine chooses its
-lines, which takes the time it takes, and is then given others that keep about the share --kept of a chunk's blocks, one
-number for each of --tokens: half of them columns at random, half the nearest distances. The share that was computed is
-measured by the engine itself. Memory is what a prompt takes beside weights, KV pool and workspace of single tokens.
+What sparse attention leaves out depends on the text, and random weights attend to everything. The engine therefore
+chooses its lines, which takes its usual time, and the bench then replaces them by lines that keep about the share
+--kept of a chunk's blocks (one number for each of --tokens): half of them random columns, half the nearest distances.
+The engine itself measures the share that was computed. Memory is what a prompt takes beside weights, KV pool and the
+workspace of single tokens.
 """
 
 import argparse
@@ -38,7 +39,7 @@ SPARE_TOKENS = 256
 @dataclass(frozen=True)
 class LongPrompt:
     """Attributes:
-    kept: the share of blocks that was computed of the sparse chunks; None if the prompt was exact.
+    kept: the share of the sparse chunks' blocks that was computed; None if the prompt was exact.
     """
 
     tokens: int
@@ -48,7 +49,7 @@ class LongPrompt:
 
 
 class InjectedLines:
-    """Stands in for the engine's choice of lines, after it."""
+    """Makes the engine choose lines, then replaces them by others that keep a given share."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -86,7 +87,7 @@ class LongPromptBench:
         self._load = RankLoad(Engine(config, backend, time.monotonic), backend)
 
     def warm_up(self, tokens: int, share: float) -> None:
-        """Kernels are compiled, and products that were never computed are prepared."""
+        """Run once, so that kernels are compiled and products are prepared before times count."""
         self._load.prefill_seconds(1, tokens)
         self._prompt(tokens, share)
 

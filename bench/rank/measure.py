@@ -42,12 +42,12 @@ class Decode:
     requests: int
     step_ms: float
     floor_ms: float
-    # Floor at the rates that a card keeps up, as it has to for steps.
+    # The floor at the rates that a card keeps up, which are those of steady decoding.
     sustained_floor_ms: float
     idle_share: float
     # Microseconds a step, by group of kernels.
     breakdown: dict[str, float]
-    # Number and microseconds of all traced steps, by name of the kernel.
+    # By kernel name, the number of runs and the microseconds in all traced steps.
     kernels: dict[str, tuple[int, float]]
     operations: list[Operation]
 
@@ -73,7 +73,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes that a number of steps left behind."""
+    """Bytes by which memory grew over a number of steps."""
 
     steps: int
     device_allocated: int
@@ -92,13 +92,13 @@ class Report:
     sustained: Ceilings
     load_seconds: float
     decode: list[Decode]
-    # None if it was not measured.
+    # None if prefill was not measured.
     prefill: Prefill | None
     peak_bytes: int
 
 
 class RankBench:
-    """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
+    """One engine with one rank's model. Raises ConfigError, or torch's own error, if the device is too small."""
 
     def __init__(self, measured: MeasuredModel, requests: Sequence[int]) -> None:
         self._measured = measured
@@ -145,7 +145,7 @@ class RankBench:
         )
 
     def prefill(self) -> Prefill:
-        """Prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
+        """Measure prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
         load = self._load
         # Run the same once before, so that compiling for these sizes is not measured.
         load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
@@ -157,7 +157,7 @@ class RankBench:
         )
 
     def growth(self, steps: int) -> Growth:
-        """Over `steps` steps of requests that come and go, after a tenth as many."""
+        """Measure growth over `steps` steps of requests that come and go, after a tenth as many steps of warm-up."""
         self._churn(steps // 10)
         before = _memory()
         self._churn(steps)

@@ -57,30 +57,30 @@ DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
         "quantization_config": dict(FP8_CONFIG),
     }
 )
-# With 8 ranks, each has an eighth of the tokens and its experts get an eighth of all choices: as many as if each of its
-# own tokens chose among them alone.
+# "r1-ep8-rank" stands for one of 8 ranks. Such a rank has an eighth of the tokens, and its experts get an eighth of all
+# choices. They get as many if the rank's own tokens choose among its own experts alone.
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
-        # For ranks that divide it.
+        # The whole model, for ranks that divide it.
         "r1": DEEPSEEK_R1,
-        # Tokens choose among all experts, so that these are chosen as often as a distribution says.
+        # The same with one expert group: tokens choose among all experts, so that choices can follow a distribution.
         "r1-one-group": dict(DEEPSEEK_R1) | {"n_group": 1, "topk_group": 1},
     }
 )
 
 
-# How config.json says in which form the routed experts are. All else is FP8, but beside NVFP4: dense layers and shared
-# experts are NVFP4 too there, and attention is bfloat16.
+# config.json's description of the form of routed experts. All else is FP8, except with "nvfp4": then dense layers and
+# shared experts are NVFP4 too, and attention is bfloat16.
 EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG, "nvfp4": NVFP4_CONFIG}
 )
-# By their short names, what the engine's settings call them: by default all is bfloat16.
+# The engine's names of number formats, by short names. "auto" means bfloat16 here.
 DTYPES: Mapping[str, str] = MappingProxyType({"bf16": "auto", "fp8": "float8_e4m3fn"})
 
 
 def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", mtp_modules: int = 0) -> Path:
-    """A model directory with the configuration alone."""
+    """Write a model directory that has only a configuration."""
     changes = {
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": mtp_modules,
@@ -98,7 +98,7 @@ class MeasuredModel:
     layers: int
     # As in `EXPERTS`.
     experts: str
-    # In which KV is kept, and in which prompts attend: "bf16" or "fp8".
+    # The number formats of KV and of prompts' attention: "bf16" or "fp8".
     kv: str = "bf16"
     prompts: str = "bf16"
 
@@ -107,7 +107,7 @@ class MeasuredModel:
         return f"{self.layers} layers of DeepSeek-R1, {self.experts} experts"
 
     def settings(self, directory: Path, mtp_modules: int = 0) -> dict[str, Any]:
-        """Those of EngineConfig that say so. Writes the model's configuration to the directory."""
+        """The fields of EngineConfig for this model. Writes the model's configuration to the directory."""
         return {
             "model_dir": write_shape(directory, self.shape, self.layers, self.experts, mtp_modules),
             "random_weights": True,
@@ -117,11 +117,13 @@ class MeasuredModel:
 
 
 class UniformLogits:
-    """Random logits of a step's layers, drawn at once by the first: a kernel of each would count as the model's."""
+    """Random logits for the gates of all layers. The first layer of a step draws them for all at once: a kernel in each
+    layer would count as time of the model.
+    """
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        # [layers, *shape] for each shape.
+        # By shape of one layer's logits: [layers, *shape].
         self._drawn: dict[torch.Size, torch.Tensor] = {}
 
     def of_layer(self, layer: int, like: torch.Tensor) -> torch.Tensor:
@@ -135,7 +137,9 @@ class UniformLogits:
 
 
 class UniformGate(Gate):
-    """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
+    """Sends each token to experts drawn at random, anew in every step. A gate with random weights would leave many
+    experts without tokens.
+    """
 
     def __init__(self, config: ModelConfig, allocate: Allocator, layer: int, uniform: UniformLogits) -> None:
         apart = allocate.formats.shared_apart or allocate.expert_group.divides
@@ -153,7 +157,9 @@ def make_rank(
     exchange: Exchange | None = None,
     logits: Callable[[int], UniformLogits] = UniformLogits,
 ) -> Model:
-    """exchange: with other ranks, of whose model this is a share; logits: of the gates of so many layers."""
+    """Make one rank's model. exchange: that with the other ranks if the model is divided; logits: makes the logits of
+    the given number of gates.
+    """
     model = make_model(resolved, exchange)
     allocate = make_allocator(model.config, model.dtype, model.device, resolved.weights, exchange)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
@@ -162,7 +168,7 @@ def make_rank(
         _route_uniformly(mixture, UniformGate(model.config, allocate, index, drawn))
     for module in model.mtp:
         if isinstance(module.layer.feed_forward, MixtureOfExperts):
-            # It runs several times a step, for different numbers of tokens.
+            # A module runs several times a step, for different numbers of tokens, and therefore has logits of its own.
             _route_uniformly(module.layer.feed_forward, UniformGate(model.config, allocate, 0, UniformLogits(1)))
     return model
 

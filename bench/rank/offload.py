@@ -1,11 +1,11 @@
-"""Prompts and decode steps of one rank of DeepSeek-R1 with experts in host memory, against none there, in one run.
+"""Prompts and decode steps of one rank of DeepSeek-R1, with and without experts in host memory, in one run.
 
 `python -m bench.rank.offload [--layers 21] [--offloaded 0 6 9 18] [--slots 2] [--experts fp8|w4a8|nvfp4]
 [--requests 32] [--no-decode] [--out FILE]`
 
-The first of --offloaded is what the others are compared with. Steps of prompts have 16,384 tokens, four prompts of
-4,096 each. The link's rate in a step is the bytes of all offloaded layers over the step's time; the ceiling is one copy
-of a GB from page-locked memory alone. FILE gets all rows as JSON.
+The others of --offloaded are compared with the first. Steps of prompts have 16,384 tokens, four prompts of 4,096 each.
+The link's rate in a step is the bytes of all offloaded layers over the step's time; the ceiling is one copy of a GB
+from page-locked memory with nothing beside it. FILE gets all rows as JSON.
 """
 
 import argparse
@@ -38,7 +38,7 @@ LINK_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Offloaded:
-    """Figures with so many layers' experts in host memory. `decode_ms` is None if it was not measured."""
+    """Figures with the experts of `layers` layers in host memory. `decode_ms` is None if it was not measured."""
 
     layers: int
     host_bytes: int
@@ -53,7 +53,7 @@ class Offloaded:
 
 
 def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | None) -> Offloaded:
-    """requests: that decode at once, None leaves decoding out."""
+    """requests: how many decode at once; None leaves decoding out."""
     with tempfile.TemporaryDirectory() as scratch:
         config = EngineConfig(
             **measured.settings(Path(scratch)),
@@ -75,7 +75,7 @@ def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | Non
     load = RankLoad(Engine(config, backend, time.monotonic), backend)
     fill_pool(backend.state.kv_pool)
     prompts = STEPS * STEP_TOKENS // PROMPT_TOKENS
-    # The first time kernels are compiled.
+    # The first of the two runs compiles kernels.
     _, seconds = (load.prefill_seconds(prompts, PROMPT_TOKENS) for _ in range(2))
     decode_ms = None
     if requests is not None:
@@ -146,7 +146,7 @@ def main() -> None:
         requests = None if arguments.no_decode else arguments.requests
         rows.append(measure(model, offload, requests))
         console.print(rows[-1])
-        # The model before takes the memory of the next one until it is gone.
+        # Free this model before the next one is made, which needs the memory.
         gc.collect()
         torch.cuda.empty_cache()
     form = f"{arguments.experts} experts, {arguments.slots} slots"

@@ -16,19 +16,19 @@ SPARE_TOKENS = 256
 @dataclass(frozen=True)
 class TimedSteps:
     seconds: Sequence[float]
-    # Tokens that a request gets in a step, and drafts that are verified for that.
+    # Tokens that a request gets in a step, and drafts that are verified for them.
     tokens: float
     drafts: float
 
     @property
     def step_ms(self) -> float:
-        """The median; with drafts steps may differ, and it is their mean."""
+        """The median; with drafts the mean, because steps may differ."""
         return (mean(self.seconds) if self.drafts else median(self.seconds)) * 1000
 
 
 def start_steps(load: RankLoad, requests: int, steps: int, most: int = 0, shares: Sequence[float] = ()) -> None:
-    """Start requests so that the middle one of the steps to be timed has the context, and warm up. most: drafts of a
-    row; shares: of those that are accepted (see InjectedAcceptance).
+    """Start requests and warm up, so that the middle one of the steps to be timed has contexts of CONTEXT tokens. most:
+    drafts of a row; shares: those that are accepted (see InjectedAcceptance).
     """
     expected = 1 + sum(shares[:most])
     all_steps = WARM_STEPS + steps + TRACED_STEPS + 4
@@ -45,7 +45,7 @@ def time_steps(load: RankLoad, requests: int, steps: int) -> TimedSteps:
 
 
 def trace_steps(load: RankLoad) -> KernelTrace:
-    """TRACED_STEPS of them; then the requests run to their ends."""
+    """Trace TRACED_STEPS steps, then run the requests to their ends."""
     trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
     load.drain()
     return trace

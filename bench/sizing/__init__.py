@@ -1,1 +1,1 @@
-"""What a model needs of GPUs, and what it will do on them: `deepmesh plan`."""
+"""Which GPUs a model needs, and how fast it will be on them: `deepmesh plan`."""

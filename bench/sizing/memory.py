@@ -1,4 +1,4 @@
-"""Bytes that one GPU of a worker holds of a model's weights, as the engine itself lists them."""
+"""Bytes of a model's weights that one GPU of a worker holds, from the engine's own list of tensors."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from engine.weights.sizes import sizes_of
 
 @dataclass(frozen=True)
 class Weights:
-    """What one of `gpus` GPUs holds: they share the routed experts; all else is on each of them."""
+    """The weights of one of several GPUs. They divide the routed experts; each has all other weights."""
 
     # Bytes of one layer's experts, and how many layers have some.
     layer_experts: int
@@ -33,12 +33,12 @@ class Weights:
 
     @property
     def host(self) -> int:
-        """In host memory, all of which a step copies to the GPU."""
+        """Bytes in host memory. Every step copies all of them to the GPU."""
         return self.offloaded * self.layer_experts
 
 
 def weights_of(config: ModelConfig, gpus: int) -> Weights:
-    """With all experts on the GPUs. Raises ConfigError if they cannot divide these."""
+    """The weights with all experts on the GPUs. Raises ConfigError if the GPUs cannot divide the experts."""
     exchange = Alone(Place(Layout(dp=gpus, ep=gpus)))
     sizes = sizes_of(config, make_allocator(config, torch.bfloat16, torch.device("meta"), "quantized", exchange))
     expert_layers = sum(not config.is_dense(layer) for layer in range(config.num_hidden_layers))

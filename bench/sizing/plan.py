@@ -1,8 +1,8 @@
-"""Fits or not, tokens of KV, requests, and the predicted time per token and requests a minute.
+"""Whether a model fits, and then its tokens of KV, requests, predicted time per token and requests a minute.
 
-A step is predicted as its floor (bytes and FLOPs at the rates that the card keeps up) times what a measured engine took
-beyond its own floor with as many requests. For the layout that was measured that is the measurement itself. No step is
-shorter than the copy of the experts that lie in host memory.
+The predicted time of a step is its floor (bytes and FLOPs at the rates that the card keeps up) times the ratio of a
+measured engine's step to its own floor, with the same number of requests. For the measured layout the prediction is the
+measurement itself. No step is shorter than the copy of the experts that lie in host memory.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from mesh.errors import ConfigError
 MEASURED_SHAPE = "r1-ep8-rank"
 # Steps of a plan's cost model are predicted at these numbers of requests.
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-# What the engine leaves of the memory, and the tokens of the steps for which it has room.
+# The share of memory that the engine uses, and the tokens of the largest step for which it reserves memory.
 POOL_SHARE = 0.95
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
@@ -38,8 +38,8 @@ SLOTS = OffloadConfig().slots
 
 @dataclass(frozen=True)
 class Gpu:
-    """`ceilings` are the rates that the card keeps up, measured by bench.rank (docs/performance.md); link_rate: bytes a
-    second that come from host memory, measured by bench.rank.offload.
+    """`ceilings`: the rates that the card keeps up, measured by bench.rank (docs/performance.md). `link_rate`: bytes a
+    second from host memory, measured by bench.rank.offload.
     """
 
     memory_bytes: float
@@ -73,22 +73,22 @@ class Plan:
     experts_bytes: float
     # Bytes of the experts that lie in host memory.
     host_bytes: float
-    # With how many layers' experts in host memory weights and one request fit; None if they never do.
+    # Weights and one request fit if so many layers' experts are in host memory; None if they never fit.
     offload_needed: int | None
-    # For KV; negative is what a GPU lacks.
+    # Memory left for KV. If it is negative, the GPU lacks so much.
     free_bytes: float
     kv_token_bytes: int
     kv_tokens: int
-    # At once on each GPU, and what bounds them.
+    # Requests at once on each GPU, and what bounds their number.
     requests: int
     bound: str
     tpot_ms: float
     decode_per_minute: float
     prefill_per_minute: float
-    # Computing prompts and tokens on the same GPUs.
+    # Requests a minute if the same GPUs compute prompts and tokens.
     both_per_minute: float
     costs: CostFile
-    # The most requests in a step that was measured.
+    # The most requests for which a step was measured.
     measured_requests: int
 
     @property
@@ -97,7 +97,7 @@ class Plan:
 
 
 def plan(config: ModelConfig, asked: Asked) -> Plan:
-    """Raises ConfigError for a GPU that is not known, experts that cannot be shared evenly, or a number of layers that
+    """Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
     cannot be offloaded.
     """
     gpu = GPUS.get(asked.gpu)
@@ -149,7 +149,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
 
 
 def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:
-    """The cost model of one of the worker's GPUs. copy_seconds: of the experts that every step copies."""
+    """The cost model of one of the worker's GPUs. copy_seconds: time to copy the experts that every step copies."""
     measured = shipped_costs(_file_name(config, asked))
     context = asked.prompt_tokens + asked.output_tokens // 2
     ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
@@ -210,5 +210,5 @@ def _floor_ms(config: ModelConfig, requests: int, context: int, item_bytes: int,
 
 
 def _flops(config: ModelConfig) -> float:
-    """FLOPs of a token, without attention to others."""
+    """FLOPs of a token, without attention to other tokens."""
     return sum(operation.flops for operation in decode_operations(config, 1, 0, 2))

@@ -1,1 +1,1 @@
-"""One request of a disaggregated mesh as an OpenTelemetry collector sees it."""
+"""The trace of one request of a disaggregated mesh, as an OpenTelemetry collector gets it."""

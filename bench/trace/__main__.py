@@ -1,9 +1,9 @@
-"""docs/trace.png: one request of a disaggregated mesh whose prompt's prefix comes from the KV store.
+"""Draws docs/trace.png: one request of a disaggregated mesh whose prompt's prefix comes from the KV store.
 
     python -m bench.trace [--out docs/trace.png]
 
 A mesh of tiny-r1 with a prefill worker and a store answers a prompt, then others until both workers have forgotten it,
-then the first again. The picture is of that last request, drawn from what an OpenTelemetry collector was sent.
+then the first prompt again. The picture shows that last request, from the spans that an OpenTelemetry collector got.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from mesh.tracing import TRACEPARENT_KEY, TraceContext
 
 PROMPT_TOKENS = 900
 OUTPUT_TOKENS = 6
-# As many as it takes to fill the pools.
+# So many other prompts fill the pools.
 OTHERS = 8
 POOL_BLOCKS = 48
 SERVICES = ("gateway", "scheduler", "prefill", "decode", "kvstore")
@@ -54,7 +54,7 @@ async def trace_request() -> list[Span]:
             )
             async with model_mesh(Path(directory) / "log", prefill=1, stores=1, settings=settings) as mesh:
                 await _ask_all(mesh.gateway, trace)
-        # The services have stopped: nothing of theirs is left to be sent.
+        # The services have stopped, so that they have sent all their spans.
         return _of(collector, trace)
 
 

@@ -42,7 +42,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     @property
     def names(self) -> set[tuple[str, str]]:
-        """Service and name of each."""
+        """Service and name of each span."""
         return {(span.service, span.name) for span in self.spans}
 
     async def Export(self, request: Any, context: Any) -> Any:

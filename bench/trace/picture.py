@@ -1,4 +1,4 @@
-"""A trace as a picture: a row a span, below its parent, against time."""
+"""A trace as a picture over time, with a row for each span below its parent's."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def draw(spans: Sequence[Span], path: Path) -> None:
 
 
 def _rows(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
-    """Each span after its parent, siblings in the order of their begin, with its depth."""
+    """Each span with its depth, after its parent, siblings in the order of their starts."""
     known = {span.span_id for span in spans}
 
     def below(parent: bytes | None, depth: int) -> Iterator[tuple[int, Span]]:

@@ -1,1 +1,1 @@
-"""deepmesh beside transformers on one checkpoint."""
+"""deepmesh beside transformers on the same checkpoint."""

@@ -21,8 +21,8 @@ from transformers.utils import logging as transformers_logging
 from bench.transformers_peer.candidates import Candidate, Deepmesh, Transformers
 from tools.make_checkpoint import make_checkpoint
 
-# Ways of transformers to compute experts; each of its figures is the better one's. Its third, batched_mm, copies the
-# experts of every token: no faster in decode, and minutes for a long prompt.
+# Two ways in which transformers computes experts; its figures are those of the better one. A third way, batched_mm,
+# copies the experts of every token: it is no faster in decode and takes minutes for a long prompt.
 EXPERTS = ("eager", "grouped_mm")
 PROMPT_TOKENS = 128
 DECODE_TOKENS = 48
@@ -48,7 +48,7 @@ class Comparison:
 
 
 def compare(ours: Deepmesh, theirs: Sequence[Candidate], repeats: int) -> list[Comparison]:
-    """Every measurement on every side, once a repeat, so that a slow moment of the machine hits all of them."""
+    """Take every measurement on every side once in each repeat, so that a slow moment of the machine hits all sides."""
     single, long = _prompt(PROMPT_TOKENS, 0), _prompt(PREFILL_TOKENS, 1)
     prompts = [_prompt(PROMPT_TOKENS, 2 + index) for index in range(REQUESTS)]
     sides: list[Candidate] = [ours, *theirs]
@@ -76,7 +76,7 @@ def compare(ours: Deepmesh, theirs: Sequence[Candidate], repeats: int) -> list[C
 
 
 def _rate(tokens: int, measure: Callable[..., float], *arguments: object) -> float:
-    """Tokens per second of something that takes `measure(*arguments)` seconds."""
+    """Tokens per second if `tokens` tokens take `measure(*arguments)` seconds."""
     return tokens / measure(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""The two sides of the comparison with transformers, each timing the same three things on its own."""
+"""The two sides of the comparison with transformers. Each times the same three things by its own means."""
 
 import time
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ class Candidate(Protocol):
     name: str
 
     def decode(self, prompt: Prompt, tokens: int) -> float:
-        """From the first generated token to the last of `tokens`, one request alone."""
+        """Seconds from the first generated token to the last of `tokens`, with one request alone."""
         ...
 
     def in_turn(self, prompts: Sequence[Prompt], tokens: int) -> float:
-        """To answer the prompts one after another with `tokens` each, from nothing to the last token."""
+        """Seconds to answer the prompts one after another with `tokens` each, from the start to the last token."""
         ...
 
     def prefill(self, prompt: Prompt) -> float:
-        """From nothing to the logits of the prompt's last token."""
+        """Seconds from the start to the logits of the prompt's last token."""
         ...
 
 
@@ -55,7 +55,7 @@ class Deepmesh:
         return sum(self.together([prompt], tokens) for prompt in prompts)
 
     def together(self, prompts: Sequence[Prompt], tokens: int) -> float:
-        """As `in_turn`, but all at once."""
+        """As `in_turn`, but with all prompts at once."""
         stamps = self._run(prompts, tokens)
         return stamps[-1] - stamps[0]
 
@@ -63,7 +63,7 @@ class Deepmesh:
         return self.together([prompt], 1)
 
     def _run(self, prompts: Sequence[Prompt], tokens: int) -> list[float]:
-        """The clock before the first step and after each one."""
+        """The clock's times before the first step and after each one."""
         engine = Engine(self._config, self._backend, time.monotonic)
         for key, prompt in enumerate(prompts):
             stop = StopConditions(tokens, ignore_eos=True)
@@ -113,7 +113,7 @@ class Transformers:
 
 
 class _Clock(BaseStreamer):
-    """The clock when the prompt was put in, and after each generated token."""
+    """Notes the clock's time when the prompt is put in, and after each generated token."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
