@@ -1,4 +1,4 @@
-"""Addresses for tests that need one and must reach nobody."""
+"""Addresses at which nothing listens, for tests that need one."""
 
-# Privileged, and no mesh is ever told to listen there: connections are refused at once.
+# A privileged port on which no mesh ever listens: connections are refused at once.
 NOWHERE = "127.0.0.1:1"

@@ -1,4 +1,4 @@
-"""A server that speaks Redis' protocol and answers what a test has it answer."""
+"""A server that speaks Redis' protocol and gives the answers that a test sets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,12 +12,12 @@ from mesh.redis_commands import Command
 
 @dataclass
 class AnsweringRedis:
-    """Commands come to `commands`; `answer` sends bytes of the protocol on the newest connection."""
+    """`commands` gets the commands that arrive. `answer` sends bytes of the protocol on the newest connection."""
 
     port: int = 0
     connections: int = 0
     commands: "asyncio.Queue[Command]" = field(default_factory=asyncio.Queue)
-    # What every command is answered with; None leaves answers to the test.
+    # The answer to every command; None leaves answers to the test.
     always: bytes | None = None
     _writer: asyncio.StreamWriter | None = None
 

@@ -17,20 +17,20 @@ from eval.suite import Question
 
 
 class AnsweringServer:
-    """Solves `questions` except those whose ids are among `wrong`; states of its own are set by tests."""
+    """Answers `questions` rightly, except those whose ids are in `wrong`. Tests set the attributes below."""
 
     def __init__(self, questions: Sequence[Question], wrong: Collection[str] = ()) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.model = "pupil"
         self.in_flight = self.most_in_flight = 0
-        # Chat requests that are still answered before all others get status 500.
+        # How many more chat requests are answered before all others get status 500; None answers all.
         self.left: int | None = None
-        # Chat requests that get status 503 first.
+        # How many chat requests get status 503 first.
         self.busy = 0
-        # Ids of questions that get status 400, and that are cut off.
+        # Ids of questions that get status 400, and of questions whose answers are cut off.
         self.refused: Collection[str] = ()
         self.cut_off: Collection[str] = ()
-        # Whether completions echo their prompt: each character then is a token of probability 1/4.
+        # Whether completions echo their prompt. Each character is then a token of probability 1/4.
         self.echoes = False
         self._questions = {question.problem.prompt: question for question in questions}
         self._wrong = wrong
@@ -87,7 +87,7 @@ class AnsweringServer:
 
 @asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[str]:
-    """The base URL of the API that `app` serves on a free port."""
+    """Serve `app` on a free port; gives the base URL of its API."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     # Connections wait in the listener's queue until the server accepts.

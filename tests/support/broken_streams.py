@@ -1,4 +1,4 @@
-"""Answers that are under way when something happens to their worker."""
+"""Answers that are being streamed when something happens to their worker."""
 
 import asyncio
 from typing import Any

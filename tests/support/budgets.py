@@ -1,10 +1,10 @@
-"""How long each folder of tests took, beside its budget: `make test` has to stay below twelve minutes on two cores."""
+"""Compares each test folder's time with its budget: `make test` has to stay below twelve minutes on two cores."""
 
 from collections import defaultdict
 
 import pytest
 
-# Seconds that a folder's tests may take, one after the other. Two run at once: half of the sum is what one waits for.
+# Seconds that a folder's tests may take, run one after another. Two run at once, so that a run takes half of the sum.
 # A new capability may add 40 s to all of them together.
 BUDGETS = {
     "attacks": 20,
@@ -30,7 +30,7 @@ BUDGETS = {
 
 
 class TestSeconds:
-    """A pytest plugin. It says which folder is over its budget and fails nothing: machines differ."""
+    """A pytest plugin. It prints which folders are over their budgets, but fails nothing, because machines differ."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)

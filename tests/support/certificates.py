@@ -1,4 +1,4 @@
-"""Certificates for tests: one development CA a process."""
+"""Certificates for tests, from one development CA for each process."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -23,12 +23,12 @@ def files_in(directory: Path) -> TlsConfig:
 def certified(
     directory: Path, role: Role, name: str, ca: Authority | None = None, hosts: Sequence[str] = ()
 ) -> TlsConfig:
-    """Files of a new certificate for that service, in a folder of its own."""
+    """Issue a new certificate for that service, with its files in a folder of its own."""
     own = directory / f"{role.value}-{abs(hash(name))}"
     (ca or authority()).issue(Identity(role, name), own, hosts)
     return files_in(own)
 
 
 def channels_as(directory: Path, role: Role, name: str) -> Channels:
-    """Channels of that service."""
+    """Channels that show that service's certificate."""
     return MutualTlsChannels(certified(directory, role, name))

@@ -1,4 +1,6 @@
-"""A mesh that is struck in some phase of its requests: every token is compared, and nothing may be held afterwards."""
+"""A mesh that suffers a fault in some phase of its requests. Every token is compared, and nothing may be held
+afterwards.
+"""
 
 import asyncio
 import itertools
@@ -25,18 +27,18 @@ from tests.support.redis_process import RedisProcess
 from tests.support.resuming_client import Answer, ResumingClient
 from tests.support.separated_mesh import separated
 
-# While a fault lasts, another request comes so often, unless so many of them have no answer yet: a machine that is busy
-# with other work would fall behind, and that is no fault.
+# While a fault lasts, another request arrives every ARRIVAL_SECONDS, unless LATE_AT_ONCE of them have no answer yet. A
+# machine that is busy with other work would otherwise fall behind through no fault of the mesh.
 ARRIVAL_SECONDS = 0.5
 LATE_AT_ONCE = 4
-# Come at once when it is over.
+# Requests that arrive at once when the fault is over.
 REQUESTS_AFTERWARDS = 4
-# For all answers once the fault is over, and for the mesh to be whole again.
+# Longest waits once the fault is over: for all answers, and for the mesh to be whole again.
 ANSWERED_SECONDS = 120.0
 WHOLE_SECONDS = 60.0
-# Of the processes' logs, where a cell fails.
+# Lines of the processes' logs that are shown if a cell fails.
 LINES_SHOWN = 300
-# The processes of the mesh that has an address, and Redis.
+# The sites of the network: the processes of the mesh, and Redis.
 SITES = (
     "scheduler",
     "scheduler-1",
@@ -58,7 +60,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Phase:
-    """When a fault comes: so long after so many requests were sent."""
+    """When a fault comes: `after_seconds` after `requests` requests were sent."""
 
     requests: int
     prompt_tokens: int
@@ -67,7 +69,7 @@ class Phase:
 
 
 PHASES = {
-    # More than run at once.
+    # There are more requests than run at once.
     "queued": Phase(40, 64, 40, 0.1),
     # The KV of long prompts is on its way from the prefill worker.
     "mid-transfer": Phase(8, 2000, 40, 0.15),
@@ -91,15 +93,15 @@ Strike: TypeAlias = Callable[[ChaosMesh], Awaitable[None]]
 
 @dataclass
 class Outcome:
-    """What a fault did to those who asked."""
+    """What a fault did to the clients."""
 
-    # Of requests that were under way when it came.
+    # Answers to requests that were under way when the fault came.
     answers: list[Answer] = field(default_factory=list)
-    # Of those that came while it lasted.
+    # Answers to requests that arrived while it lasted.
     late: list[Answer] = field(default_factory=list)
-    # Of those that came at once when it was over.
+    # Answers to requests that arrived at once when it was over.
     after: list[Answer] = field(default_factory=list)
-    # From its end until the mesh was whole.
+    # Seconds from its end until the mesh was whole.
     whole_seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -119,7 +121,7 @@ async def chaos_mesh(
     deployed: Callable[[Sequence[ServiceSpec]], Sequence[ServiceSpec]] = list,
     redis_directory: Path | None = None,
 ) -> AsyncIterator[ChaosMesh]:
-    """With a `network`, each process is at the site of its name. `redis_directory`: see RedisProcess."""
+    """Run the mesh. With a `network`, each process is at the site of its name. `redis_directory`: see RedisProcess."""
     redis = RedisProcess(directory=redis_directory)
     if network is not None:
         redis = RedisProcess(network.address("redis"), network.inside("redis"))
@@ -146,7 +148,7 @@ async def chaos_mesh(
 
 
 async def run_cell(chaos: ChaosMesh, name: str, phase_name: str, strike: Strike, seed: int) -> None:
-    """Strike in one phase; every token is compared, and the outcome printed."""
+    """Strike in one phase, compare every token, and print the outcome."""
     chaos.mesh.lines.clear()
     try:
         outcome = await _run_cell(chaos, name, phase_name, strike, seed)
@@ -188,7 +190,7 @@ async def _ask(chaos: ChaosMesh, phase: Phase, source: random.Random, number: in
 
 
 async def until_serving(mesh: ProcessMesh) -> float:
-    """Wait until everything that was ended is there again; returns how long that took, in seconds."""
+    """Wait until everything that was ended serves again; returns how many seconds that took."""
     began_at = time.monotonic()
     await mesh.whole(WHOLE_SECONDS)
     async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:

@@ -30,7 +30,7 @@ def lint(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def rendered(*arguments: str) -> list[Resource]:
-    """What `helm install mesh` would create, with these arguments."""
+    """The resources that `helm install mesh` would create with these arguments."""
     done = helm("template", "mesh", str(CHART), "--kube-version", f"{KUBERNETES}.0", *arguments)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
@@ -61,7 +61,7 @@ def pods(resources: list[Resource]) -> dict[str, Resource]:
 
 
 def refused_custom_resources(resources: list[Resource]) -> str:
-    """A line for each that the schema of its kind refuses."""
+    """A line for each custom resource that the schema of its kind refuses."""
     if shutil.which("node") is None or not (DEPLOY / "check/node_modules/@kubernetes-models").is_dir():
         pytest.skip("needs node and @kubernetes-models: make deploy-check installs the latter")
     command = ["node", str(DEPLOY / "check/custom_resources.mjs")]

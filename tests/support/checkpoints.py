@@ -1,4 +1,4 @@
-"""Small checkpoints, backends over them, and rows to feed these."""
+"""Small checkpoints, backends over them, and rows to run on these backends."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from mesh.domain.sampling import Sampling
 from tools.make_checkpoint import make_checkpoint
 
 GREEDY = Sampling()
-# Rows of the output head that have lively logits.
+# Token ids whose rows in the output head give logits that vary.
 READABLE_TOKENS = range(7, 102)
 
 
@@ -38,7 +38,7 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def prompt_row(token_ids: Sequence[int], start: int, stop: int, blocks: Sequence[int], *, last: bool = True) -> Row:
-    """The chunk [start, stop) of a prompt over the request's blocks; a token is drawn after the last chunk."""
+    """The chunk [start, stop) of a prompt, in the request's blocks. A token is drawn after the last chunk."""
     needed = -(-stop // BLOCK_TOKENS)
     return Row(token_ids[start:stop], start, blocks[:needed], GREEDY if last else None)
 
@@ -50,7 +50,7 @@ def execute(backend: ModelBackend, *rows: Row) -> list[Sample | None]:
 def generate(
     backend: ModelBackend, prompt: Sequence[int], count: int, blocks: Sequence[int], *, chunk: int = 1 << 20
 ) -> list[int]:
-    """Greedy tokens of one request alone, its prompt computed in chunks."""
+    """The greedy tokens of one request that runs alone, with its prompt computed in chunks."""
     tokens = list(prompt)
     samples: list[Sample | None] = []
     for start in range(0, len(prompt), chunk):
@@ -82,7 +82,7 @@ def rewrite_as_one_file(directory: Path, change: Callable[[dict[str, torch.Tenso
 
 
 def with_modules(source: Path, directory: Path, count: int) -> Path:
-    """The checkpoint with so many modules, all as its one."""
+    """A copy of the checkpoint with `count` MTP modules, all equal to its own one."""
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
     config = json.loads((directory / "config.json").read_text())
     layers, tensors = config["num_hidden_layers"], read_tensors(source)

@@ -1,4 +1,4 @@
-"""What is compiled for a GPU while a test runs."""
+"""Watches what is compiled for a GPU while a test runs."""
 
 import sys
 from importlib import import_module
@@ -8,9 +8,10 @@ import pytest
 
 
 def watch_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The list into which goes what is compiled until the test ends, as in a process that has compiled nothing yet.
+    """A list that gets the name of everything that is compiled until the test ends, as in a process that has compiled
+    nothing yet.
 
-    Triton's kernels too that it finds on disk. What packages compile by themselves is not seen.
+    It also gets Triton's kernels that are found on disk, but not what packages compile by themselves.
     """
     found: list[str] = []
     _watch_triton(monkeypatch, found)

@@ -14,7 +14,7 @@ from pathlib import Path
 from mesh.ports import free_port
 from tests.support.timing import timed
 
-# It ends a hang: a machine may be as busy as it likes.
+# Only ends a hang: long enough for a machine that is busy with other work.
 PATIENCE_SECONDS = 900.0
 
 
@@ -23,17 +23,17 @@ class Container:
     image: str
     # When its process was last started.
     started: str
-    # As Docker calls it: starting, healthy, unhealthy.
+    # Docker's word: starting, healthy or unhealthy.
     health: str
 
 
 class ComposeMesh:
-    """One project of compose. What a version's files say is in `deploy` under that version's root."""
+    """One project of compose. The files of a version are in `deploy` under that version's root."""
 
     def __init__(self, project: str) -> None:
         self._project = project
         self._http_port, self._grpc_port = free_port(), free_port()
-        # Of the last version that was brought up.
+        # Files and image of the version that was brought up last.
         self._root, self._image = Path(), ""
 
     def environment(self, image: str) -> dict[str, str]:
@@ -41,7 +41,7 @@ class ComposeMesh:
         return {**os.environ, **ports, "DEEPMESH_IMAGE": image}
 
     def up(self, root: Path, image: str) -> None:
-        """Bring this version up, in place of another if that runs, and wait until every container is healthy."""
+        """Bring this version up, replacing another one that runs, and wait until every container is healthy."""
         self._root, self._image = root, image
         with timed(f"compose up of {image}"):
             self.run("up", "--detach", "--no-build", "--wait")
@@ -71,7 +71,9 @@ class ComposeMesh:
             time.sleep(0.2)
 
     def answer(self, question: str, max_tokens: int = 256) -> str:
-        """The answer's text. A request that nothing has taken yet is asked again; an answer that has begun must end."""
+        """The answer's text. A request that no server has taken yet is sent again; an answer that has begun must
+        end.
+        """
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -95,7 +97,7 @@ class ComposeMesh:
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The pieces of a streamed answer, its reasoning too; an AssertionError if it ends before its end."""
+    """The pieces of a streamed answer, with its reasoning. Raises AssertionError if the stream breaks off."""
     begun = ended = False
     for line in response:
         field, _, data = line.decode().strip().partition(": ")
@@ -111,7 +113,7 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def build_image(root: Path, tag: str) -> None:
-    """The image of the version whose files are in `root`."""
+    """Build the image of the version whose files are in `root`."""
     command = ["docker", "buildx", "build", "--network", "host", "-f", "deploy/Dockerfile", "-t", tag]
     for argument, variable in (("BASE", "BASE_IMAGE"), ("TORCH", "TORCH")):
         value = os.environ.get(variable)

@@ -23,7 +23,7 @@ class ConstrainedEngine:
     """An engine, and a way to wait for the grammars that it compiles."""
 
     def __init__(self, checkpoint: Path, backend: ModelBackend | None = None, **settings: Any) -> None:
-        """backend: over that checkpoint and with the same settings, by default one of its own."""
+        """backend: one over the same checkpoint and with the same settings; made here if None."""
         settings = {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 64, **settings}
         config = EngineConfig(model_dir=checkpoint, **settings)
         backend = backend or model_backend(checkpoint, **settings)
@@ -33,12 +33,12 @@ class ConstrainedEngine:
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)
 
     def begin_anew(self) -> None:
-        """As a process does that serves in another role."""
+        """Make a new engine over the same backend, as a process does when its role changes."""
         config, backend, constraints = self._made
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints.anew())
 
     def submit(self, *submits: Submit) -> None:
-        """Return once their grammars are compiled."""
+        """Submit requests; returns once their grammars are compiled."""
         for submit in submits:
             self.engine.submit(submit)
             if submit.request.constraint is not None:
@@ -50,7 +50,7 @@ class ConstrainedEngine:
 
 
 class Texts:
-    """What token ids spell."""
+    """Translates between texts and token ids."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

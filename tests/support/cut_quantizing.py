@@ -15,7 +15,7 @@ class Cut(Exception):
 
 @contextmanager
 def cut_off_at(unit: str) -> Iterator[None]:
-    """What runs within must come to a unit of this name; it ends before that is written."""
+    """End the quantizer that runs in the block before it writes the unit of this name. It must come to that unit."""
     write = Output.write
 
     def write_until(self: Output, report: UnitReport, tensors: dict[str, torch.Tensor]) -> None:

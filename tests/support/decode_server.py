@@ -50,7 +50,7 @@ def decode_config(**changes: Any) -> DecodeConfig:
 
 
 class AnyTarget:
-    """A registry that knows every prefill worker that a test names, until it forgets them."""
+    """A registry that knows every prefill worker that a test names, until `forgets` is set."""
 
     def __init__(self) -> None:
         self.forgets = False
@@ -67,7 +67,7 @@ class RunningWorker:
     worker: DecodeWorker
     endpoint: str
     prefill_link: PrefillLink
-    # Ends with what ended the worker.
+    # Ends when the worker does, with the worker's error.
     following: asyncio.Task[None]
     # The fake in place of a real rank, if the worker has one.
     rank: FakeRankClient | None = None
@@ -93,9 +93,9 @@ async def serving(config: DecodeConfig) -> AsyncIterator[tuple[DecodeServicer, M
 async def running_worker(
     ranks: int = 1, prefill_link: PrefillLink | None = None, **changes: Any
 ) -> AsyncIterator[RunningWorker]:
-    """A worker in this process, its ranks in others; asserts at the end that nothing is left in it.
+    """A worker in this process with its ranks in others. Asserts at the end that it holds nothing.
 
-    Where the test killed a rank, that every request has ended.
+    If the test killed a rank, it asserts that every request has ended.
     """
     changes["engine"] = {"parallel": {"dp": ranks}, **changes.get("engine", {})}
     config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels(), AnyTarget())
@@ -122,7 +122,7 @@ async def running_worker(
 async def decode_without_rank(
     ready: Ready = TRANSFER_READY, prefill_link: PrefillLink | None = None, **changes: Any
 ) -> AsyncIterator[RunningWorker]:
-    """A decode worker whose rank does what the test says; asserts at the end that it keeps no request."""
+    """A decode worker whose rank does what the test says. Asserts at the end that it keeps no request."""
     config, rank = decode_config(**changes), FakeRankClient(ready)
     link = prefill_link or PrefillLink(Channels(), AnyTarget())
     ranks = RankGroup([rank])  # type: ignore[list-item]
@@ -237,7 +237,7 @@ class GatewayClient:
                 await self._progress.wait()
 
     async def ended(self, stream_id: int) -> ReceivedOutput:
-        """A request, once it has ended; acknowledged."""
+        """Wait for a request's end and acknowledge it; returns the request."""
         request = self.requests[stream_id]
         await self.until(lambda: request.ended)
         await self.send(acknowledgement=decode_pb2.Acknowledgement(stream_ids=[stream_id]))
@@ -249,7 +249,7 @@ class GatewayClient:
         await asyncio.wait({self._reader})
 
     async def stream_error(self) -> MeshError:
-        """What the worker ended the stream with."""
+        """The error with which the worker ended the stream."""
         assert self._reader is not None
         try:
             await self._reader

@@ -1,4 +1,4 @@
-"""Sessions over a rank that does as told, and the frames that their gateways get."""
+"""Sessions over a fake rank, and the frames that their gateways get."""
 
 from decode_svc.session import Attachment
 from decode_svc.sessions import SessionLimits, Sessions
@@ -14,12 +14,12 @@ def make_sessions(**limits: int) -> tuple[Sessions, FakeRank, ManualClock]:
 
 
 def attach(sessions: Sessions, gateway: str = "g", incarnation: str = "i", **resume: int) -> Attachment:
-    """`resume` in the form _7=12: stream 7 goes on at position 12."""
+    """Attach a gateway. resume: arguments such as _7=12, by which stream 7 goes on at position 12."""
     return sessions.attach(gateway, incarnation, {int(name[1:]): position for name, position in resume.items()})
 
 
 async def taken(attachment: Attachment) -> dict[int, tuple[int, list[int], object]]:
-    """By stream id: first position, tokens, end."""
+    """The next frame: by stream id, the first position, the tokens and the end."""
     frame = await attachment.next_frame()
     assert frame is not None
     return {out.stream_id: (out.first_position, list(out.token_ids), out.terminal) for out in frame.outputs}

@@ -1,4 +1,4 @@
-"""A rank that does what a test says, and submissions with plain defaults."""
+"""A fake rank that does what a test says, and submissions with plain defaults."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ PREFILL = WorkerTarget("prefill-1", "first", "127.0.0.1:1")
 
 
 def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
-    """`changes` are of Submission, TokenRequest or StopConditions."""
+    """changes: fields of Submission, TokenRequest or StopConditions."""
     stop = StopConditions(changes.pop("max_tokens", 10), changes.pop("stop_token_ids", ()))
     of_request = {name: changes.pop(name) for name in TokenRequest.__struct_fields__ if name in changes}
     request = TokenRequest(f"r{stream_id}", [1, 2, 3], Sampling(), stop)
@@ -41,7 +41,7 @@ def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
 
 @dataclass
 class FakePrompts:
-    """Prompts that nobody computes: those that a request still waits for, by the rank's key."""
+    """Stands in for remote prompts: notes which requests wait for one, by the rank's key, and computes none."""
 
     expected: dict[int, Submission] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class FakePrompts:
 
 @dataclass
 class FakeRank:
-    """Runs nothing: `step` makes the results that a test asks for."""
+    """Computes nothing: `step` makes the results that a test asks for."""
 
     submitted: dict[int, Submit] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)

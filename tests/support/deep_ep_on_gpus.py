@@ -1,4 +1,4 @@
-"""What ranks on GPUs of one host send by DeepEP, which between hosts would do the same, and by their own exchange."""
+"""Compares what ranks on one host's GPUs exchange by DeepEP, as they would between hosts, with their own exchange."""
 
 import torch
 
@@ -12,12 +12,12 @@ from kernels.vendor import find_package
 from tests.support.errors import relative_error
 
 TRAFFIC = Traffic(hidden=1024, experts=32, choices=8, tokens=1024)
-# Some that a step captures, and more than that: the host waits.
+# As many tokens as a captured step has, and more than that, for which the host waits.
 TOKENS, MANY_TOKENS = 40, 600
 
 
 class Senders:
-    """A rank's two ways to the experts of all."""
+    """A rank's two ways to send rows to the experts of all ranks."""
 
     def __init__(self, exchange: PeerExchange) -> None:
         place = exchange.place
@@ -37,12 +37,12 @@ class Senders:
         return self._group.begin_sum(self._outputs(found, found_weights, numbers)).finish()
 
     def _outputs(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        """What this rank's experts make of rows, were each a multiple of them by its number."""
+        """The outputs of this rank's experts for the rows, if each expert multiplies a row by its number plus one."""
         assert isinstance(rows, torch.Tensor | Quantized)
         values = rows if isinstance(rows, torch.Tensor) else dequantize(rows)
         mine = (choices >= self._first) & (choices < self._first + self._own)
         factors = (weights * (choices + 1)).where(mine, 0).sum(1, keepdim=True)
-        # No number for what nobody sent.
+        # Rows that nobody sent may be NaN, and NaN times 0 is NaN.
         return (values.float() * factors).bfloat16()
 
 
@@ -65,7 +65,7 @@ def send_both_ways(exchange: PeerExchange) -> None:
 
 
 def replay(exchange: PeerExchange) -> None:
-    """Inputs change from one replay to the next, and with them how many rows come."""
+    """Replay a captured exchange with inputs that change, so that the number of rows that arrive changes too."""
     torch.manual_seed(exchange.place.rank)
     senders = Senders(exchange)
     inputs = drawn(TOKENS)
@@ -83,5 +83,5 @@ def replay(exchange: PeerExchange) -> None:
 
 
 def _assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Both add the same bfloat16 parts, in orders of their own."""
+    """Allow for rounding: both ways add the same bfloat16 parts, but in different orders."""
     assert found.shape == expected.shape and relative_error(found, expected) < 0.01

@@ -1,7 +1,7 @@
-"""Carries every frame between two network devices, so many seconds late: `python delayed_link.py A B SECONDS`.
+"""Forwards every frame between two network devices, delayed by some seconds: `python delayed_link.py A B SECONDS`.
 
-Frames keep the kernel's notes on checksums and segments that are still to be made (PACKET_VNET_HDR), so nothing about
-them changes but the time.
+Frames keep the kernel's headers about checksums and segmentation that are still to be done (PACKET_VNET_HDR), so that
+only their times change.
 """
 
 import heapq
@@ -16,7 +16,7 @@ SOL_PACKET = 263
 PACKET_VNET_HDR = 15
 PACKET_IGNORE_OUTGOING = 23
 LARGEST = 128 * 1024
-# Frames that are on their way; a link drops what is more.
+# Most frames that are on their way at once; like a link, the relay drops further ones.
 MOST = 20_000
 
 
@@ -31,7 +31,7 @@ def device(name: str) -> socket.socket:
 
 
 def relay(first: socket.socket, second: socket.socket, seconds: float) -> None:
-    """Until the process is ended."""
+    """Forward frames until the process is killed."""
     others = {first: second, second: first}
     numbers = count()
     due: list[tuple[float, int, socket.socket, bytes]] = []
@@ -46,7 +46,7 @@ def relay(first: socket.socket, second: socket.socket, seconds: float) -> None:
             try:
                 target.send(frame)
             except OSError:
-                # A device that cannot take it, as a full queue.
+                # The device cannot take the frame: it is lost, as in a full queue.
                 continue
 
 

@@ -1,4 +1,4 @@
-"""A prefill engine and a decode engine in one process, and the services between them in a few lines."""
+"""A prefill engine and a decode engine in one process. A few lines stand in for the services between them."""
 
 import random
 from collections import deque
@@ -43,22 +43,22 @@ def moving_engine(
 
 
 class Pair:
-    """Relays between the two engines, each direction in order, when `relay_one` is called."""
+    """Two engines and the messages between them. `relay_one` delivers one; each direction keeps its order."""
 
     def __init__(self, fabric: Fabric, decode: Engine, prefill: Engine) -> None:
         self.fabric = fabric
         self.decode = decode
         self.prefill = prefill
         self.transcript = Transcript()
-        # What the prefill engine reported of its requests.
+        # The prefill engine's reports about its requests.
         self.prefilled = Transcript()
         self.submits: dict[int, Submit] = {}
-        # Passed on with prompts, by key.
+        # The store to fetch from that is passed on with a prompt, by key.
         self.fetches: dict[int, StoreTarget] = {}
         # Requests by the transfer id of their landing.
         self.landings: dict[bytes, int] = {}
         self.push_ends: list[PushEnded] = []
-        # Requests whose KV will not land, as prefill reported.
+        # Requests whose KV will not land, as the prefill engine reported.
         self.lost_keys: set[int] = set()
         self._messages: deque[Callable[[], None]] = deque()
 
@@ -81,7 +81,7 @@ class Pair:
             self._relay_to_decode(result)
 
     def _meanwhile(self) -> None:
-        """While a step is computed bytes move."""
+        """Called while a step is computed: let bytes move meanwhile."""
         if self.fabric.rng.random() < 0.5:
             self.fabric.run_one()
 
@@ -92,7 +92,7 @@ class Pair:
         return True
 
     def run(self, rng: random.Random) -> "Pair":
-        """Until nothing is left to happen."""
+        """Do random things until nothing is left to happen."""
         idle = 0
         while idle < 4:
             actions: list[Callable[[], bool]] = [
@@ -165,7 +165,7 @@ def make_pair(
     prefill: Any = None,
     **settings: Any,
 ) -> Pair:
-    """`decode` and `prefill` override the settings of one engine."""
+    """decode, prefill: settings of one of the engines alone."""
     fabric = Fabric(rng)
     settings = {"total_blocks": 64, "max_requests": 16, **settings}
     engines = (moving_engine(fabric, backend_type, **{**settings, **(own or {})}) for own in (decode, prefill))
@@ -173,7 +173,7 @@ def make_pair(
 
 
 def assert_nothing_moves(pair: Pair) -> None:
-    """Nothing is open, and every block is free."""
+    """Assert that nothing is open and that every block is free."""
     for engine in (pair.decode, pair.prefill):
         assert not engine.has_work()
         assert engine.transfers.open == engine.transfers.awaited == 0

@@ -1,4 +1,4 @@
-"""Captured graphs on a CPU: what they capture runs as it is, over the same tensors."""
+"""Stand-ins for captured graphs on a CPU: what a graph would capture runs eagerly, over the same tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ class EagerPieces:
 
 
 def give_prompt_graphs(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, sizes: Sequence[int]) -> None:
-    """Steps of up to the largest size are captured, but for their attention, and padded to one of the sizes."""
+    """Have the backend capture steps of up to the largest size, all but their attention, padded to one of the sizes."""
     monkeypatch.setattr(prompt_graphs, "Pieces", EagerPieces)
     monkeypatch.setattr(prompt_graphs, "graph_pool", lambda: None)
     monkeypatch.setattr(EagerPieces, "runs", 0)
@@ -68,8 +68,8 @@ class EagerGraphs:
     """Graphs of decode steps that a backend uses as it would use a GPU's.
 
     Attributes:
-        runs: how many were run since a backend was given them.
-        others: the shapes of steps of these backends that no graph computed.
+        runs: how many graphs were run since a backend was given them.
+        others: the shapes of these backends' steps that no graph computed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

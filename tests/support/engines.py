@@ -1,4 +1,4 @@
-"""Engines over the oracle backend, and a record of what they report."""
+"""Engines over the oracle backend, and a record of their reports."""
 
 import random
 import time
@@ -29,7 +29,9 @@ def oracle_config(**settings: Any) -> EngineConfig:
 
 
 class DeferredOracle(OracleBackend):
-    """Computes a batch when it is collected, as late as a device may: what it reads and writes must still be there."""
+    """Computes a batch only when it is collected, which is as late as a device may. This shows whether what the batch
+    reads and writes is still there.
+    """
 
     asynchronous = True
 
@@ -40,12 +42,12 @@ class DeferredOracle(OracleBackend):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(config, clock, sleep)
-        # Launched and not collected.
+        # Batches that were launched and not collected yet.
         self.uncollected: deque[DeferredBatch] = deque()
 
     def launch(self, batch: Batch, shape: StepShape) -> "DeferredBatch":  # type: ignore[override]
         assert len(self.uncollected) <= 1 and all(earlier.drawn for earlier in self.uncollected)
-        # The rows' block ids are the engine's own arrays, to be read within the step.
+        # Copy the rows' block ids: they are the engine's own arrays, valid only during the launch.
         rows = [msgspec.structs.replace(row, block_ids=list(row.block_ids)) for row in batch.rows]
         self.uncollected.append(self.defer(Batch(batch.step, rows, batch.on_layers), shape))
         return self.uncollected[-1]
@@ -80,7 +82,7 @@ class DeferredBatch:
 
 
 class LayeredDevice(DeferredOracle):
-    """While a batch is waited for, it has written one layer, and another."""
+    """Reports one layer after another while a batch is waited for."""
 
     def defer(self, batch: Batch, shape: StepShape) -> "LayeredBatch":
         return LayeredBatch(self, batch, shape)
@@ -95,7 +97,9 @@ class LayeredBatch(DeferredBatch):
 
 
 class Others:
-    """Ranks that compute these numbers of tokens, a step each; then they do as this rank proposes."""
+    """Stands in for other ranks: they compute these numbers of tokens, one a step, and then do as this rank
+    proposes.
+    """
 
     due = False
 
@@ -115,8 +119,8 @@ class Others:
 def oracle_engine(
     *, ahead: bool = False, others: "Others | None" = None, step_times: StepTimes | None = None, **settings: Any
 ) -> Engine:
-    """ahead: steps are launched before the one before is collected; others: ranks that this one keeps step with;
-    step_times: what the depth of drafts is chosen by, if it is.
+    """ahead: whether a step is launched before the one before is collected. others: ranks with which this one keeps
+    step. step_times: those by which the engine chooses the number of drafts; None if it does not choose.
     """
     config = oracle_config(**{"overlap": "on" if ahead else "off", **settings})
     backend = DeferredOracle(config) if ahead else OracleBackend(config)
@@ -129,7 +133,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: Any) -> Submit:
-    """`settings` are of Submit, TokenRequest or StopConditions."""
+    """settings: fields of Submit, TokenRequest or StopConditions."""
     stop = StopConditions(max_tokens, settings.pop("stop_token_ids", ()), settings.pop("ignore_eos", False))
     request = TokenRequest(
         request_id=f"request-{key}",
@@ -147,7 +151,7 @@ def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: A
 
 
 class Transcript:
-    """Everything that an engine reports, checked as it comes: no position is skipped, and nothing follows the end."""
+    """All that an engine reports. Each report is checked: no position is skipped, and nothing follows the end."""
 
     def __init__(self) -> None:
         self.token_ids: dict[int, list[int]] = {}
@@ -166,12 +170,14 @@ class Transcript:
             self._record_output(output)
 
     def record_first(self, first: Output) -> None:
-        """The service of a decode rank reports what a prefill worker drew."""
+        """Record the first token, which a prefill worker drew and the decode worker's service reports."""
         if first.key not in self.ends:
             self._record_output(first)
 
     def record_rest(self, result: StepResult | None) -> None:
-        """What that rank reports behind it, which may not have heard yet of the first token, nor of an end with it."""
+        """Record the decode rank's reports after the first token. The rank may not have been told yet of that token, or
+        that the request ended with it.
+        """
         if result is None:
             return
         outputs = [
@@ -208,7 +214,7 @@ class Transcript:
 
 
 def assert_at_rest(engine: Engine) -> None:
-    """Nothing runs, and nobody holds a block."""
+    """Assert that nothing runs and that no block is held."""
     assert not engine.has_work()
     assert not any(engine.pool.references)
     assert engine.pool.free_blocks == engine.pool.total_blocks

@@ -22,7 +22,9 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Envoy:
-    """What it says of the gateways behind it, by the port of their gRPC or, in the cluster "http", of their HTTP."""
+    """A running Envoy and what it knows of the gateways behind it, by their gRPC port or, in the cluster "http", by
+    their HTTP port.
+    """
 
     listeners: Listeners
 
@@ -44,7 +46,7 @@ class Envoy:
         await eventually(all_are)
 
     async def count(self, statistic: str, cluster: str = "grpc") -> dict[int, int]:
-        """A statistic of each gateway."""
+        """One statistic of each gateway, by port."""
         return {
             port: next(
                 (int(each["value"]) for each in host["stats"] if each["name"] == statistic and "value" in each), 0
@@ -55,11 +57,11 @@ class Envoy:
 
 @asynccontextmanager
 async def running_envoy(gateways: Sequence[Gateway], directory: Path) -> AsyncIterator[Envoy]:
-    """Ready for requests, with its files in `directory`: it found every gateway healthy."""
+    """Run an Envoy with its files in `directory`. It has found every gateway healthy when the block begins."""
     listeners = Listeners(HOST, free_port(), free_port(), free_port())
     path = directory / "envoy.yaml"
     path.write_text(yaml.safe_dump(bootstrap(gateways, listeners)))
-    # Two of one number would share memory.
+    # Two Envoys with the same base id would share memory.
     options = ("--concurrency", "1", "-l", "warn", "--use-dynamic-base-id")
     child = Child("envoy", [str(ENVOY), "-c", str(path), *options], lambda *_: None)
     await child.start()

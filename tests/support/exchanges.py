@@ -1,4 +1,4 @@
-"""The exchange of a rank on a CPU that is a thread of the test."""
+"""The exchange of a CPU rank that is a thread of the test."""
 
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
@@ -14,7 +14,7 @@ LIMIT_SECONDS = 60.0
 
 
 def exchange_of(peers: Peers, store: HashStore) -> Exchange:
-    """store: the same for all ranks of the worker."""
+    """The rank's exchange. store: the same object for all ranks of the worker."""
     within, place = HostExchange(peers), peers.in_worker
     if place.layout.hosts == 1:
         return within

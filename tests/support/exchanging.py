@@ -1,4 +1,4 @@
-"""What ranks on GPUs do in tests of their exchange; each checks its own results."""
+"""Operations of ranks on GPUs in tests of their exchange. Each rank checks its own results."""
 
 import os
 import random
@@ -21,20 +21,20 @@ from tests.support.errors import relative_error
 
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8, torch.int64, torch.float64)
 SUMMED_DTYPES = (torch.bfloat16, torch.float32, torch.int64)
-# Around the borders between ways to send, of whole pieces and of odd ones.
+# Sizes around the limits between ways to send, in whole pieces and in odd ones.
 WIDTHS = (1, 3, 8, 56, 1000, 7168)
 ROWS = (0, 1, 2, 5, 33, 128, 700)
 REPLAYED_ROWS = (1, 40, 300)
-# Which rows a norm sums before it.
+# Which rows are summed before a norm.
 SUMS = (None, SummedRows.OWN, SummedRows.OWN, SummedRows.ALL)
-# Experts of a token.
+# How many experts a token chooses.
 CHOICES = 8
 WAIT_SECONDS = 1.0
 Operation = Callable[[PeerExchange, random.Random], None]
 
 
 def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
-    """All ranks draw the same operations, and know each other's tensors."""
+    """Run random operations. All ranks draw the same ones, and know each other's tensors."""
     drawn = random.Random(7)
     torch.use_deterministic_algorithms(True, warn_only=True)
     operations: Sequence[Operation] = (
@@ -80,7 +80,7 @@ def gather_into(exchange: PeerExchange, drawn: random.Random) -> None:
 
 
 def gather_ones(exchange: PeerExchange, drawn: random.Random) -> None:
-    """Bits that are all ones mark places where nothing has come yet."""
+    """Gather tensors whose bits are all ones, since such bits mark places where nothing has arrived yet."""
     group = _group(exchange, drawn)
     rows, ranks = drawn.choice(ROWS), len(exchange.place.members(group))
     minus = torch.full((rows, 5), -1, device="cuda")
@@ -117,7 +117,7 @@ def broadcast(exchange: PeerExchange, drawn: random.Random) -> None:
 
 
 def copy_between(exchange: PeerExchange, drawn: random.Random) -> None:
-    """Ranks swap, give to several, keep theirs."""
+    """Each rank gets the tensors of a random rank: ranks swap, give to several, or keep their own."""
     group = _group(exchange, drawn)
     several = [_parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn) for _ in range(drawn.randint(1, 6))]
     ranks, own = len(exchange.place.members(group)), _index(exchange, group)
@@ -145,7 +145,7 @@ def dispatch(exchange: PeerExchange, drawn: random.Random) -> None:
 
 
 def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
-    """With the exchange before the norm, behind it, or both, against single kernels."""
+    """Compare a norm with the exchange before it, after it, or both, with separate kernels."""
     group = _group(exchange, drawn)
     ranks, own = len(exchange.place.members(group)), _index(exchange, group)
     rows, width, sums = drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168)), drawn.choice(SUMS)
@@ -156,7 +156,7 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
     }[sums]
     given_rows = ranks * rows if sums is SummedRows.OWN else rows
     parts = [part.clone() for part in _parts(exchange, group, (given_rows, width), torch.bfloat16, drawn)]
-    # Where all have all rows, all have the same.
+    # If every rank has all rows, all ranks have the same residual.
     residuals = [(parts[0] if sums is SummedRows.ALL else part).flipud()[:rows].clone() for part in parts]
     weight = parts[0][0].clone()
     plain, values, scales = [], [], []
@@ -183,7 +183,7 @@ def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
 
 
 def normalize_experts(exchange: PeerExchange, drawn: random.Random) -> None:
-    """What each rank's experts make of a few rows is added up on the way to a norm on all ranks."""
+    """The outputs of each rank's experts for a few rows are added up on the way to a norm on all ranks."""
     group = _group(exchange, drawn)
     own, rows, width = _index(exchange, group), drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168))
     made = [each.clone() for each in _parts(exchange, group, (CHOICES * rows, width), torch.bfloat16, drawn)]
@@ -200,7 +200,7 @@ def normalize_experts(exchange: PeerExchange, drawn: random.Random) -> None:
     norm = ExchangedNorm(weight, 1e-6, SummedRows.ALL, None, plain=True, quantizes=False)
     found = exchange.add_rms_norm(outputs[own], residual, norm, group)
     assert found is not None and found[0] is not None and found[1] is None
-    # Sums of products may be rounded otherwise, but are the same on all ranks.
+    # Sums of products may be rounded differently, but they are the same on all ranks.
     assert relative_error(found[0], expected) < 1e-2 and relative_error(residual, added) < 1e-2
     _assert_equal(exchange.all_gather(residual[None], group), residual.expand(len(made), *residual.shape))
 
@@ -210,7 +210,7 @@ def meet(exchange: PeerExchange, drawn: random.Random) -> None:
 
 
 def replay(exchange: PeerExchange, count: int = 300) -> None:
-    """A step's exchanges in a graph, with new inputs for each replay."""
+    """Replay a step's exchanges in a graph, with new inputs for each replay."""
     drawn = random.Random(11)
     for rows in REPLAYED_ROWS:
         inputs = [_parts(exchange, Group.WORLD, (rows, 7168), torch.bfloat16, drawn) for _ in range(4)]
@@ -236,7 +236,7 @@ def replay(exchange: PeerExchange, count: int = 300) -> None:
 
 
 def soak(exchange: PeerExchange, seconds: float = 25.0) -> int:
-    """Replays with every way to send, compared, until time is over; how many rounds."""
+    """Run and compare replays and random operations until `seconds` have passed; returns how many rounds."""
     ended = torch.zeros(1)
     started, rounds = time.monotonic(), 0
     while not ended:
@@ -272,7 +272,7 @@ def lose_the_last(exchange: PeerExchange) -> float:
     except RankLost:
         return time.monotonic() - started
     except RuntimeError as error:
-        # The driver may take the memory of a process that was killed from those who mapped it.
+        # The driver may unmap a killed process's memory from the processes that mapped it, which then get an error.
         assert "CUDA" in str(error), error
         return time.monotonic() - started
     raise AssertionError("nothing was missed")
@@ -293,7 +293,7 @@ def _shape(drawn: random.Random) -> tuple[int, int]:
 def _parts(
     exchange: PeerExchange, group: Group, shape: tuple[int, int], dtype: torch.dtype, drawn: random.Random
 ) -> list[torch.Tensor]:
-    """Of all ranks of the group; sometimes at addresses that are no multiple of 16 bytes."""
+    """Random tensors of all ranks of the group, sometimes at addresses that are not multiples of 16 bytes."""
     random_numbers = torch.Generator().manual_seed(drawn.getrandbits(32) + exchange.place.members(group).start)
     skipped = drawn.choice((0, 0, 0, 1))
     made = []

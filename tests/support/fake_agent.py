@@ -1,4 +1,6 @@
-"""Transfer agents without UCX: bytes move between the memories of one process, when and in what order a test says."""
+"""Transfer agents without UCX. Bytes move between memories of one process, at times and in an order that a test
+sets.
+"""
 
 import random
 import secrets
@@ -21,14 +23,14 @@ from transfer.ticket import Segment, StoreSession, Ticket
 
 
 class Fabric:
-    """The transfers open between agents. `run_one` lets one random thing happen."""
+    """The open transfers between agents. `run_one` lets one of them, drawn at random, make progress."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.agents: list[FakeAgent] = []
         # The probability that a landing, a push or a fetch fails on its way.
         self.failure_probability = 0.0
-        # The store's content: pieces of all layers, or of the base layers alone, by hash.
+        # The store's content by hash: pieces of all layers, or of the base layers alone.
         self.stored: dict[bytes, bytes] = {}
         self._under_way: list[Callable[[], None]] = []
 
@@ -39,7 +41,7 @@ class Fabric:
         return self.rng.random() < self.failure_probability
 
     def run_one(self) -> bool:
-        """False if nothing is open."""
+        """Let one thing happen. Returns False if nothing is open."""
         if not self._under_way:
             return False
         self._under_way.pop(self.rng.randrange(len(self._under_way)))()
@@ -67,7 +69,7 @@ class _Outgoing:
 
 
 class FakeAgent:
-    """`transfer.agent.TransferAgent` as the engine uses it. Copies bytes as late as it may."""
+    """Stands in for `transfer.agent.TransferAgent` under an engine. It copies bytes as late as it is allowed to."""
 
     def __init__(
         self, memory: KvMemory, namespace: KvNamespace, fabric: Fabric, layerwise_tokens: int = 1 << 30
@@ -79,7 +81,7 @@ class FakeAgent:
         self.pushes: dict[bytes, _Outgoing] = {}
         self.fetches: set[int] = set()
         self.sessions: dict[str, StoreSession] = {}
-        # What was reported ready to be pushed, in order: (transfer, layers, blocks).
+        # All calls of `ready`, in order: (transfer, layers, blocks).
         self.ready_calls: list[tuple[bytes, int, int]] = []
         self._layerwise_tokens = layerwise_tokens
         self._events: list[Event] = []
@@ -109,7 +111,7 @@ class FakeAgent:
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         namespace = self.namespace if with_drafts else self.namespace.base
         layers, piece_bytes = namespace.layers, self.memory.piece_bytes
-        # Two blocks of all layers a segment.
+        # A segment has two blocks of all layers.
         tiles = plan(layers, len(blocks), piece_bytes, 2 * layers * piece_bytes)
         segments = tuple(
             Segment(index, 0, self.address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)

@@ -1,4 +1,4 @@
-"""The part of Kubernetes' API that a scheduler uses: pods and their annotations, over TLS, for one account."""
+"""A fake of the part of Kubernetes' API that a scheduler uses: pods' annotations, over TLS, for one account."""
 
 import asyncio
 import socket
@@ -22,16 +22,16 @@ NAMESPACE = "chat"
 
 
 class FakeCluster:
-    """`pods` has the annotations of each; tests add and remove them."""
+    """`pods`: the annotations of each pod. Tests add and remove pods."""
 
     def __init__(self, *pods: str) -> None:
         self.pods: dict[str, dict[str, str]] = {name: {} for name in pods}
         self.token = "first"
         # Whether the account may patch pods.
         self.allowed = True
-        # Names of pods, one a write that was carried out.
+        # For each write that was carried out, the name of its pod.
         self.writes: list[str] = []
-        # What was asked for, granted or not.
+        # The paths of all requests, granted or not.
         self.paths: list[str] = []
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{{name}}"
         routes = [Route(path, self._patch, methods=["PATCH"]), Route("/{rest:path}", self._nothing, methods=["PATCH"])]
@@ -58,7 +58,7 @@ class FakeCluster:
             return _status(404, "pod not found")
         patch = await request.json()
         assert list(patch) == ["metadata"] and list(patch["metadata"]) == ["annotations"]
-        # Kubernetes refuses what is no integer of 32 bits.
+        # Kubernetes refuses values that are not 32-bit integers.
         assert -(2**31) <= int(patch["metadata"]["annotations"][ANNOTATION]) < 2**31
         annotations |= patch["metadata"]["annotations"]
         self.writes.append(request.path_params["name"])
@@ -71,7 +71,7 @@ def _status(code: int, message: str) -> Response:
 
 @asynccontextmanager
 async def running_cluster(fake: FakeCluster, directory: Path) -> AsyncIterator[Cluster]:
-    """Where the cluster is, with the files of the account that may ask it."""
+    """Serve the cluster; gives its address with the files of the account that may use it."""
     tls = certified(directory, Role.OPERATOR, "kubernetes", hosts=[HOST])
     account = directory / "account"
     account.mkdir()

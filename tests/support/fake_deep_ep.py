@@ -1,4 +1,4 @@
-"""In place of the package deep_ep: what its buffers document, on the CPU; ranks are threads of one process."""
+"""Stands in for the package deep_ep: its buffers as documented, on the CPU. Ranks are threads of one process."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -20,7 +20,7 @@ class Config:
 
 
 class Buffer:
-    """deep_ep/buffers/legacy.py, by its communicator alone."""
+    """The class of deep_ep/buffers/legacy.py, used for its communicator alone."""
 
     # How often any rank dispatched.
     dispatches = 0
@@ -90,7 +90,7 @@ class Buffer:
 
 
 class Communicator:
-    """NCCL's, of all ranks."""
+    """Stands in for NCCL's communicator of all ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = Barrier(ranks, timeout=20)
@@ -123,7 +123,7 @@ class _C:
 
 
 class Handle:
-    """EPHandle. sources: of each row that came, its number among all ranks' rows."""
+    """EPHandle. sources: for each row that arrived, its number among the rows of all ranks."""
 
     def __init__(self, sources: torch.Tensor, tokens: Sequence[int], most: int) -> None:
         self.sources, self.tokens, self.most = sources, tokens, most
@@ -132,7 +132,7 @@ class Handle:
 
 
 class ElasticBuffer:
-    """deep_ep/buffers/elastic.py, without expansion and caching. The rows of a rank come in any order."""
+    """The class of deep_ep/buffers/elastic.py, without expansion and caching. Rows arrive in any order."""
 
     # How often any rank dispatched.
     dispatches = 0
@@ -192,13 +192,13 @@ class ElasticBuffer:
 
 
 def _sent(x: Received, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> list[torch.Tensor]:
-    """Choices, weights and rows as they are, checked as the package does."""
+    """Choices, weights and rows unchanged, after the package's checks."""
     values, scales = x if isinstance(x, tuple) else (x, None)
     tokens, hidden = values.shape
     assert values.is_contiguous() and values.dtype == (torch.bfloat16 if scales is None else torch.float8_e4m3fn)
     assert topk_idx.dtype == topk_idx_t and topk_idx.is_contiguous() and len(topk_idx) == tokens
     assert topk_weights.dtype == torch.float32 and topk_weights.shape == topk_idx.shape and topk_weights.is_contiguous()
-    # What is chosen twice stops its kernels.
+    # The package's kernels hang if a row chooses an expert twice.
     assert all(len(set(row)) == len(row) for row in ([each for each in row if each >= 0] for row in topk_idx.tolist()))
     if scales is None:
         return [topk_idx, topk_weights, values]
@@ -207,13 +207,13 @@ def _sent(x: Received, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> li
 
 
 def _local(choices: torch.Tensor, own: int, rank: int) -> torch.Tensor:
-    """Counted from the rank's first expert, -1 for others'."""
+    """Choices as numbers counted from the rank's first expert; -1 for experts of other ranks."""
     local = choices - rank * own
     return local.masked_fill((local < 0) | (local >= own), -1)
 
 
 def _with_room(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Behind the rows lies what happens to be there: large values, or the rank's first expert."""
+    """The rows in a larger tensor. Garbage follows them: large values, or the rank's first expert."""
     behind = 0x7F if rows.is_floating_point() else 0
     room = torch.full((size, *rows.shape[1:], rows.itemsize), behind, dtype=torch.uint8).view(rows.dtype).squeeze(-1)
     room[: len(rows)] = rows

@@ -1,4 +1,4 @@
-"""A prefill worker that says what a test tells it to, over real gRPC."""
+"""A prefill worker that answers as a test says, over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         return WorkerTarget("prefill-1", "first", self.endpoint)
 
     async def call(self, index: int = 0) -> FakePrefillCall:
-        """The call of that number, once it is there."""
+        """Wait for the call with that index; returns it."""
         await eventually(lambda: len(self.calls) > index)
         return self.calls[index]
 

@@ -1,4 +1,4 @@
-"""A rank's client without the rank: it emits what a test gives it, and records what it is sent."""
+"""A rank's client without a rank: it emits the messages that a test gives it, and records those that it is sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,12 +11,12 @@ from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
 from transfer.ticket import StoreSession, Ticket
 
-# What a rank that takes part in transfers says when it is ready.
+# The first message of a rank that takes part in transfers.
 TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of the rank")
 
 
 class FakeRankClient(FakeRank):
-    """In place of `worker.rank_client.RankClient`. Make it inside the event loop."""
+    """Stands in for `worker.rank_client.RankClient`. Construct it inside the event loop."""
 
     def __init__(self, ready: Ready = TRANSFER_READY) -> None:
         super().__init__()

@@ -13,23 +13,23 @@ from mesh.server import MeshServer, Registration
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Places on the first decode worker that is not avoided, with the first such prefill worker where there is one.
+    """Places on the first decode worker that is not avoided, with the first such prefill worker if there is one.
 
     Tests set `refusals`, `store` and the ranks, and read what arrived.
     """
 
-    # So long that none ends where the machine is busy: tests of its end set it.
+    # So long that no lease ends on a busy machine. Tests of a lease's end set it.
     lease_seconds: float = 60.0
     workers: dict[str, workers_pb2.WorkerIdentity] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
-    # Raised by Place instead of an answer, one each.
+    # Errors that Place raises instead of an answer, one for each call.
     refusals: list[MeshError] = field(default_factory=list)
-    # Named in every placement.
+    # The store that every placement names.
     store: targets_pb2.StoreTarget | None = None
-    # Ranks of the decode and of the prefill worker on which every placement is counted.
+    # Ranks of the decode worker and of the prefill worker that every placement names.
     decode_rank: int | None = None
     prefill_rank: int | None = None
-    # How long it takes for its first answer to any call but ReportOutcome.
+    # Seconds that it takes for the first answer to any call but ReportOutcome.
     answer_seconds: float = 0.0
     queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     outcomes: list[scheduler_pb2.ReportOutcomeRequest] = field(default_factory=list)
@@ -47,7 +47,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._notify()
 
     def server(self, port: int = 0) -> MeshServer:
-        """To be entered by the test, which sets `port` afterwards."""
+        """A server that the test enters. The test sets `port` afterwards."""
         add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
         registration = Registration(add, self, "deepmesh.internal.v1.SchedulerService", ("WatchWorkers",))
         return MeshServer(ServerConfig(port=port, drain_seconds=0), "fake scheduler", [registration])
@@ -55,7 +55,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ListDecisions(
         self, request: scheduler_pb2.ListDecisionsRequest, context: Any
     ) -> scheduler_pb2.ListDecisionsResponse:
-        """What it was asked to place, newest first, on the first worker of all."""
+        """The requests that it was asked to place, newest first, each as if placed on the first worker."""
         worker_id = next(iter(self.workers), "")
         decisions = [
             scheduler_pb2.Decision(request_id=query.request_id, worker_id=worker_id, reason="it is the first")

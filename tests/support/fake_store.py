@@ -14,21 +14,21 @@ from mesh.server import MeshServer, Registration
 
 @dataclass
 class FakeStore(kvstore_pb2_grpc.KvStoreServiceServicer):
-    """Tests set what it holds and how long it thinks; they read what was asked."""
+    """Tests set how many blocks it holds and how long it takes to answer, and read the queries."""
 
     store_id: str = "store-0"
     blocks: int = 0
     match_seconds: float = 0.0
-    # What a shared index would name instead of this store.
+    # Another store, which a shared index names instead of this one.
     elsewhere: str | None = None
-    # Its status.
+    # Whether its status call fails.
     fails: bool = False
     queries: list[kvstore_pb2.MatchPrefixRequest] = field(default_factory=list)
 
     epoch: str = ""
 
     def server(self, port: int = 0) -> MeshServer:
-        """Each is another process of this store, for those who ask."""
+        """A new server. To its callers each looks like another process of this store."""
         self.epoch = uuid.uuid4().hex
         add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
         config = ServerConfig(port=port, drain_seconds=0)

@@ -1,4 +1,4 @@
-"""A transport whose messages move when the test says so, and one way to fill what it carries."""
+"""A transport whose messages move when the test says so."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ class FakeTransmission:
         return self.failure
 
     def write(self) -> None:
-        """As UCX may, until it completes: whatever became of the transfer meanwhile."""
+        """Write the payload. UCX may do so until it completes, even if the transfer has ended meanwhile."""
         assert not self.completed
         memoryview(self.buffer)[:] = self.payload
 
@@ -30,7 +30,7 @@ class FakeTransmission:
 
 @dataclass
 class FakeTransport:
-    """Receives hold what `arrivals` brought as their handle: the payload."""
+    """The handle of an arrival is its payload, which its receive then holds."""
 
     address: bytes = b"here"
     arrivals: list[Arrival] = field(default_factory=list)
@@ -39,7 +39,7 @@ class FakeTransport:
     discarded: list[Arrival] = field(default_factory=list)
     disconnected: list[bytes] = field(default_factory=list)
     reachable: bool = True
-    # What it says of itself.
+    # The name that the transport gives for itself.
     name: str | None = "fake"
 
     def send(self, address: bytes, tag: int, buffer: Any) -> FakeTransmission:
@@ -48,7 +48,7 @@ class FakeTransport:
         return self.sends[-1]
 
     def finish_messages(self, tag: int) -> None:
-        """UCX has done with what was sent or received with this tag."""
+        """Complete all that was sent or received with this tag."""
         for each in [*self.sends, *self.receives]:
             if each.tag == tag and not each.completed:
                 if each.payload:
