@@ -1,1 +1,1 @@
-"""Commands that make what the services serve."""
+"""Commands that make the checkpoints and tokenizers that the services serve."""

@@ -1,4 +1,4 @@
-"""The tensors of a random DeepSeek V3 checkpoint: names and shapes as published, values that make a lively model."""
+"""The tensors of a random DeepSeek V3 checkpoint: names and shapes as published, and values whose outputs vary."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +12,14 @@ Values = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor to write: how it is called, how large it is and how its float32 values are drawn."""
+    """One tensor to write: its name, its shape, and how its float32 values are drawn."""
 
     name: str
     shape: tuple[int, ...]
     values: Values
-    # Linear weights that DeepSeek publishes as FP8 blocks.
+    # Whether this is a linear weight that DeepSeek publishes as FP8 blocks.
     quantizable: bool = False
-    # Kept in float32 whatever the checkpoint's dtype.
+    # Whether it is stored in float32 even if the checkpoint's dtype is another.
     full_precision: bool = False
 
     def draw(self, seed: int) -> torch.Tensor:
@@ -37,9 +37,9 @@ def normal(deviation: float, mean: float = 0.0) -> Values:
 
 
 def output_head(readable: range, eos: int) -> Values:
-    """Logits of deviation 3 for readable tokens and the end of sequence, a tenth of it for all others.
+    """Logits with a standard deviation of 3 for readable tokens and the end of sequence, and of 0.3 for all others.
 
-    So greedy text is printable, its best two tokens are apart, and it ends now and then.
+    Greedy text is therefore printable, its best two tokens differ clearly, and it ends now and then.
     """
 
     def draw(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

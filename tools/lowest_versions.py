@@ -8,12 +8,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 PROJECT = Path(__file__).parent.parent / "pyproject.toml"
-# Chosen by the Makefile's TORCH: its builds for CPUs and for CUDA have versions of their own.
+# The Makefile's TORCH chooses torch, whose builds for CPUs and for CUDA have versions of their own.
 CHOSEN_ELSEWHERE = {"torch"}
 
 
 def lowest_versions(requirements: list[str]) -> Iterator[str]:
-    """NAME==VERSION for each that names an oldest version."""
+    """NAME==VERSION for each requirement that names an oldest version."""
     for requirement in map(Requirement, requirements):
         oldest = [each.version for each in requirement.specifier if each.operator == ">="]
         if oldest and requirement.name not in CHOSEN_ELSEWHERE:

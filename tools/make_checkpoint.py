@@ -21,13 +21,13 @@ from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
 FLOAT8, W4A8 = "float8", "w4a8"
-# By name of a checkpoint's dtype, the `quantization_config` that is published for it.
+# The `quantization_config` that is published for a checkpoint, by the name of its dtype.
 QUANTIZED: Mapping[str, Mapping[str, Any]] = MappingProxyType({FLOAT8: FP8_CONFIG, W4A8: W4A8_CONFIG})
-# Several files whatever the size, and none larger than those DeepSeek publishes.
+# Even a small checkpoint has several files, and none is larger than those that DeepSeek publishes.
 SHARDS = 4
 LARGEST_SHARD_BYTES = 4 << 30
 
-# What every DeepSeek V3 config.json says, whatever the size.
+# Keys that are the same in the config.json of DeepSeek V3 models of every size.
 COMMON: Mapping[str, Any] = MappingProxyType(
     {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -130,7 +130,7 @@ def make_checkpoint(
 
 
 def _check_room(directory: Path, specs: list[TensorSpec]) -> None:
-    """Raises ConfigError if half a byte a parameter, which is INT4, would not fit."""
+    """Raises ConfigError if the disk has no room for half a byte per parameter, which is the least (INT4)."""
     least_bytes, free_bytes = sum(math.prod(spec.shape) for spec in specs) // 2, shutil.disk_usage(directory).free
     if least_bytes > free_bytes:
         least, free = f"{least_bytes / 1e9:,.0f} GB", f"{free_bytes / 1e9:,.0f} GB"
@@ -184,7 +184,7 @@ def write_weights(directory: Path, specs: list[TensorSpec], *, dtype: str, seed:
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = dict(item for spec in members for item in _store(spec, dtype, seed))
         save_file(tensors, directory / file_name, metadata={"format": "pt"})
-        # safetensors writes for the owner only; a service may run as another user.
+        # safetensors makes files that only their owner can read, but a service may run as another user.
         (directory / file_name).chmod(0o644)
         weight_map |= dict.fromkeys(tensors, file_name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())

@@ -1,6 +1,6 @@
-"""`python -m tools.metrics_page`: docs/metrics.md, from the metrics that are defined.
+"""`python -m tools.metrics_page`: makes docs/metrics.md from the definitions of the metrics.
 
-Every service exports every metric; those of another service stay 0, or have no series.
+Every service exports every metric; metrics of other services stay 0 or have no series.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Safetensors files, written by several threads.
+"""Writes safetensors files with several threads.
 
-The package's own `save_file` takes all tensors on the CPU and writes by one thread: to copy a layer of INT4 experts of
-DeepSeek-R1 there and to write it would take longer than to quantize it.
+The package's own `save_file` wants all tensors on the CPU and writes with one thread. Copying a layer of DeepSeek-R1's
+INT4 experts there and writing it would take longer than quantizing it.
 """
 
 import json
@@ -16,16 +16,16 @@ import torch
 from engine.weights.shards import LENGTH_BYTES
 from engine.weights.strips import DTYPES
 
-# Each has one tensor in host memory.
+# Threads that write. Each holds one tensor in host memory at a time.
 THREADS = 8
-# The first byte behind the header lies at a multiple of it.
+# The first byte after the header is at a multiple of this.
 ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """tensors: on any device, of the dtypes that the engine reads. Raises OSError."""
-    # As the safetensors package orders them, the widest dtype first, so that each lies at a multiple of its item.
+    # Order tensors as the safetensors package does, widest dtype first, so that each is aligned to its item size.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offsets: dict[str, int] = {}
@@ -47,7 +47,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
             _write(file.fileno(), values.numpy().data.cast("B"), LENGTH_BYTES + len(text) + offsets[name])
 
         _write(file.fileno(), memoryview(len(text).to_bytes(LENGTH_BYTES, "little") + text), 0)
-        # Raises what a thread raised.
+        # Listing the results raises a thread's error.
         list(pool.map(write, ordered))
 
 

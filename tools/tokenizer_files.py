@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 
-# System text stands bare after the beginning; a turn ends with the end of sequence, so that the next prompt extends
-# this one. Earlier answers stand without their thinking.
+# System text follows the begin token without a marker. A turn ends with the end of sequence, so that the next prompt
+# extends this one. Earlier answers are written without their thinking.
 _MESSAGES = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -27,7 +27,7 @@ _MESSAGES = """\
 _END = """
 {%- endif -%}
 """
-# With thinking the answer opens with reasoning, without it the reasoning is closed at once.
+# With thinking, the answer begins with reasoning. Without it, the prompt closes the reasoning at once.
 _IF_ASKED = "('<think>' if thinking is defined and thinking else '</think>')"
 _UNLESS_TOLD = "('</think>' if thinking is defined and not thinking else '<think>')"
 THINKS_IF_ASKED = _MESSAGES + "{{- '<｜Assistant｜>' + " + _IF_ASKED + " -}}" + _END

@@ -1,6 +1,6 @@
 """A whole gateway in the test's process: fake scheduler, fake decode workers, real loopback gRPC and HTTP.
 
-With DEEPMESH_BEHIND_ENVOY in the environment its clients reach it through a real Envoy, as `make check-envoy` has them.
+With DEEPMESH_BEHIND_ENVOY in the environment, as in `make check-envoy`, clients reach it through a real Envoy.
 """
 
 import os
@@ -36,7 +36,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 MODEL = "oracle"
 BEHIND_ENVOY = bool(os.environ.get("DEEPMESH_BEHIND_ENVOY"))
-# What a gateway does with its connections, or answers that Envoy asks for again.
+# Marks tests of a gateway's own connections, or of answers for which Envoy sends the request again.
 direct = pytest.mark.skipif(BEHIND_ENVOY, reason="the gateway's clients are Envoy's here")
 
 
@@ -47,7 +47,7 @@ def model_texts() -> dict[str, ModelText]:
 
 @dataclass
 class Mesh:
-    """What a test talks to, and looks into."""
+    """The parts that a test talks to and inspects."""
 
     gateway: Gateway
     scheduler: FakeScheduler
@@ -63,7 +63,7 @@ class Mesh:
         return self.workers[0]
 
     async def drained(self) -> None:
-        """Wait until nothing is left of any request, anywhere."""
+        """Wait until neither the gateway nor a worker has anything left of any request."""
         await eventually(lambda: self.gateway.dispatcher.live_generations == 0)
         await eventually(lambda: not any(self.gateway.links.live_streams().values()))
         await eventually(lambda: all(not worker.requests for worker in self.workers if worker.reachable))
@@ -108,7 +108,7 @@ async def running_mesh(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{grpc_port}"))
         base = f"http://{HOST}:{http_port}"
         http = await stack.enter_async_context(
-            # It would read the system's certificates.
+            # With verification the client would read the system's certificates, which takes time.
             httpx.AsyncClient(base_url=base, timeout=PATIENCE_SECONDS, trust_env=False, verify=False)
         )
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
@@ -118,7 +118,7 @@ async def running_mesh(
 
 
 def prefill_identity(worker_id: str = "prefill-0") -> workers_pb2.WorkerIdentity:
-    """Of a prefill worker of the same KV as the fake decode workers'; nothing listens there."""
+    """The identity of a prefill worker with the fake decode workers' kind of KV. Nothing listens at its endpoint."""
     return workers_pb2.WorkerIdentity(
         worker_id=worker_id,
         incarnation="first",
@@ -132,7 +132,7 @@ def prefill_identity(worker_id: str = "prefill-0") -> workers_pb2.WorkerIdentity
 
 
 def dispatch(**changes: Any) -> DispatchConfig:
-    """Soon tries again, and waits for a scheduler and for workers that share a busy machine."""
+    """Settings that retry soon, and wait long enough for a scheduler and for workers on a busy machine."""
     patient = {"answer_seconds": 30.0, "place_seconds": 30.0, "attach_seconds": 30.0}
     return DispatchConfig(**{"backoff_seconds": 0.01, "reattach_seconds": 0.02, **patient, **changes})
 
@@ -144,7 +144,7 @@ def limits(**changes: Any) -> LimitsConfig:
 def ids_request(
     token_ids: Sequence[int] = (5, 6, 7), max_tokens: int = 8, **fields: Any
 ) -> gateway_pb2.GenerateRequest:
-    """Token ids in, token ids out."""
+    """A request with token ids as its prompt, which asks for token ids."""
     prompt = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=token_ids))
     return gateway_pb2.GenerateRequest(prompt=prompt, max_tokens=max_tokens, return_token_ids=True, **fields)
 
@@ -180,7 +180,7 @@ class Collected:
 
 
 async def collect(mesh: Mesh, request: gateway_pb2.GenerateRequest, **call: Any) -> Collected:
-    """Every message of one call; asserts their order."""
+    """Collect every message of one call; asserts their order."""
     timeout = call.pop("timeout", PATIENCE_SECONDS)
     messages = [message async for message in mesh.stub.Generate(request, timeout=timeout, **call)]
     kinds = [message.WhichOneof("event") for message in messages]

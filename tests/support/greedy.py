@@ -1,15 +1,15 @@
-"""Answers compared with what transformers computes from the same weights."""
+"""Compares answers with what transformers computes from the same weights."""
 
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-# Where the best two logits are closer, rounding may choose.
+# If the best two logits are closer than this, rounding may decide.
 MARGIN = 1e-3
 
 
 @torch.inference_mode()
 def assert_greedy(reference: DeepseekV3ForCausalLM, prompt: list[int], answer: list[int]) -> None:
-    """Each token is the best one after those before it, up to rounding."""
+    """Assert that each token is the best one after those before it, up to rounding."""
     logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
     assert (logits.max(dim=1).values - chosen).max() < MARGIN

@@ -1,4 +1,4 @@
-"""The mark of what runs on Hopper alone."""
+"""The mark of tests that run on Hopper GPUs alone."""
 
 import pytest
 

@@ -9,16 +9,19 @@ import torch
 from tests.support.checkpoints import read_tensors, rewrite_as_one_file
 from tools.make_checkpoint import make_checkpoint
 
-# Widths that INT4 groups and FP8 blocks take.
+# Widths that are multiples of INT4 groups and FP8 blocks.
 WIDE = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
 EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<matrix>gate|up|down)_proj\.weight$")
-# More than random tokens have.
+# Larger than the inputs of experts get with random tokens.
 LARGEST_INPUT = 12.0
 INPUTS = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def int4_checkpoint(directory: Path, *, static: bool = False, pre_scaled: bool = False, **overrides: Any) -> Path:
-    """A random one; static: with scales of the experts' inputs; pre_scaled: with AWQ's scales of their channels."""
+    """Make a random checkpoint with INT4 experts.
+
+    static: with scales of the experts' inputs. pre_scaled: with AWQ's scales of these inputs' channels.
+    """
     make_checkpoint(directory, "tiny", dtype="w4a8", overrides=WIDE | {"num_nextn_predict_layers": 0} | overrides)
 
     def add(tensors: dict[str, torch.Tensor]) -> None:
@@ -48,7 +51,7 @@ def unpacked(packed: torch.Tensor) -> torch.Tensor:
 
 
 def dequantized_tensors(directory: Path) -> dict[str, torch.Tensor]:
-    """Every weight of a quantized checkpoint as float32, AWQ's scales multiplied in."""
+    """Every weight of a quantized checkpoint as float32, multiplied by AWQ's scales."""
     stored = read_tensors(directory)
     tensors = {}
     for name, tensor in stored.items():

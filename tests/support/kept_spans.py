@@ -1,4 +1,4 @@
-"""Spans as they end in the test's own process."""
+"""Keeps the spans that end in the test's own process."""
 
 import logging
 from collections.abc import Iterator

@@ -10,9 +10,9 @@ from kernels.kv_copy import BLOCK_TOKENS
 
 @dataclass(frozen=True)
 class ScatteredContexts:
-    # [blocks, 64, width]; NaN wherever no context lies.
+    # [blocks, 64, width]; NaN outside the contexts.
     pool: torch.Tensor
-    # [rows, max_blocks] int32; a block of NaN behind each row's own.
+    # [rows, max_blocks] int32; after a row's own blocks, a block of NaN.
     block_table: torch.Tensor
     lengths: torch.Tensor
     # Per row [length, width].

@@ -16,7 +16,7 @@ DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; mai
 
 
 class Running:
-    """A `deepmesh` command that runs: its lines so far, its processes."""
+    """A running `deepmesh` command: its lines so far and its processes."""
 
     def __init__(self, process: asyncio.subprocess.Process, grpc_port: int, scheduler_port: int) -> None:
         self.process = process
@@ -47,7 +47,7 @@ class Running:
 
 @asynccontextmanager
 async def up(*arguments: str) -> AsyncIterator[Running]:
-    """`deepmesh up` on free ports; killed at the end if it still runs."""
+    """Run `deepmesh up` on free ports. It is killed at the end if it still runs."""
     http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port), "--scheduler-port", str(scheduler_port))
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Workers of several ranks as threads of the test, each rank with its engine or behind that of its TP group."""
+"""Workers of several ranks, which are threads of the test. A rank has an engine or follows that of its TP group."""
 
 import socket
 import time
@@ -24,17 +24,17 @@ from tests.support.engines import Transcript
 from tests.support.exchanges import exchange_of
 from tests.support.rank_threads import on_each_rank
 
-# What a rank does between two steps.
+# Called by each rank between two steps.
 BetweenSteps = Callable[[Engine, Transcript], None]
-# What a rank does with its backend before it serves.
+# Called by each rank with its backend before it serves.
 Prepare = Callable[[ModelBackend], None]
 
 
 class _NeverDue:
-    """engine.agreement.Agreement of a rank that never rests: it steps until all ranks have stopped.
+    """engine.agreement.Agreement of a rank that never says that others wait for it.
 
-    If others wait for a rank, its engine counts that as work. Ranks that want to stop wait at every step. So a rank
-    whose requests have ended would go on for as long as another came to each step before it.
+    An engine counts it as work if other ranks wait for its rank, and ranks that want to stop wait at every step. A rank
+    whose requests have ended would therefore go on for as long as another rank came to each step before it.
     """
 
     due = False
@@ -52,7 +52,7 @@ def run_layout(
     between_steps: BetweenSteps = lambda engine, transcript: None,
     prepare: Prepare = lambda backend: None,
 ) -> Transcript:
-    """What the requests get that are submitted to a worker of this layout at once, the DP ranks in turn."""
+    """Submit the requests at once to a worker of this layout, to its DP ranks in turn; returns what they get."""
     layout, store = Layout.of(config.parallel), HashStore()
 
     def run(peers: Peers) -> Transcript:
@@ -92,14 +92,14 @@ def _run_rank(
         between_steps(engine, transcript)
     engine.stop()
     while not engine.stopped:
-        # Others may have work: then these are dummies.
+        # If other ranks still have work, these are dummy steps.
         engine.step()
     assert not any(engine.pool.references)
     return transcript
 
 
 def _follow(backend: ModelBackend, agreement: Agreement, peers: Peers) -> None:
-    """Until all engines have stopped."""
+    """Follow the TP group's engine until all engines have stopped."""
     ours, theirs = socket.socketpair()
     pulse, _ = Pulse.create()
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""Requests to a mesh of processes, and waiting for what they leave behind."""
+"""Requests to a mesh of processes, and checks of what they leave behind."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from engine.oracle_tokens import oracle_tokens
 from tests.support.process_mesh import VOCABULARY, ProcessMesh
 from tests.support.waiting import eventually
 
-# Ends a hang before the whole test is ended.
+# Only ends a hang, before the test's own limit does.
 ANSWER_SECONDS = 100.0
 
 
@@ -33,7 +33,7 @@ async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -
 
 
 async def assert_right(mesh: ProcessMesh, prompts: Sequence[Sequence[int]], max_tokens: int = 40) -> None:
-    """All at once, each is answered as the oracle's definition says."""
+    """Send all prompts at once; asserts that each answer is the one that the oracle's definition gives."""
     answers = await asyncio.gather(*(tokens_of(mesh, prompt, max_tokens) for prompt in prompts))
     assert answers == [oracle_tokens(prompt, max_tokens, VOCABULARY) for prompt in prompts]
 
@@ -44,7 +44,7 @@ def kill(mesh: ProcessMesh, *names: str) -> None:
 
 
 async def forget(mesh: ProcessMesh, *names: str) -> None:
-    """Have workers started again, with empty pools."""
+    """Kill workers and wait until they are back, with empty pools."""
     before = {worker.identity.incarnation for worker in await mesh.workers()}
     kill(mesh, *names)
 
@@ -72,12 +72,12 @@ async def fetched_blocks(mesh: ProcessMesh) -> int:
 
 
 async def received_bytes(mesh: ProcessMesh) -> dict[str, int]:
-    """By worker."""
+    """Bytes that each worker has received, by worker id."""
     return {each.identity.worker_id: sum(each.transfers.received_bytes.values()) for each in await mesh.workers()}
 
 
 async def placed_again(http: httpx.AsyncClient, port: int) -> float:
-    """How many answers went on at another worker. port: of the gateway's metrics."""
+    """How many answers went on at another worker. port: that of the gateway's metrics."""
     text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("deepmesh_gateway_replacements_total{")]
     return sum(float(line.split()[1]) for line in lines)

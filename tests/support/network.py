@@ -1,6 +1,6 @@
-"""A network of namespaces, one for each site, joined by a bridge. Its links are cut, slowed and made lossy for real.
+"""A network of namespaces, one for each site, joined by a bridge. Its links are really cut, slowed or made lossy.
 
-Needs root, `ip`, `tc` and `nft`. The kernel has no delays (netem) everywhere, so `delayed_link` makes them.
+Needs root, `ip`, `tc` and `nft`. Not every kernel can delay packets (netem); therefore `delayed_link` does.
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tests.support import delayed_link
 
 TOOLS = ("ip", "tc", "nft")
-# The site of whoever made the network: a test, with its clients.
+# The site of the process that made the network: the test with its clients.
 CLIENTS = "clients"
 _RULES = """
 add table bridge faults
@@ -48,15 +48,15 @@ class Network:
         return f"{self._subnet}.{self._sites[site]}"
 
     def inside(self, site: str) -> list[str]:
-        """What stands before a command that runs at this site."""
+        """The words to put before a command so that it runs at this site."""
         return [] if site == CLIENTS else ["ip", "netns", "exec", self._namespace(site)]
 
     def cut(self, source: str, target: str | None = None) -> None:
-        """Drop what `source` sends to `target`, or to anybody."""
+        """Drop all that `source` sends to `target`, or to any site if None."""
         self._drop(f"{_from(source)} {_to(target)}", "drop")
 
     def cut_towards(self, target: str) -> None:
-        """Drop what anybody sends to `target`."""
+        """Drop all that is sent to `target`."""
         self._drop(_to(target), "drop")
 
     def lose(self, site: str, percent: int) -> None:
@@ -65,14 +65,14 @@ class Network:
             self._drop(way, f"numgen random mod 100 < {percent} drop")
 
     def limit(self, site: str, megabits: int) -> None:
-        """Send no more than this to `site`, and from it."""
+        """Limit the rate at which `site` sends, and that at which it receives."""
         shape = ["root", "tbf", "rate", f"{megabits}mbit", "burst", "32kb", "latency", "400ms"]
         _run("ip", "netns", "exec", self._fabric, "tc", "qdisc", "replace", "dev", _port(site), *shape)
         _run(*self.inside(site), "tc", "qdisc", "replace", "dev", "eth0", *shape)
         self._slow.append(site)
 
     def delay(self, site: str, seconds: float) -> None:
-        """Have every packet that `site` sends or receives take this much longer, half of it each way."""
+        """Lengthen the round trip to and from `site` by so many seconds, half of it each way."""
         port, bridged = _port(site), _delayed_port(site)
         self._ip("link", "add", "relay", "type", "veth", "peer", "name", bridged)
         self._ip("link", "set", port, "nomaster")
@@ -82,7 +82,7 @@ class Network:
         self._relays[site] = subprocess.Popen(["ip", "netns", "exec", self._fabric, *command])
 
     def heal(self) -> None:
-        """Nothing is cut, lossy or slow any more."""
+        """End all cuts, losses and limits."""
         self._drops.clear()
         self._apply_drops()
         for site in self._slow:
@@ -103,10 +103,10 @@ class Network:
         self._apply_drops()
 
     def remove(self) -> None:
-        """Call it when nothing runs at any site."""
+        """Remove the network. No process may run at any site."""
         for site in list(self._relays):
             self._end_relay(site)
-        # What was not made yet, if `make` failed, is not there. A namespace's own devices go some time after it.
+        # If `make` failed, some parts do not exist. A namespace's own devices vanish some time after it.
         _try("ip", "link", "del", self._prefix)
         for site in (*self._sites, "fabric"):
             _try("ip", "netns", "del", self._namespace(site))
@@ -128,7 +128,7 @@ class Network:
         self._apply_drops()
 
     def _apply_drops(self) -> None:
-        """In one transaction."""
+        """Replace all rules in one transaction."""
         rules = _RULES.format(rules="\n".join(self._drops))
         command = ["ip", "netns", "exec", self._fabric, "nft", "-f", "-"]
         subprocess.run(command, input=rules.encode(), check=True)

@@ -11,7 +11,7 @@ from kernels.nvfp4_quant import GROUP, quantize_nvfp4
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file
 from tools.make_checkpoint import make_checkpoint
 
-# Widths that the kernel takes.
+# Widths that the kernel accepts.
 WIDE = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 128, "v_head_dim": 16}
 FEED_FORWARD = re.compile(r"\.mlp\.(?!gate\.).*_proj\.weight$")
 WITH_OUTPUT = re.compile(rf"{FEED_FORWARD.pattern}|\.o_proj\.weight$")
@@ -25,7 +25,7 @@ def nvfp4_checkpoint(
     keep: Callable[[str], bool] = lambda _: False,
     **overrides: Any,
 ) -> Path:
-    """A random one in bfloat16, with these matrices in NVFP4. keep: names of matrices that stay as they are."""
+    """Make a random checkpoint in bfloat16. quantized: the names of matrices that are in NVFP4; keep: exceptions."""
     make_checkpoint(directory, "tiny", dtype="bfloat16", overrides=WIDE | overrides)
 
     def quantize(tensors: dict[str, torch.Tensor]) -> None:

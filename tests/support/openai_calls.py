@@ -1,4 +1,4 @@
-"""Calls of the OpenAI API of a gateway under test."""
+"""Calls to the OpenAI API of a gateway under test."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""transformers' own DeepSeek V3 in float32, the oracle of correctness, and how outputs are compared with it."""
+"""transformers' own DeepSeek V3 in float32, which is the oracle of correctness, and comparisons with it."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from mesh.blocks import BLOCK_TOKENS
 from tests.support.checkpoints import GREEDY
 from tests.support.int4 import dequantized_tensors
 
-# Below this difference of the best two logits, float32 may choose either.
+# If the best two logits differ by less, rounding in float32 may choose either.
 CLEAR_MARGIN = 1e-3
 
 
@@ -63,7 +63,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def assert_greedy(oracle: DeepseekV3ForCausalLM, prompt: Sequence[int], generated: Sequence[int]) -> None:
-    """Every generated token is the oracle's choice given all tokens before it, wherever that choice is clear."""
+    """Assert that each generated token is the oracle's choice after the tokens before it, if that choice is clear."""
     logits = oracle_logits(oracle, [*prompt, *generated])[len(prompt) - 1 : -1]
     best = logits.topk(2).values
     clear = best[:, 0] - best[:, 1] > CLEAR_MARGIN

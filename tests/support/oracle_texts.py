@@ -13,12 +13,12 @@ def spelled(text: str) -> list[int]:
 
 
 def answering(text: str, **fields: Any) -> FakeDecodeWorker:
-    """A worker that answers so, and ends."""
+    """A worker whose answer is this text."""
     return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
 
 
 def prompt_of(mesh: Mesh) -> str:
-    """Of the request that the worker got last."""
+    """The prompt of the request that the worker got last, as text."""
     tokenizer = model_texts()["oracle"].tokenizer
     assert tokenizer is not None
     return tokenizer.spell(list(mesh.worker.submissions[-1].token_ids))

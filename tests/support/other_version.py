@@ -1,4 +1,4 @@
-"""The files of the version that an upgrade begins with."""
+"""The files of the version from which an upgrade starts."""
 
 import io
 import os
@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def extract_other_version(directory: Path) -> Path:
-    """The files of the commit that AGAINST names, by default of the last release, as a folder in `directory`."""
+    """Extract the commit that AGAINST names, by default the last release, to a folder in `directory`."""
     commit = os.environ.get("AGAINST") or _git("describe", "--tags", "--abbrev=0").decode().strip()
-    # Modes as in a checkout, so that an image of the same files is built from the same layers.
+    # File modes are as in a checkout, so that building an image of the same files uses the same layers.
     with tarfile.open(fileobj=io.BytesIO(_git("-c", "tar.umask=0022", "archive", commit))) as archive:
         archive.extractall(directory / "theirs", filter="data")
     return directory / "theirs"

@@ -1,4 +1,4 @@
-"""A TCP proxy that stops to forward when told to: each end then sees a peer that is connected and says nothing."""
+"""A TCP proxy that can stop forwarding: each end then sees a peer that is connected but silent."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 class PausingProxy:
-    """`async with proxy_to(endpoint) as proxy:` listens at `proxy.endpoint`; `pause` is for good."""
+    """Made by `async with proxy_to(endpoint) as proxy:`. It listens at `proxy.endpoint`. A pause never ends."""
 
     def __init__(self, upstream: str) -> None:
         self.endpoint = ""

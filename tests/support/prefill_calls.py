@@ -1,4 +1,4 @@
-"""A decode worker's calls to prefill workers, as tests have them made and answered."""
+"""A decode worker's calls to prefill workers, made and answered by tests."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def rank_of(running: RunningWorker) -> FakeRankClient:
 
 
 async def submitted(running: RunningWorker, gateway: GatewayClient, prefill: FakePrefill, **fields: Any) -> int:
-    """Submit PROMPT, to be computed there; returns the rank's key."""
+    """Submit PROMPT, to be computed by `prefill`; returns the rank's key."""
     key = len(rank_of(running).submitted)
     await gateway.submit(PROMPT, 10, prefill=target(prefill), **fields)
     await eventually(lambda: key in rank_of(running).submitted)
@@ -40,7 +40,7 @@ async def submitted(running: RunningWorker, gateway: GatewayClient, prefill: Fak
 async def called(
     running: RunningWorker, gateway: GatewayClient, prefill: FakePrefill, landing: Ticket | None = None, **fields: Any
 ) -> FakePrefillCall:
-    """Have a landing opened for PROMPT, and the prefill worker called."""
+    """Submit PROMPT and open its landing, so that the decode worker calls the prefill worker; returns that call."""
     number = len(prefill.calls)
     key = await submitted(running, gateway, prefill, **fields)
     rank_of(running).open_landing(key, landing or make_ticket(len(PROMPT), name=number + 1))

@@ -34,7 +34,7 @@ from worker.rank_group import RankGroup
 from worker.rank_host import RankHost
 
 TOTAL_BLOCKS = 512
-# What a landing for the KV of an oracle rank needs to know of it.
+# A Ready message with the fields that a landing for an oracle rank's KV needs.
 ORACLE_READY = msgspec.structs.replace(
     TRANSFER_READY, namespace=KvNamespace("oracle-1000", "oracle", 1, "oracle:1"), block_bytes=512
 )
@@ -43,7 +43,7 @@ ORACLE_READY = msgspec.structs.replace(
 def make_ticket(
     prompt_tokens: int, held_blocks: int = 0, name: int = 1, ready: Ready = TRANSFER_READY, **changes: Any
 ) -> Ticket:
-    """A landing of one segment for each block, as the receiver of a rank like `ready` opens it."""
+    """The ticket of a landing with one segment for each block, as a rank with this Ready message opens it."""
     blocks = -(-prompt_tokens // BLOCK_TOKENS) - held_blocks
     segments = tuple(
         Segment(
@@ -103,14 +103,14 @@ def prefill_config(**changes: Any) -> PrefillConfig:
 class RunningPrefill:
     worker: PrefillWorker
     endpoint: str
-    # Where the rank is none; moves the clock of deadlines.
+    # The fake rank, and the clock of deadlines, which tests move.
     rank: FakeRankClient = field(repr=False)
     clock: ManualClock
 
 
 @asynccontextmanager
 async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningPrefill]:
-    """A prefill worker whose rank does what the test says; asserts at the end that it keeps nothing."""
+    """A prefill worker whose rank does what the test says. Asserts at the end that it keeps nothing."""
     config, rank, clock = prefill_config(**changes), FakeRankClient(ready), ManualClock()
     ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
@@ -143,7 +143,7 @@ class RealPrefill:
 
 @asynccontextmanager
 async def running_prefill(ranks: int = 1, **changes: Any) -> AsyncIterator[RealPrefill]:
-    """A prefill worker in this process, its ranks in others; asserts at the end that nothing is left in any.
+    """A prefill worker in this process with its ranks in others. Asserts at the end that none of them holds anything.
 
     If the test killed a rank, it asserts that every call has ended.
     """
@@ -175,7 +175,7 @@ async def serving(config: PrefillConfig) -> AsyncIterator[tuple[PrefillServicer,
 
 
 class PrefillCaller:
-    """One Prefill call, as a decode worker makes it, once it is started."""
+    """Makes one Prefill call as a decode worker does. `start` begins it."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call: Any
@@ -190,7 +190,7 @@ class PrefillCaller:
         return response
 
     async def ended(self) -> MeshError | None:
-        """How the call ends; messages that come before are passed over."""
+        """Wait for the call's end, skipping messages; returns its error, or None if it ended well."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while await self.call.read() is not grpc.aio.EOF:

@@ -1,4 +1,4 @@
-"""`python -m tests.support.probe_service`: does nothing but be ready, or fail as its configuration says."""
+"""`python -m tests.support.probe_service`: a service that only gets ready, or fails as its configuration says."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from mesh.server import MeshServer
 
 
 class ProbeConfig(ServiceConfig):
-    # Ends before it is ready: "useless" to start again, or "later" with better luck.
+    # It ends before it is ready. "useless": starting it again cannot help; "later": starting it again may help.
     fail: str | None = None
-    # As `fail`, but only while this file is there.
+    # `fail` applies only while this file exists.
     fail_while: Path | None = None
     # Seconds after which it is ready.
     ready_after: float = 0.0
-    # Appended to at every start: the process id.
+    # A file to which every start appends its process id.
     log: Path | None = None
 
 

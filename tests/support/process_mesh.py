@@ -22,10 +22,11 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 # Oracle workers have this many token ids.
 VOCABULARY = 512
-# Where many processes share two cores, a scheduler may answer, and what was killed be back, later than a mesh on a
-# machine of its own waits for.
+# Longer waits than on a machine of its own. If many processes share two cores, a scheduler may answer late, and a
+# killed process may be back late.
 BUSY_MACHINE = ("gateway.dispatch.answer_seconds=1", "gateway.dispatch.worker_seconds=60")
-# A store may, too: for meshes that must fetch what it has. Without its answer, or its bytes, a prompt is computed.
+# Longer waits for a store, for meshes that must fetch from it: if its answer or its bytes are late, a prompt is
+# computed instead.
 SLOW_STORE = (
     "scheduler.store_link.match_ms=5000",
     "gateway.dispatch.answer_seconds=10",
@@ -33,18 +34,18 @@ SLOW_STORE = (
 )
 # An oracle's KV is eight bytes a token.
 SMALL_SLOTS = {"transfer.slot_bytes": 65536}
-# Room for 65,536 of an oracle's blocks: tables for millions would take their time.
+# Room for 65,536 of an oracle's blocks: making tables for millions would take long.
 STORE_BYTES = "kvstore.memory_bytes=33554432"
-# A test kills the same process again and again: each time it is back at once, and never given up.
+# Tests kill the same process again and again: each time it is started again at once, and it is never given up.
 AT_ONCE = RestartPolicy(first_delay_seconds=0.1, served_seconds=0)
 
 
 @dataclass
 class ProcessMesh:
-    """Where it is reached, and what it does."""
+    """A running mesh: where it is reached, and what its processes are doing."""
 
     plan: MeshPlan
-    # What is reached from here, by name.
+    # The endpoints of the processes, by name, as this process reaches them.
     endpoints: dict[str, str]
     supervisor: Supervisor
     gateway: gateway_pb2_grpc.GatewayServiceStub
@@ -57,7 +58,7 @@ class ProcessMesh:
 
     @property
     def http_urls(self) -> list[str]:
-        """Of each gateway."""
+        """The base URL of each gateway."""
         ports = [http_port for http_port, _ in self.plan.gateway_ports]
         hosts = [endpoint.partition(":")[0] for endpoint in self.gateway_endpoints]
         return [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
@@ -84,8 +85,8 @@ class ProcessMesh:
         return list((await self.snapshot()).workers)
 
     async def whole(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until every scheduler knows every worker and every store, and every store has a session of every
-        worker: what was killed is there again.
+        """Wait until every killed process is back: every scheduler knows every worker and every store, and every store
+        has a session of every worker.
         """
         await eventually(self._is_whole, seconds)
 
@@ -102,7 +103,7 @@ class ProcessMesh:
         return alive == self.plan.workers and attached == [self.plan.workers] * len(self.plan.store_ports)
 
     async def drained(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until every worker says that it runs nothing and that every block is free, and until nothing moves."""
+        """Wait until every worker reports that it runs nothing and that every block is free, and until no KV moves."""
         end = asyncio.get_running_loop().time() + seconds
         while held := _held(await self.snapshot()):
             assert asyncio.get_running_loop().time() < end, f"still held: {held}"
@@ -110,12 +111,12 @@ class ProcessMesh:
 
 
 def _is_alive(worker: scheduler_pb2.WorkerStatus) -> bool:
-    # Leases last two seconds and more, and are renewed three times in their length.
+    # Leases last at least two seconds and are renewed three times in that time.
     return worker.lease_remaining.ToMilliseconds() > 1000
 
 
 def _held(snapshot: scheduler_pb2.WatchWorkersResponse) -> dict[str, str]:
-    """Who still holds something, and what it says of itself."""
+    """The processes that still hold something, by name, with their own report."""
     busy = {worker.identity.worker_id: str(worker.load) for worker in snapshot.workers if not _is_empty(worker)}
     transfers = {worker.identity.worker_id: worker.transfers for worker in snapshot.workers}
     transfers |= {store.endpoint: store.transfers for store in snapshot.stores}
@@ -134,7 +135,7 @@ def _is_still(transfers: workers_pb2.TransferStatus) -> bool:
 
 
 def oracle_settings(**engine: object) -> tuple[str, ...]:
-    """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
+    """Settings of a mesh whose workers need no checkpoint. It can speak text nevertheless."""
     directory = tokenizer_directory(VOCABULARY, 1 << 17)
     values = {"backend": "oracle", "oracle.vocabulary_size": VOCABULARY, "total_blocks": 256, **SMALL_SLOTS, **engine}
     workers = [f"{role}.engine.{key}={value}" for role in ("decode", "prefill") for key, value in values.items()]
@@ -155,7 +156,9 @@ async def process_mesh(
     gateways: int = 1,
     deployed: Callable[[Sequence[ServiceSpec]], Sequence[ServiceSpec]] = lambda specs: specs,
 ) -> AsyncIterator[ProcessMesh]:
-    """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
+    """Run a mesh, which is whole when the block begins. Processes that die are started again. Asserts at the end that
+    nothing is held anywhere.
+    """
     store_ports = tuple(free_port() for _ in range(stores))
     settings = (*BUSY_MACHINE, *settings)
     plan = MeshPlan(

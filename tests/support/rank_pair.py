@@ -1,4 +1,4 @@
-"""A prefill rank and a decode rank, real processes over UCX, and the services between them in a few lines."""
+"""A prefill rank and a decode rank: real processes over UCX. A few lines stand in for the services between them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ class RankPair:
     transcript: Transcript = field(default_factory=Transcript)
     prefilled: Transcript = field(default_factory=Transcript)
     pushes: list[PushEnded] = field(default_factory=list)
-    # As last told by the decode rank, and by the prefill rank.
+    # The latest counters of the decode rank, and of the prefill rank.
     received: TransferCounters = field(default_factory=TransferCounters)
     sent: TransferCounters = field(default_factory=TransferCounters)
     _submits: dict[int, Submit] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class RankPair:
 async def rank_pair(
     decode: EngineConfig, prefill: EngineConfig, observe: ObserveConfig | None = None
 ) -> AsyncIterator[RankPair]:
-    """`observe` is the prefill rank's."""
+    """Start the two ranks. observe: that of the prefill rank."""
     clients = [await RankClient.start(decode), await RankClient.start(prefill, observe)]
     pair = RankPair(clients[0], clients[1])
     followers = [asyncio.create_task(pair.follow_decode()), asyncio.create_task(pair.follow_prefill())]

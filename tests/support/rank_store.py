@@ -1,4 +1,4 @@
-"""A KV store in the test's process for ranks in processes of their own: one chain's blocks."""
+"""A KV store in the test's process for ranks in processes of their own. It has the blocks of one chain."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from worker.rank_client import RankClient
 
 
 class RankStore:
-    """`known` blocks of the chain can be fetched."""
+    """A store from which the first `known` blocks of the chain can be fetched."""
 
     def __init__(
         self, namespace: KvNamespace, hashes: Sequence[bytes], known: int, piece_bytes: int, config: TransferConfig
@@ -29,7 +29,7 @@ class RankStore:
         self.agent = TransferAgent(HostMemory(slab), namespace, config, time.monotonic, lambda: None, chains)
 
     def session(self, session_id: int) -> StoreSession:
-        """A worker's."""
+        """A new session of a worker."""
         key = session_id.to_bytes(32, "big")
         self.agent.open_session(session_id, key)
         return StoreSession("store", "epoch", self.agent.address, session_id, key, self.namespace)

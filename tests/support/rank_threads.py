@@ -1,4 +1,4 @@
-"""Ranks of one worker as threads of the test; those of each host have memory of their own."""
+"""Ranks of one worker as threads of the test. The ranks of each host share memory of their own."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -12,7 +12,9 @@ ResultT = TypeVar("ResultT")
 
 
 def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds: float = 20.0) -> list[ResultT]:
-    """What each rank makes of it, by rank; a rank leaves when it has. Raises what the first of them raises."""
+    """Call `act` on each rank; returns the results by rank. A rank leaves its peers when `act` returns. Raises the
+    first rank's error.
+    """
     descriptors = [GroupDescriptors.create(layout.ranks_a_host, line) for line in _lines(layout.hosts)]
 
     def run(rank: int) -> ResultT:
@@ -32,7 +34,9 @@ def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds:
 
 
 def _lines(hosts: int) -> Sequence[int | None]:
-    """One for each host; of more than two, ranks can only exchange tensors, for which they need none."""
+    """A connection for each host. With more than two hosts ranks can only exchange tensors, which needs no
+    connection.
+    """
     if hosts == 1:
         return [None]
     pairs = [socket.socketpair() for _ in range(hosts // 2 + hosts % 2)]

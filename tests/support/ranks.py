@@ -23,7 +23,7 @@ async def running_rank(config: EngineConfig, authorship: Authorship | None = Non
 
 
 async def until_an_end(client: RankClient) -> Transcript:
-    """What it says until a request has ended."""
+    """The rank's outputs until a request has ended."""
     transcript = Transcript()
     async for message in client.results:
         assert isinstance(message, StepResult)
@@ -35,7 +35,7 @@ async def until_an_end(client: RankClient) -> Transcript:
 
 @contextmanager
 def frozen(ranks: RankGroup) -> Iterator[None]:
-    """The processes of a worker's ranks do not run in this block."""
+    """Stop the processes of a worker's ranks during this block."""
     for rank in ranks.ranks:
         os.kill(rank.process_id, signal.SIGSTOP)
     try:

@@ -1,4 +1,4 @@
-"""A gRPC service of bytes for tests: one method of each kind, whose behaviours a test gives."""
+"""A gRPC service of bytes for tests. It has one method of each kind; tests give the behaviours."""
 
 from typing import Any
 

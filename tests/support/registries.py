@@ -16,7 +16,7 @@ def make_registry(**limits: Any) -> tuple[Registry, ManualClock]:
 
 
 def held_of(registry: Registry, chain: Sequence[bytes]) -> dict[str, list[int]]:
-    """How many leading blocks each rank has, of the workers that have any."""
+    """For each worker that has some of the chain, how many leading blocks each of its ranks has."""
     holders = registry.holders(chain)
     held = {worker.identity.worker_id: worker.prefixes(holders) for worker in registry.workers()}
     return {worker_id: each for worker_id, each in held.items() if any(each)}

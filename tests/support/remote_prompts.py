@@ -1,4 +1,4 @@
-"""What the services pass on between a decode rank and a prefill rank, without the services."""
+"""The messages that services pass between a decode rank and a prefill rank, made without services."""
 
 from msgspec.structs import replace
 
@@ -9,7 +9,7 @@ from mesh.domain.targets import StoreTarget
 
 
 def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None = None) -> Submit:
-    """The prompt of a request whose landing is open, as its prefill rank takes it."""
+    """The message that gives a prefill rank the prompt of a request whose landing is open."""
     return Submit(
         key=submit.key,
         request=replace(submit.request, stop=StopConditions(1), attempt=0),
@@ -19,10 +19,10 @@ def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None 
 
 
 def first_output_of(output: Output, submit: Submit, eos_token_ids: frozenset[int] = frozenset()) -> Output:
-    """A prefill rank's answer, as the decode service reports it of a request that was submitted so."""
+    """The decode service's report of a prefill rank's answer, for a request that was submitted with `submit`."""
     return replace(output, finish=finish_with(output.token_ids[0], submit.request.stop, eos_token_ids))
 
 
 def first_token_of(first: Output) -> FirstToken | Cancel:
-    """What the decode rank hears of it."""
+    """The message about the first token that the decode rank gets."""
     return Cancel(first.key) if first.finish else FirstToken(first.key, first.token_ids[0], first.drafts_end)

@@ -1,18 +1,19 @@
-"""Chains of kernels in a CUDA graph, against the same kernels one after another."""
+"""Compares chains of kernels in a CUDA graph with the same kernels run one after another."""
 
 from collections.abc import Callable
 
 import torch
 
 Step = Callable[[], object]
-# Called with its input and what is to happen after each kernel.
+# Called with its input and a function that it calls after each kernel.
 Chain = Callable[[torch.Tensor, Step], torch.Tensor]
 
 
 def assert_replays_are_exact(chain: Chain, shape: tuple[int, ...], replays: int) -> None:
-    """Inputs, bfloat16 of `shape`, change from replay to replay, so that what was left by the one before shows.
+    """Assert that replays equal separate kernels. Inputs, bfloat16 of `shape`, change from replay to replay, so that
+    data left over from the replay before would show.
 
-    New tensors are not to be poisoned here: that would put a kernel that waits between any two.
+    New tensors must not be poisoned here, since that would put a waiting kernel between any two of the chain.
     """
     given = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     inputs = [torch.randn_like(given) for _ in range(4)]

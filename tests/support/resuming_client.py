@@ -1,4 +1,4 @@
-"""A client that goes on at another gateway when its own is lost, as clients of a mesh of several should."""
+"""A client that resumes at another gateway if its own is lost, as clients of a mesh with several gateways should."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from mesh.errors import MeshError, Retry
 from mesh.failures import from_rpc_error
 from tests.support.mesh_requests import request_of
 
-# A gateway that sends nothing for so long is given up: longer than a worker's freeze may last.
+# A gateway that sends nothing for so long is given up. This is longer than a worker's freeze may last.
 SILENCE_SECONDS = 12.0
 PAUSE_SECONDS = 0.05
 ATTEMPTS = 200
@@ -22,9 +22,9 @@ ATTEMPTS = 200
 @dataclass
 class Answer:
     tokens: list[int] = field(default_factory=list)
-    # The longest time without a token, the first one's included.
+    # The longest time without a token, including the wait for the first.
     longest_pause: float = 0.0
-    # How often another gateway had to be asked.
+    # How often the client had to resume at another gateway.
     resumed: int = 0
 
 
@@ -33,7 +33,9 @@ class ResumingClient:
         self._stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]
 
     async def ask(self, prompt: Sequence[int], tokens: int, first_gateway: int = 0) -> Answer:
-        """Every token once, whatever happens to gateways. Raises the MeshError that is no gateway's fault."""
+        """Get every token exactly once, even if gateways are lost. Raises MeshErrors that another gateway cannot
+        avoid.
+        """
         request, answer, stream = request_of(prompt, tokens), Answer(), ""
         last = time.monotonic()
         for attempt in range(ATTEMPTS):
@@ -72,7 +74,7 @@ async def _read(call: Any) -> Any:
 
 
 def _check_passes(error: Exception) -> None:
-    """Raises the error unless another attempt may do better."""
+    """Raises the error if another attempt cannot help."""
     if isinstance(error, grpc.aio.AioRpcError):
         refusal: MeshError = from_rpc_error(error)
         if refusal.retry is Retry.NEVER:

@@ -1,4 +1,4 @@
-"""A worker's ranks in processes of their own, and what they say."""
+"""A worker's ranks in processes of their own, and their messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ async def running_group(config: EngineConfig) -> AsyncIterator[tuple[RankGroup, 
 
 
 def submit_to(group: RankGroup, prompt: Sequence[int], tokens: int) -> int:
-    """The key of a new request, which ends after so many tokens."""
+    """Submit a request that ends after so many tokens; returns its key."""
     key = group.new_key(prompt, b"", computes_prompt=True)
     group.submit(submit_of(key, prompt, tokens, ignore_eos=True))
     return key

@@ -15,7 +15,7 @@ from scheduler.config import SchedulerConfig
 
 @asynccontextmanager
 async def running_scheduler(**config: Any) -> AsyncIterator[str]:
-    """A scheduler with that configuration; yields its endpoint. By default no scheduler was there before it."""
+    """Run a scheduler; yields its endpoint. By default it does not gather leases of an earlier scheduler first."""
     config["lease"] = {"gather_seconds": 0.0, **config.get("lease", {})}
     async with running(SchedulerConfig.model_validate({"server": {"drain_seconds": 0.5}, **config})) as server:
         yield server.endpoint
@@ -59,7 +59,9 @@ def status_message(**fields: Any) -> scheduler_pb2.ReportStatusRequest:
 
 @dataclass
 class ReportingWorker:
-    """A status stream that says what a test tells it to; each message is answered before the next."""
+    """A worker's status stream with the messages that a test gives. Each message is answered before the next is
+    sent.
+    """
 
     stub: Any
     identity: workers_pb2.WorkerIdentity
@@ -74,7 +76,7 @@ class ReportingWorker:
         await self.call.write(status_message(**fields))
         response = await self.call.read()
         if response is grpc.aio.EOF:
-            # Raises what ended the stream.
+            # Raise the error that ended the stream.
             raise grpc.aio.AioRpcError(
                 await self.call.code(),
                 await self.call.initial_metadata(),

@@ -39,7 +39,7 @@ def make_identity(worker_id: str = "decode-1", **changes: Any) -> WorkerIdentity
 
 
 def make_load(running_requests: int = 0, **changes: Any) -> WorkerLoad:
-    """Its steps were measured with the requests that run."""
+    """A load whose step time was measured with the requests that run."""
     load = WorkerLoad(
         running_requests=running_requests,
         free_blocks=1000,
@@ -69,7 +69,7 @@ def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWork
 def predict_alone(
     request: PlacementRequest, decode: Iterable[CandidateWorker], knobs: PlacementKnobs
 ) -> tuple[Terms, ...]:
-    """In a mesh without prefill workers and stores."""
+    """Predict for a mesh without prefill workers and stores."""
     return predict(request, Candidates(list(decode)), knobs)
 
 
@@ -78,6 +78,6 @@ def make_request(**changes: Any) -> PlacementRequest:
 
 
 def choose(terms: Iterable[Terms]) -> Terms | None:
-    """The best terms that were not rejected, of all; None if all were."""
+    """The best of the terms that were not rejected; None if all were."""
     ordered = best_first(terms)
     return ordered[0] if ordered and ordered[0].rejection is None else None

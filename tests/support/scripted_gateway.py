@@ -1,4 +1,4 @@
-"""A gateway that answers by rote, over real gRPC."""
+"""A gateway that gives fixed answers, over real gRPC."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Delta = gateway_pb2.GenerateDelta
 
 
 class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
-    """Streams `deltas` to every request, then awaits `before_end`, then finishes. Keeps the requests it got."""
+    """Streams `deltas` in answer to every request, then awaits `before_end`, then finishes. Keeps its requests."""
 
     def __init__(self, deltas: Sequence[Delta], before_end: Callable[[], Awaitable[None]] | None = None) -> None:
         self.requests: list[gateway_pb2.GenerateRequest] = []

@@ -1,4 +1,4 @@
-"""Every process of a mesh at a site of its own of a `network`, so that the network between them can fail."""
+"""Puts every process of a mesh at its own site of a `network`, so that the network between them can fail."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from tests.support.network import Network
 
-# Workers have no port of their own in a plan.
+# The port of all workers, since a plan gives them none and each has an address of its own.
 WORKER_PORT = 7000
 
 
 @dataclass(frozen=True)
 class SeparatedSpec(ServiceSpec):
-    """A process that runs behind another command's words."""
+    """A process whose command is preceded by other words, such as those that put it at a site."""
 
     prefix: tuple[str, ...] = ()
 
@@ -21,7 +21,7 @@ class SeparatedSpec(ServiceSpec):
 
 
 def separated(network: Network, specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
-    """The processes of a plan, each at the site of its name."""
+    """The processes of a plan, each moved to the site of its name."""
     addresses = {f"{HOST}:{spec.port}": f"{network.address(spec.name)}:{spec.port}" for spec in specs if spec.port}
     return [_at_its_site(network, spec, addresses) for spec in specs]
 
@@ -48,7 +48,7 @@ def _own_settings(module: str, address: str) -> list[str]:
     settings = [f"server.host={address}", "security.plaintext=true"]
     if module == MODULES["gateway"]:
         settings.append(f"http.host={address}")
-    # They are on one machine, and would move KV through its memory.
+    # All processes are on one machine and would otherwise move KV through its memory.
     if module == MODULES["kvstore"]:
         settings.append("transfer.transports=tcp")
     if module in WORKER_MODULES:

@@ -1,6 +1,6 @@
-"""Every service of a mesh behind a listener of one Envoy, as behind the proxies of a service mesh.
+"""Puts every service of a mesh behind a listener of one Envoy, as the proxies of a service mesh do.
 
-A call passes it once, as plaintext; or twice with mutual TLS between, as from a caller's sidecar to the service's.
+A call passes Envoy once, in plaintext; or twice with mutual TLS in between, as from a caller's sidecar to a service's.
 """
 
 import subprocess
@@ -23,27 +23,29 @@ from tests.support.envoy import ENVOY as ENVOY
 from tests.support.network import Network
 from tests.support.separated_mesh import separated
 
-# Its site in a network.
+# Envoy's site in a network.
 SITE = "proxy"
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 
 @dataclass
 class Sidecars:
-    """Starts its Envoy when a mesh is deployed. With a `network`, it has the site "proxy", and each process its own."""
+    """Starts an Envoy when a mesh is deployed. With a `network` it is at the site "proxy", and each process at its
+    own.
+    """
 
     directory: Path
     network: Network | None = None
-    # Mutual TLS between the caller's side and the service's.
+    # Whether there is mutual TLS between the caller's side and the service's.
     mutual: bool = False
     admin_port: int = field(default_factory=free_port)
-    # Of the service's sides, by the role of the service; empty without TLS.
+    # Ports of the services' sides, by the service's role; empty without TLS.
     tls_ports: dict[Role, int] = field(default_factory=dict)
     _envoy: subprocess.Popen[bytes] | None = None
 
     def deployed(self, specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
-        """The processes of a plan, who call each other through Envoy. Clients call gateways directly."""
-        # Workers have no port of their own in a plan.
+        """The processes of a plan, changed to call each other through Envoy. Clients call gateways directly."""
+        # A plan gives workers no port.
         specs = [spec if spec.port else replace(spec, port=free_port()) for spec in specs]
         if self.network is not None:
             specs = separated(self.network, specs)
@@ -56,7 +58,7 @@ class Sidecars:
         path = self.directory / "sidecars.yaml"
         path.write_text(yaml.safe_dump(_bootstrap(listeners, self._host, self.admin_port)))
         with (self.directory / "envoy.log").open("wb") as log:
-            # Two of one number would share memory.
+            # Two Envoys with the same base id would share memory.
             command = [str(ENVOY), "-c", str(path), "--concurrency", "1", "-l", "warn", "--use-dynamic-base-id"]
             inside = [] if self.network is None else self.network.inside(SITE)
             self._envoy = subprocess.Popen([*inside, *command], stdout=log, stderr=log)
@@ -70,7 +72,7 @@ class Sidecars:
         return _Encrypted(role, free_port(), server, certified(self.directory, Role.GATEWAY, "a caller"))
 
     async def calls(self) -> dict[str, int]:
-        """How many went through Envoy, by the port of the service."""
+        """How many calls went through Envoy, by the service's port."""
         async with httpx.AsyncClient(trust_env=False) as client:
             url = f"http://{self._host}:{self.admin_port}/stats?format=json&filter=^cluster\\..*\\.upstream_rq_total$"
             stats = (await client.get(url)).json()["stats"]
@@ -88,7 +90,7 @@ class Sidecars:
 
 @dataclass(frozen=True)
 class _Listener:
-    """The address of a service, and that at which others reach it."""
+    """The address of a service, and the one at which others reach it."""
 
     service_host: str
     service_port: int
@@ -107,7 +109,7 @@ class _Listener:
 
 @dataclass(frozen=True)
 class _Encrypted:
-    """Where the service's side listens, and what both sides show each other."""
+    """Where the service's side listens, and the certificates that both sides show."""
 
     role: Role
     port: int
@@ -210,7 +212,7 @@ def _hop(
 
 
 def _context(side: str, own: TlsConfig, peer: Role) -> dict[str, Any]:
-    """What one side shows, and whom it takes for the other."""
+    """The TLS context of one side: the certificate that it shows, and the peer that it accepts."""
     return {
         "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.{side}TlsContext",
         "common_tls_context": {

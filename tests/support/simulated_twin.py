@@ -1,6 +1,6 @@
-"""A real mesh of oracle workers, and the simulator's fleet that should behave as it does.
+"""A real mesh of oracle workers, and a simulated fleet that should behave like it.
 
-Steps are long beside what two busy cores do to a process.
+Steps are long compared with the delays of a process on two busy cores.
 """
 
 import sys
@@ -26,7 +26,8 @@ STEP_MS, PREFILL_RATE, BLOCKS, REQUESTS = 100.0, 2000.0, 2048, 8
 TARGET = Target("oracle", VOCABULARY)
 SHORT: dict[str, Any] = {"isl": 256, "osl": 16}
 LONG: dict[str, Any] = {"isl": 1024, "osl": 24, "prefixes": 4, "prefix_length": 512}
-# Of (prefill, decode) workers, for short and for long prompts: requests a second, about what the fleet can do.
+# By (prefill, decode) workers: requests a second with short and with long prompts, about the most that the fleet
+# serves.
 MOST = {(2, 2): (9.5, 5.6), (0, 4): (11.0, 6.8)}
 _ENGINE = {
     "oracle.step_ms": STEP_MS,
@@ -37,14 +38,14 @@ _ENGINE = {
 
 
 def assumed_costs(path: Path) -> Path:
-    """Of who knows the oracle's settings alone."""
+    """Write a cost file from the oracle's settings alone, without any measurement."""
     save_costs(CostFile(CostModel(decode_steps=((1.0, STEP_MS),), prefill_tokens_per_second=PREFILL_RATE)), path)
     return path
 
 
 @asynccontextmanager
 async def oracle_mesh(prefill: int, decode: int, costs: Path) -> AsyncIterator[ProcessMesh]:
-    """costs: what the scheduler knows."""
+    """costs: the scheduler's cost file."""
     settings = (*oracle_settings(**_ENGINE), f"scheduler.placement.costs={costs}")
     async with process_mesh(workers=decode, prefill=prefill, settings=settings) as mesh:
         yield mesh
@@ -71,7 +72,7 @@ def twin(prefill: int, decode: int, scheduler_costs: Path, worker_costs: Path) -
 
 
 def asked_of(requests: Plan, start: float) -> list[Asked]:
-    """The requests of a load that begins at that time."""
+    """The requests of a load that begins at `start`, for the simulator."""
     asked = []
     for job, seconds in zip(requests.jobs, requests.times_s, strict=True):
         prompt = [token for token in job.prompt if isinstance(token, int)]
@@ -80,7 +81,7 @@ def asked_of(requests: Plan, start: float) -> list[Asked]:
 
 
 def warm_up(options: LoadOptions, start: float, seconds_each: float) -> list[Asked]:
-    """The requests that a load generator sends, one after the other, before it counts."""
+    """The warm-up requests that a load generator sends one after the other before it counts."""
     requests = plan(options.model_copy(update={"requests": options.warmup, "duration_s": None}), TARGET, seed_offset=1)
     times = [start - seconds_each * left for left in range(options.warmup, 0, -1)]
     return asked_of(Plan(requests.jobs, times), 0.0)

@@ -24,7 +24,7 @@ def make_workload(per_second: float = 4.0, **values: Any) -> WorkloadConfig:
 
 
 def ran(fleet: FleetConfig, workload: WorkloadConfig) -> tuple[SimulatedMesh, Result]:
-    """A mesh that has served the workload, and lost nothing."""
+    """Simulate the workload; asserts that no request or block was lost."""
     mesh = SimulatedMesh(fleet, workload.seed)
     mesh.run(SyntheticWorkload(workload))
     check_conserved(mesh)

@@ -1,4 +1,4 @@
-"""Time that goes on only when somebody sleeps."""
+"""A clock that moves on only when its `sleep` is called."""
 
 
 class SleepingClock:

@@ -1,4 +1,4 @@
-"""KV memory whose copies are done when a test says so, or when somebody waits for them."""
+"""KV memory whose copies complete when a test says so, or when they are waited for."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class SlowMemory:
     def __init__(self, array: Pool) -> None:
         self._memory = HostMemory(array)
         self.layers, self.blocks, self.piece_bytes = array.shape
-        # In the order in which they began.
+        # Copies in the order in which they began.
         self.copies: list[Copying] = []
 
     def allocate_staging(self, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -19,13 +19,13 @@ class SmallDisk:
         self.path = path
 
     def fill(self) -> None:
-        """Not one more byte has room."""
+        """Fill the disk, so that there is no room for another byte."""
         with (self.path / "filler").open("wb", buffering=0) as file:
             for size in (1 << 20, os.sysconf("SC_PAGE_SIZE")):
                 with suppress(OSError):
                     while file.write(bytes(size)) == size:
                         pass
-        # What others wrote meanwhile is in pages that have room still.
+        # The last pages of other files still have room: fill them too.
         for path in (each for each in self.path.iterdir() if each.name != "filler"):
             _fill_last_page(path)
 
@@ -40,7 +40,7 @@ def _fill_last_page(path: Path) -> None:
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mounted at `path`, until the block ends."""
+    """Mount a small disk at `path` until the block ends."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "deepmesh-test", str(path)], check=True)
     try:

@@ -1,4 +1,4 @@
-"""Plans of single steps, and the requests that they are made of."""
+"""Plans of single steps, and the requests from which they are made."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Request:
     progress: Progress
     is_pushed: bool = False
     share: Share = ONE_TENANT
-    # Tokens of its next row, and drafts behind it.
+    # Tokens of its next row, and the most drafts after it.
     draws: int = 1
     most_drafts: int = 0
     # Hashes of its full blocks.
@@ -78,7 +78,7 @@ def chunks_of(step: StepPlan[Request]) -> list[tuple[int, int]]:
 
 
 def alike(candidate: Candidate[Request], contents: Sequence[bytes]) -> Candidate[Request]:
-    """The candidate with a prompt of these blocks."""
+    """The candidate with a prompt of these blocks, whose first uncached block it could share with others."""
     candidate.request.contents = contents
     return replace(candidate, shares_next=True)
 
@@ -97,6 +97,6 @@ def situations(draw: st.DrawFn) -> Situation:
             prompts.append(running(arrival, tokens, computed, range(next_block, next_block + blocks)))
         next_block += blocks
     waiting = [candidate(arrival, draw(st.integers(1, 500))) for arrival in range(10, draw(st.integers(10, 14)))]
-    # A request that is alone always fits: the engine refuses others.
+    # A request that is alone always fits, because the engine refuses requests that would not.
     free = draw(st.integers(0 if len(decoding) + len(prompts) > 1 else 8, 12))
     return decoding, prompts, waiting, free

@@ -1,4 +1,4 @@
-"""A store's transfer agent with no bytes: landings end when a test says so."""
+"""A store's transfer agent that moves no bytes: landings end when a test says so."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from transfer.ticket import Segment, Ticket
 
 
 class FakeAgent:
-    """One segment a block."""
+    """A landing has one segment for each block."""
 
     address = b"address"
 
     def __init__(self, namespace: KvNamespace, wake: Callable[[], None]) -> None:
         self.sessions: dict[int, bytes] = {}
         self.cancelled: list[bytes] = []
-        # By transfer id, in the order in which they were issued.
+        # Tickets by transfer id, in the order in which they were issued.
         self.tickets: dict[bytes, Ticket] = {}
         self.closed = False
         self.macs = KeptMacs(1, 1)
@@ -47,11 +47,11 @@ class FakeAgent:
         self._tell(LandingFailed(transfer_id, "CANCELLED", "cancelled"))
 
     def land(self, transfer_id: bytes) -> None:
-        """All of it came, and was believed."""
+        """End a landing: all of it arrived and was accepted."""
         self._tell(Landed(transfer_id, self.tickets[transfer_id].size_bytes, "fake"))
 
     def disbelieve(self, transfer_id: bytes) -> None:
-        """A segment came that is not what its sender announced."""
+        """Fail a landing: a segment arrived that differs from what its sender announced."""
         self._tell(LandingFailed(transfer_id, "NOT_BELIEVED", "wrong"))
 
     def events(self) -> list[Event]:
@@ -65,7 +65,7 @@ class FakeAgent:
         del self.sessions[session_id]
 
     def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
-        """Nobody looks up."""
+        """Nothing to do, because no test looks up blocks here."""
 
     def counters(self) -> TransferCounters:
         return TransferCounters()
@@ -79,7 +79,7 @@ class FakeAgent:
 
 
 class FakeAgents:
-    """Opens agents for a center, and keeps them for a test to look at."""
+    """Opens agents for a store's center, and keeps them for a test to inspect."""
 
     def __init__(self) -> None:
         self.opened: list[FakeAgent] = []
@@ -96,7 +96,7 @@ class FakeAgents:
 
 
 def worker_identity(worker_id: str = "w", **changes: object) -> WorkerIdentity:
-    """A worker whose block is 2 layers of 2 KiB; `weights` names its namespace."""
+    """The identity of a worker whose block is 2 layers of 2 KiB. changes: `weights` names its namespace."""
     weights, layers = str(changes.pop("weights", "f")), changes.pop("layers", 2)
     assert isinstance(layers, int)
     values: dict[str, object] = {

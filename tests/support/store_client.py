@@ -23,7 +23,7 @@ CHAIN = chain_hashes(range(64 * 20))
 
 @dataclass
 class Client:
-    """One worker's calls, as they stand in the protos."""
+    """The calls of one worker to a store, as in the protos."""
 
     stub: Any
     worker: WorkerIdentity
@@ -38,12 +38,12 @@ class Client:
 
     @property
     def agent(self) -> FakeAgent:
-        """The store's."""
+        """The store's transfer agent."""
         (agent,) = self.agents.opened
         return agent
 
     async def attach(self) -> kvstore_pb2.AttachWorkerResponse:
-        """A session, or its renewal."""
+        """Open a session, or renew it."""
         session_id = self.session.session_id if self.session else 0
         request = kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self.worker), session_id=session_id
@@ -63,7 +63,7 @@ class Client:
         return response
 
     async def confirm(self, ticket: landing_pb2.LandingTicket, **options: Any) -> int:
-        """How many blocks were stored."""
+        """Confirm an offer; returns how many blocks were stored."""
         request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, transfer_id=ticket.transfer_id)
         response: kvstore_pb2.ConfirmOfferResponse = await self.stub.ConfirmOffer(request, **options)
         return response.stored_blocks
@@ -74,7 +74,7 @@ class Client:
         )
 
     async def store(self, hashes: Sequence[bytes], parent: bytes = b"", tenant: bytes = b"") -> int:
-        """Offer, and push all that is wanted; returns how many blocks the store took."""
+        """Offer blocks and push those that the store wants; returns how many it took."""
         response = await self.offer(hashes, parent, tenant)
         if not response.HasField("ticket"):
             return 0
@@ -88,7 +88,7 @@ class Client:
         return response
 
     async def until_matched(self, hashes: Sequence[bytes], blocks: int) -> kvstore_pb2.MatchPrefixResponse:
-        """The index hears of changes a moment later."""
+        """Wait until a match has so many blocks, since the index learns of changes a moment later."""
         responses: list[kvstore_pb2.MatchPrefixResponse] = []
 
         async def matched() -> bool:

@@ -1,4 +1,4 @@
-"""How long the parts of a long check take, for whoever runs it with `-s`."""
+"""Prints how long the parts of a long check take, which shows with pytest's `-s`."""
 
 import sys
 import time

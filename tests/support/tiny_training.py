@@ -1,4 +1,4 @@
-"""A recipe small enough to train a few steps of on CPU."""
+"""A recipe so small that a CPU can train a few steps of it."""
 
 from functools import cache
 
@@ -41,7 +41,7 @@ def make_model() -> TinyModel:
 
 
 def make_lively_model() -> TinyModel:
-    """One in which nothing is zero, so that every part shows in its output."""
+    """A model without zero parameters, so that every part affects its output."""
     model = make_model()
     for parameter in model.parameters():
         if not parameter.any():

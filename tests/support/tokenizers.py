@@ -12,15 +12,15 @@ from tests.support.fake_decode import VOCABULARY
 from tools.byte_tokenizer import write_tokenizer
 
 PREFIX = "deepmesh-tokenizer-"
-# No run of tests takes so long.
+# Directories older than this were left behind, because no run of tests takes so long.
 LEFT_BEHIND_SECONDS = 24 * 3600
 
 
 @cache
 def tokenizer_directory(vocabulary_size: int = VOCABULARY, context_tokens: int = 4096) -> Path:
-    """Made once for all tests that need such a one, and removed when their process ends.
+    """A directory with a tokenizer, made once for all tests that need the same, and removed when their process ends.
 
-    As it is by default, the fake decode workers' tokens are in it.
+    With the defaults its vocabulary has the fake decode workers' tokens.
     """
     _remove_left_behind()
     directory = Path(mkdtemp(prefix=PREFIX))
@@ -30,7 +30,7 @@ def tokenizer_directory(vocabulary_size: int = VOCABULARY, context_tokens: int =
 
 
 def _remove_left_behind() -> None:
-    """Those of runs that were killed, and could not remove their own."""
+    """Remove the directories of runs that were killed before they could do so."""
     for directory in Path(gettempdir()).glob(f"{PREFIX}*"):
         # Another run may remove it too.
         with suppress(FileNotFoundError):

@@ -24,19 +24,19 @@ from transfer.tuning import tune_for_gpu_transfers
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_064
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
-# Nine blocks a whole segment; several segments, and slots that must be used again.
+# A full segment has nine blocks, so that transfers have several segments and use slots again.
 CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=60, devices="lo")
 
 
 class Setup(NamedTuple):
-    """Of one side."""
+    """The setup of one side."""
 
     seed: int = 0
     config: TransferConfig = CONFIG
     lookups: "KnownChains | None" = None
     piece_bytes: int = PIECE_BYTES
     namespace: KvNamespace = NAMESPACE
-    # Where its pool lies, as in CUDA_VISIBLE_DEVICES, in a process of its own; None for host memory.
+    # The GPU of its pool, as in CUDA_VISIBLE_DEVICES, for a side in a process of its own; None for host memory.
     gpu: str | None = None
 
 
@@ -61,7 +61,7 @@ class KnownChains:
 
 
 class Lost:
-    """A `Transmission` that reached nobody."""
+    """A `Transmission` that was lost on its way."""
 
     completed = True
 
@@ -70,7 +70,9 @@ class Lost:
 
 
 class Side:
-    """An agent with a pool of its own. [layers, blocks, piece_bytes] of bytes that tell blocks, layers, seeds apart."""
+    """An agent with a pool of its own: [layers, blocks, piece_bytes] of random bytes that differ by block, layer and
+    seed.
+    """
 
     def __init__(self, setup: Setup) -> None:
         shape = (LAYERS, BLOCKS, setup.piece_bytes)
@@ -85,7 +87,7 @@ class Side:
     def _on_gpu(self, gpu: str) -> KvMemory:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         tune_for_gpu_transfers()
-        # Only here: CUDA looks at the variable once, and most tests do without torch.
+        # Imported here: CUDA reads the variable only once, and most tests do without torch.
         import torch
 
         from engine.runner.device_memory import DeviceMemory
@@ -102,9 +104,9 @@ class Side:
         return self._agent.address
 
     def pass_time(self, seconds: float) -> None:
-        """For this side it is so much later."""
+        """Move this side's clock on."""
         self._ahead += seconds
-        # Wakes the thread, which else sleeps until the deadline that it knew.
+        # Wake the thread, which would otherwise sleep until the deadline that it knew.
         self._agent.cancel_landing(b"none")
 
     def _clock(self) -> float:
@@ -116,11 +118,11 @@ class Side:
         return self.array[:, list(blocks)]
 
     def corrupt_gathers(self) -> None:
-        """From now on what is sent differs in one byte from what is announced."""
+        """From now on, sent bytes differ in one byte from what the checksums announce."""
         HostMemory.gather = _corrupted(HostMemory.gather)  # type: ignore[method-assign]
 
     def lose_checksums(self) -> None:
-        """From now on what is said of segments is lost on its way."""
+        """From now on, the messages with segments' checksums are lost on their way."""
         Mailbox.send = lambda *_: Lost()  # type: ignore[method-assign]
 
     def leased(self) -> int:
@@ -214,7 +216,7 @@ def _serve(pipe: Connection, setup: Setup) -> None:
 
 @contextmanager
 def two_sides(local: Setup = Setup(seed=1), **remote: Any) -> Iterator[tuple[Side, Peer]]:  # noqa: B008 - immutable
-    """One here, one in another process."""
+    """One side in this process, and one in another."""
     peer = Peer(**{"seed": 2, **remote})
     side = Side(local)
     try:
@@ -225,7 +227,7 @@ def two_sides(local: Setup = Setup(seed=1), **remote: Any) -> Iterator[tuple[Sid
 
 
 class Watch:
-    """Keeps what both sides tell."""
+    """Keeps the events of both sides."""
 
     def __init__(self, receiver: Side | Peer, sender: Side | Peer) -> None:
         self.receiver = receiver
@@ -238,7 +240,7 @@ class Watch:
         self.sent += self.sender.agent("events")
 
     def until(self, *kinds: type[Event]) -> None:
-        """Until both sides together had an event of each of these kinds."""
+        """Wait until the two sides together have had an event of each of these kinds."""
 
         def had() -> bool:
             self.look()
@@ -248,7 +250,7 @@ class Watch:
 
 
 def assert_all_free(side: Side | Peer) -> TransferCounters:
-    """Nothing is open and every slot came back, now or soon."""
+    """Wait until nothing is open and every slot is free again."""
 
     def all_free() -> bool:
         counters = side.agent("counters")

@@ -1,4 +1,4 @@
-"""Triton's interpreter rounds, multiplies and counts otherwise than a GPU; here it does as a GPU does."""
+"""Corrects Triton's interpreter, which rounds, multiplies and counts differently than a GPU."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -16,20 +16,21 @@ _DTYPES = {
     "fp8e4nv": torch.float8_e4m3fn,
     "fp8e5": torch.float8_e5m2,
 }
-# Types of numpy, which has no bfloat16 and no floats of one byte.
+# numpy has no bfloat16 and no floats of one byte: their bits are held in these types.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test ends."""
+    """Correct the interpreter until the test ends."""
     interpreter = import_module("triton.runtime.interpreter")
     patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
     whole_language = SimpleNamespace(__globals__={"tl": interpreter.tl, "core": interpreter.tl.core})
-    # Of the kernel that runs, if one does.
+    # The patches for the running kernel, if one runs.
     patches: list[Any] = []
 
     def patch_once(_function: object) -> Any:
-        # Its own patches the language again for each function that a kernel calls, which is a third of the time.
+        # The original patches the language again for each function that a kernel calls, which takes a third of the
+        # time.
         if patches and patches[0]._changes:
             return interpreter._LangPatchScope()
         patches[:] = [patch_language(whole_language)]
@@ -37,11 +38,11 @@ def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def with_index(tensor: type, scope: SimpleNamespace) -> None:
         patch_tensor(tensor, scope)
-        # Loop bounds are arrays of one element, which numpy 2.4 no longer takes for a whole number.
+        # Loop bounds are arrays of one element, which numpy 2.4 no longer converts to an integer.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     def dot(_builder: object, a: Any, b: Any, d: Any, _precision: object, _imprecise: object) -> Any:
-        # Its own multiplies bfloat16's bits, not its values.
+        # The original multiplies the bits of bfloat16 rather than their values.
         product = _values(a.data, a.dtype).float() @ _values(b.data, b.dtype).float()
         return interpreter.TensorHandle(d.data + product.numpy().astype(d.data.dtype), d.dtype.scalar)
 
@@ -52,7 +53,7 @@ def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _convert_float(data: np.ndarray, source: Any, target: Any, _rounding: object) -> np.ndarray:
-    """To the nearest value, its bits. Its own cuts off, and loses what rounding carries into the exponent."""
+    """Round to the nearest value; returns its bits. The original truncates, and loses carries into the exponent."""
     converted = _values(data, source).to(_DTYPES[target.name])
     return converted.view(getattr(torch, f"uint{8 * converted.element_size()}")).numpy()
 

@@ -1,4 +1,4 @@
-"""A worker on two hosts: both services in the process of the test, and ranks in processes of their own."""
+"""A worker on two hosts. Both services are in the test's process, the ranks in processes of their own."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ WORKER_ID = "decode-1"
 
 
 def worker_config(dp: int = 2, directory: Path | None = None, name: str = WORKER_ID, **engine: Any) -> WorkerConfig:
-    """Of a decode worker; with certificates if there is a directory for them, whose worker has that name."""
+    """The configuration of a decode worker. directory: if given, the worker has a certificate there for `name`."""
     tls = None if directory is None else certified(directory, Role.DECODE, name)
     engine = {"parallel": ParallelConfig(dp=dp, hosts=2), "max_requests": 16, "total_blocks": 200, **engine}
     return WorkerConfig(
@@ -52,13 +52,13 @@ async def first_host(config: WorkerConfig) -> AsyncIterator[tuple[HostsServicer,
 
 
 async def join(config: WorkerConfig, server: MeshServer, number: int = 1) -> None:
-    """Be the service of another host, until that ends."""
+    """Run the service of another host until it ends."""
     await serve_host(config, WorkerRole.DECODE, HostPlace(number, server.endpoint))
 
 
 @dataclass
 class TwoHosts:
-    """first: its service; other: what serves the second host; running: ends with why the worker does."""
+    """first: the first host's service; other: the second host's; running: ends with the error that ended the worker."""
 
     group: RankGroup
     first: AsyncExitStack
@@ -86,7 +86,7 @@ def _number(rank: psutil.Process) -> int:
 
 @asynccontextmanager
 async def two_hosts(config: WorkerConfig) -> AsyncIterator[TwoHosts]:
-    """What `first.aclose()` ends before is ended here."""
+    """Run the worker on both hosts. A test may end the first host's service early by `first.aclose()`."""
     async with AsyncExitStack() as first:
         servicer, server = await first.enter_async_context(first_host(config))
         other = asyncio.create_task(join(config, server))

@@ -20,7 +20,7 @@ def running_valkey(port: int | None = None) -> Iterator[ValkeyServer]:
     try:
         yield server
     finally:
-        # It has nothing to save.
+        # The server has no data that it would have to save.
         server.terminate()
 
 

@@ -1,11 +1,11 @@
-"""Waiting for what happens in its own time."""
+"""Waits for conditions that come true without a signal."""
 
 import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
 
-# Ends a hang and proves nothing: on an idle machine no test waits for a tenth of it.
+# Only ends a hang: on an idle machine no test waits for a tenth of it.
 PATIENCE_SECONDS = 60.0
 
 
@@ -21,7 +21,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: f
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    """The same where there is no event loop; gives the interpreter away between two looks."""
+    """As `eventually`, without an event loop. It lets other threads run between two looks."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

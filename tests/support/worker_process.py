@@ -42,14 +42,14 @@ class WorkerProcess:
         await eventually(lambda: not rank.is_running())
 
     async def ends_for_good_complaining_of(self, complaint: str) -> None:
-        """Status 2 has nobody start it again; the last line is what its user sees."""
+        """Wait for status 2, with which it is not started again. The user sees the last line, so check that one."""
         assert await self.child.wait() == 2
         assert complaint in self.lines[-1]
 
 
 @asynccontextmanager
 async def worker_process(module: str, *settings: str, port: int | None = None) -> AsyncIterator[WorkerProcess]:
-    """`python -m module`, without a scheduler unless `settings` name one; nothing of it is left at the end."""
+    """Run `python -m module`, without a scheduler unless `settings` name one. It is stopped at the end."""
     port = port or free_port()
     defaults = ("engine.backend=oracle", f"server.port={port}", f"scheduler={NOWHERE}")
     options = [part for setting in (*defaults, *settings) for part in ("--set", setting)]

@@ -1,1 +1,1 @@
-"""Makes a quantized checkpoint of another one, layer by layer."""
+"""Makes a quantized checkpoint from another one, layer by layer."""

@@ -1,8 +1,9 @@
-"""AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", 2024): which channels of an input are worth more bits.
+"""AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", 2024): rounds the weights of loud channels more finely.
 
-A channel's weights are multiplied by a power of its mean magnitude before they are rounded, and its activations are
-divided by it. The power is searched for, by the error of the outputs on calibration data; 0 is plain rounding. Then
-the largest weights of a group are clipped as far as that lowers the error, each input weighted by its mean square.
+A channel's weights are multiplied by a power of the channel's mean magnitude before they are rounded, and its
+activations are divided by it. The power is the one with the least error of the outputs on calibration data; 0 is plain
+rounding. Then the largest weights of a group are clipped as far as that lowers the error, in which each input is
+weighted by its mean square.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ import torch
 from kernels.group_quant import dequantize_groups, quantize_groups
 
 POWERS = tuple(index / 20 for index in range(20))
-# Rows of one expert that the search looks at: more change the estimate of the error little.
+# Most rows of one expert that the search uses; more rows change the estimated error little.
 MOST_ROWS = 512
 
 
@@ -21,7 +22,7 @@ def candidates(magnitudes: torch.Tensor) -> list[torch.Tensor]:
     found = []
     for power in POWERS:
         scale = magnitudes.clamp(min=1e-4) ** power
-        # Around 1, so that what is rounded keeps its magnitude.
+        # The factors lie around 1, so that the weights to be rounded keep their magnitude.
         found.append((scale.max() * scale.min()).sqrt() / scale)
     return found
 
@@ -47,5 +48,5 @@ def output_errors(rows: torch.Tensor, weight: torch.Tensor, pre_scales: Sequence
 
 
 def rounded(weight: torch.Tensor, pre_scale: torch.Tensor) -> torch.Tensor:
-    """What INT4 weights and a pre-scale of their inputs stand for."""
+    """The weight in float32 after rounding it to INT4 with this pre-scale of its inputs."""
     return dequantize_groups(*quantize_groups(weight / pre_scale)).mul_(pre_scale)

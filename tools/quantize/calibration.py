@@ -1,4 +1,4 @@
-"""Texts that show what the experts' inputs look like, as token ids."""
+"""Texts, as token ids, from which the magnitudes of the experts' inputs are measured."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ TASKS = "tasks"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    # Each of at least two token ids.
+    # Each sequence has at least two token ids.
     sequences: tuple[tuple[int, ...], ...]
 
     @property
@@ -36,8 +36,9 @@ class Calibration:
 def read_calibration(name: str, model_dir: Path, *, sequences: int, tokens: int, seed: int = 0) -> Calibration:
     """At most `sequences` texts, each cut after `tokens` tokens.
 
-    name: "tasks", for solved problems of the evaluation's tasks (none that is held out for tests), or a file: of JSON
-    lines with a "text" each if it is called .jsonl, else one long text. Raises ConfigError if there is no text.
+    name: "tasks", for solved problems of the evaluation's tasks (without those held out for tests), or a file. A file
+    called .jsonl has JSON lines, each with a "text"; any other file is one long text. Raises ConfigError if there is no
+    text.
     """
     path = model_dir / "tokenizer.json"
     if not path.exists():
@@ -54,13 +55,13 @@ def _cut(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> Iterator[tu
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         for start in range(0, len(ids), tokens):
-            # A single token has nothing to attend to.
+            # Leave out single tokens, which have nothing to attend to.
             if len(part := tuple(ids[start : start + tokens])) > 1:
                 yield part
 
 
 def _solved_tasks(seed: int) -> Iterator[str]:
-    """Without end: problem, thinking and answer, in the form of a chat."""
+    """Endless solved problems in the form of a chat: problem, thinking and answer."""
     random = Random(seed)
     for task in cycle(SHORT_TASKS.values()):
         problem = draw(task, random, held_out=False)

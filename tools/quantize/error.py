@@ -1,4 +1,4 @@
-"""How far quantized weights are from those of the source."""
+"""The error of quantized weights relative to those of the source."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Sums of squares over the weights: of the differences, and of the source's own."""
+    """Sums of squares over all weights: of the differences, and of the source's weights."""
 
     difference: float = 0.0
     source: float = 0.0
 
     @property
     def relative(self) -> float:
-        """Root mean square of the differences by that of the weights."""
+        """Root mean square of the differences divided by that of the weights."""
         return (self.difference / self.source) ** 0.5 if self.source else 0.0
 
 

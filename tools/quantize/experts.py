@@ -24,7 +24,7 @@ class QuantizedExperts:
     weight_error: Error
     # Error of the experts' outputs for the calibration tokens, caused by the rounding of their weights.
     output_error: Error
-    # What the source's experts add to the residual: [tokens, hidden] float32.
+    # The sum that the source's experts add to the residual: [tokens, hidden] float32.
     added: torch.Tensor
 
 
@@ -35,14 +35,17 @@ class _Expert:
     tensors: Mapping[str, torch.Tensor]
     weight_error: Error
     output_error: Error
-    # [tokens that chose it, hidden]
+    # The outputs of the source's expert: [tokens that chose it, hidden].
     outputs: torch.Tensor
     # Largest magnitude of the input of its second product; 0 if no token chose it.
     largest_inner: float
 
 
 def quantize_experts(source: Source, prefix: str, routed: Routed, *, awq: bool) -> QuantizedExperts:
-    """prefix: of the mixture. One expert of the source is in memory at a time; two passes over them with AWQ."""
+    """Quantize the experts of the mixture whose tensors' names begin with `prefix`.
+
+    One expert of the source is in memory at a time. AWQ needs two passes over the experts.
+    """
     hidden = routed.hidden.float()
     pre_scale = _gate_up_pre_scale(source, prefix, routed, hidden) if awq else None
     tensors: dict[str, torch.Tensor] = {} if pre_scale is None else {f"{prefix}.experts.{PRE_SCALE}": pre_scale}
@@ -98,7 +101,7 @@ def _quantize(
 def _matrices(
     source: Source, prefix: str, experts: Iterable[int], kinds: Sequence[str]
 ) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Each expert and some of its matrices."""
+    """Each expert's index with its matrices of these kinds."""
     listed = list(experts)
     names = [f"{prefix}.experts.{index}.{kind}_proj.weight" for index in listed for kind in kinds]
     read = source.matrices(names)
@@ -111,7 +114,7 @@ def _errors(pairs: tuple[tuple[torch.Tensor, Int4], ...]) -> Iterator[Error]:
 
 
 def _gate_up_pre_scale(source: Source, prefix: str, routed: Routed, hidden: torch.Tensor) -> torch.Tensor:
-    """One of all experts: a token is quantized once, before it goes to them."""
+    """One pre-scale for all experts, because a token is quantized once, before it goes to its experts."""
 
     def products() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         chosen = [index for index in range(source.config.n_routed_experts) if len(routed.of_expert(index)[0])]
@@ -122,14 +125,14 @@ def _gate_up_pre_scale(source: Source, prefix: str, routed: Routed, hidden: torc
 
 
 def _down_pre_scale(inner: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Ones, which is plain rounding, if calibration never reached the expert."""
+    """The pre-scale of the second product; ones (plain rounding) if no calibration token reached the expert."""
     if not len(inner):
         return torch.ones_like(down[0])
     return best_pre_scale(inner.abs().mean(dim=0), [(inner, down)])
 
 
 def _importance(rows: torch.Tensor, pre_scale: torch.Tensor | None) -> torch.Tensor | None:
-    """Mean square of each channel, as AWQ clips by it; None without AWQ, or if calibration never reached the expert."""
+    """Mean square of each channel, which weighs AWQ's clipping; None without AWQ or if no token reached the expert."""
     if pre_scale is None or not len(rows):
         return None
     return (rows * pre_scale).square().mean(dim=0)

@@ -1,4 +1,4 @@
-"""Which form each tensor of a checkpoint gets."""
+"""Chooses the form in which each tensor of a checkpoint is stored."""
 
 import re
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ class Format(Enum):
 class LayerSet(Enum):
     """Layers that are in NVFP4 together or not at all, as the engine loads them."""
 
-    # Routed ones.
+    # Routed experts.
     EXPERTS = "experts"
     # Dense layers and shared experts.
     FEED_FORWARD = "feed-forward"
-    # The projection behind attention.
+    # The projection after attention.
     OUTPUT = "output"
 
 
@@ -47,14 +47,14 @@ def parse_layers(text: str) -> frozenset[LayerSet]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is made of the source."""
+    """The form of the checkpoint that is made."""
 
     form: Format
-    # Those in NVFP4, if that is the form.
+    # The layers in NVFP4, if that is the form.
     layers: frozenset[LayerSet] = frozenset(LayerSet)
 
     def stored(self, spec: TensorSpec) -> Stored:
-        """The form of one of its tensors."""
+        """The form in which one of its tensors is stored."""
         if not spec.quantizable:
             return Stored.PLAIN
         match self.form:
@@ -76,13 +76,13 @@ class Target:
                 return {**NVFP4_CONFIG, "ignore": self._plain_matrices(specs)}
 
     def _plain_matrices(self, specs: Iterable[TensorSpec]) -> list[str]:
-        """Their modules' names, with * for numbers, as ModelOpt lists what it leaves alone."""
+        """The modules of matrices that are not quantized, with * for numbers, as ModelOpt lists them."""
         plain = [spec.name for spec in specs if len(spec.shape) == 2 and self.stored(spec) is Stored.PLAIN]
         return sorted({_NUMBER.sub(".*", name.removesuffix(".weight")) for name in plain})
 
 
 def is_expert(name: str) -> bool:
-    """Whether it belongs to a routed expert."""
+    """Whether the tensor of this name belongs to a routed expert."""
     return bool(_EXPERT.search(name))
 
 

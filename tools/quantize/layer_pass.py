@@ -1,4 +1,4 @@
-"""The calibration texts' way through a model of which one layer is in memory at a time."""
+"""Computes the calibration texts through a model, with one layer in memory at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What a layer's experts read."""
+    """The input of a layer's experts, and which experts each token chose."""
 
     # [tokens, hidden]
     hidden: torch.Tensor
@@ -41,7 +41,7 @@ class Routed:
     weights: torch.Tensor
 
     def of_expert(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of the tokens that chose it, and its weight for each."""
+        """Indices of the tokens that chose this expert, and its weight for each of them."""
         tokens, places = (self.choices == expert).nonzero(as_tuple=True)
         return tokens, self.weights[tokens, places]
 
@@ -52,15 +52,15 @@ class _Chunk:
     context: ForwardContext
 
 
-# Given what the experts read; returns what they add to the residual: [tokens, hidden].
+# Given the experts' input, returns what they add to the residual: [tokens, hidden].
 ComputeExperts = Callable[[Routed], torch.Tensor]
 
 
 class LayerPass:
-    """Owns the residual of all calibration tokens in front of layer `next_layer`; MTP modules follow the layers."""
+    """Owns the residual of all calibration tokens before layer `next_layer`. MTP modules count as layers at the end."""
 
     def __init__(self, source: Source, calibration: Calibration, state_file: Path) -> None:
-        """state_file: where `save` keeps the residual; one that is there is taken up."""
+        """state_file: where `save` keeps the residual. If the file exists, the pass goes on from there."""
         self._source, self._config, self._file = source, source.config, state_file
         dtype = torch.bfloat16 if source.device.type == "cuda" else torch.float32
         formats = choose_formats(Quantization(), dtype, dequantize=True)
@@ -71,7 +71,7 @@ class LayerPass:
         self.next_layer, self._residual = self._begin()
 
     def run_layer(self, compute_experts: ComputeExperts) -> None:
-        """Move the residual behind the next layer; its experts are computed by the caller, if it has any."""
+        """Compute the next layer. If it has experts, `compute_experts` computes them."""
         index = self.next_layer
         prefix = f"model.layers.{index}"
         if index in self._config.unused_layers:
@@ -89,7 +89,7 @@ class LayerPass:
         self.next_layer += 1
 
     def hidden(self) -> torch.Tensor:
-        """What the head reads behind the last layer: [tokens, hidden]."""
+        """The head's input after the last layer: [tokens, hidden]."""
         return self._normalized(self._residual, "model.norm.weight")
 
     def save(self) -> None:
@@ -144,7 +144,9 @@ class LayerPass:
         return Routed(hidden, choices, weights)
 
     def _enter_mtp_module(self, index: int) -> None:
-        """It reads the embedding of a following token, and what the head before it reads (DeepSeek-V3, 2024, 2.2)."""
+        """Set the residual to an MTP module's input. The module merges the embedding of a following token with the
+        input of the head before it (DeepSeek-V3, 2024, 2.2).
+        """
         prefix, depth = f"model.layers.{index}", index - self._config.num_hidden_layers + 1
         following = functional.embedding(self._token_ids.roll(-depth), self._tensor(f"{prefix}.embed_tokens.weight"))
         before = f"model.layers.{index - 1}.shared_head.norm.weight"

@@ -1,4 +1,4 @@
-"""The checkpoint that is written: a file for each layer, so that a run that was cut off goes on where it stopped."""
+"""The checkpoint that is written. Each layer has a file, so that a run that was cut off can go on where it stopped."""
 
 import json
 import shutil
@@ -15,14 +15,14 @@ from engine.weights.shards import INDEX, read_header
 from mesh.errors import ConfigError
 from tools.tensor_file import write_tensors
 
-# A key in the header of each file.
+# Our key in the header of each file.
 METADATA_KEY = "deepmesh.quantize"
-# Not copied from the source, because they describe its own weights.
+# Files that are not copied from the source, because they hold or describe its own weights.
 OF_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "config.json", INDEX, "hf_quant_config.json", "quant_cfg.json")
 
 
 class UnitReport(msgspec.Struct, frozen=True):
-    """What became of one layer's weights; relative errors, None if nothing was rounded to that form."""
+    """The result for one unit's weights. Errors are relative, and None if no weight was rounded to that form."""
 
     name: str
     size_bytes: int
@@ -34,7 +34,7 @@ class UnitReport(msgspec.Struct, frozen=True):
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    # Settings of the whole run: a file that another run made does not belong to this checkpoint.
+    # Settings of the whole run. A file of a run with other settings does not belong to this checkpoint.
     settings: dict[str, str]
     report: UnitReport
 
@@ -67,7 +67,7 @@ class Output:
         return found.report
 
     def write(self, report: UnitReport, tensors: Mapping[str, torch.Tensor]) -> None:
-        """All of a unit at once: a file that is there is whole."""
+        """Write all of a unit and then rename the file, so that a file that exists is complete."""
         path = self.directory / self._file(report.name)
         partial = path.with_suffix(".partial")
         metadata = msgspec.json.encode(_Metadata(self.settings, report)).decode()
@@ -75,7 +75,7 @@ class Output:
         partial.rename(path)
 
     def complete(self, source: Path, config: Mapping[str, Any], reports: Sequence[UnitReport]) -> None:
-        """Writes everything beside the weights, config.json last: without it nothing takes this for a checkpoint."""
+        """Write all files but the weights. config.json comes last: without it no loader takes this for a checkpoint."""
         for path in source.iterdir():
             if path.is_file() and not any(path.match(pattern) for pattern in OF_WEIGHTS):
                 shutil.copyfile(path, self.directory / path.name)

@@ -1,4 +1,4 @@
-"""What is stored of each tensor: FP8 blocks, INT4 or NVFP4 groups, bfloat16, or the tensor as it is."""
+"""Rounds tensors to the form in which they are stored: FP8 blocks, INT4 or NVFP4 groups, bfloat16, or unchanged."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tools.quantize.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Tensors to write by name, and how far they are from the source, if they are not the source's own."""
+    """Tensors to write by name, and their error relative to the source; None if they are the source's own."""
 
     tensors: Mapping[str, torch.Tensor]
     # How the weight among them is stored.
@@ -32,16 +32,16 @@ class Int4:
     # [outputs, inputs / 2] int8 and [outputs, inputs / 128] float32, as they are published.
     packed: torch.Tensor
     scales: torch.Tensor
-    # The weight that they stand for: [outputs, inputs] float32.
+    # The weight that packed and scales stand for: [outputs, inputs] float32.
     stands_for: torch.Tensor
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """name: of the published matrix."""
+        """The tensors to write. name: that of the published matrix."""
         return {name: self.packed, name + SCALE_SUFFIX: self.scales}
 
 
 def round_tensors(source: Source, specs: Iterable[TensorSpec], target: Target) -> Iterator[Rounded]:
-    """Tensors of the source in the form in which the target has them; in memory at a time is one, or gate and up."""
+    """The source's tensors in the target's form. One matrix is in memory at a time, or gate and up together."""
     listed = list(specs)
     weights = source.matrices([spec.name for spec in listed if _is_rounded(source, spec, target)])
     for _, members in groupby(listed, key=lambda spec: _joined(spec.name)):
@@ -51,7 +51,7 @@ def round_tensors(source: Source, specs: Iterable[TensorSpec], target: Target) -
 def _round(
     source: Source, specs: list[TensorSpec], target: Target, weights: Iterator[torch.Tensor]
 ) -> Iterator[Rounded]:
-    """specs: of matrices that are one in memory; weights: of those that are rounded."""
+    """specs: those of one matrix, or of gate and up. weights: the matrices that are to be rounded, in order."""
     if all(target.stored(spec) is Stored.NVFP4 for spec in specs):
         yield from _round_to_nvfp4({spec.name: next(weights) for spec in specs})
         return
@@ -70,7 +70,7 @@ def _round(
 
 
 def _is_rounded(source: Source, spec: TensorSpec, target: Target) -> bool:
-    """Weights that have the target's form stay as they are."""
+    """Whether the tensor has to be rounded: one that has the target's form already stays as it is."""
     return target.stored(spec) is not _form_in(source, spec)
 
 
@@ -79,7 +79,7 @@ def _form_in(source: Source, spec: TensorSpec) -> Stored:
 
 
 def _joined(name: str) -> str:
-    """Equal for the gate and the up projection of one feed-forward, which many engines multiply as one matrix."""
+    """A name that is equal for gate and up of one feed-forward, which many engines multiply as one matrix."""
     return name.replace(".gate_proj.", ".gate_up_proj.").replace(".up_proj.", ".gate_up_proj.")
 
 
@@ -110,7 +110,7 @@ def _round_to_fp8(name: str, weight: torch.Tensor) -> Rounded:
 
 
 def _round_to_nvfp4(weights: Mapping[str, torch.Tensor]) -> Iterator[Rounded]:
-    """Under one global scale, which engines want of matrices that they multiply as one."""
+    """Round matrices with one global scale for all, as engines require of matrices that they multiply as one."""
     largest = torch.stack([torch.linalg.vector_norm(weight, ord=torch.inf) for weight in weights.values()]).amax()
     for name, weight in weights.items():
         codes, scales, global_scale = quantize_nvfp4(weight, largest)

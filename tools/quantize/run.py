@@ -1,4 +1,4 @@
-"""From a checkpoint to its quantized twin, one layer at a time."""
+"""Quantizes a checkpoint, one layer at a time."""
 
 import sys
 from collections import defaultdict
@@ -24,7 +24,7 @@ from tools.quantize.output import Output, UnitReport
 from tools.quantize.rounding import round_tensors
 from tools.quantize.source import Source, Unit
 
-# The calibration texts' state between two layers, for a run that goes on.
+# The file with the calibration texts' residual between two layers, from which a later run goes on.
 STATE = "calibration_state.bin"
 
 
@@ -33,13 +33,13 @@ class Options:
     model_dir: Path
     out: Path
     form: Format
-    # On which weights are rounded.
+    # The device on which weights are rounded.
     device: torch.device
-    # Texts from which the experts' inputs get static scales; without, each row gets a scale of its own.
+    # Texts from which the experts' inputs get static scales. Without them, each row gets a scale of its own.
     calibration: Calibration | None = None
     # Search for scales of the experts' input channels; needs calibration.
     awq: bool = False
-    # Those that become NVFP4; all that can, unless given. Other formats know no choice.
+    # The layers that become NVFP4; None for all that can. Other formats offer no choice.
     layers: frozenset[LayerSet] | None = None
 
     @property
@@ -48,14 +48,14 @@ class Options:
 
 
 def _nothing(report: UnitReport) -> None:
-    """For callers who wait for all reports."""
+    """The default of `done`, for callers that need only the final list of reports."""
 
 
 def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) -> list[UnitReport]:
-    """Write the quantized checkpoint to `options.out`, or what an earlier run with the same options left to do.
+    """Write the quantized checkpoint to `options.out`. It completes an earlier run with the same options.
 
-    done: called behind each layer. Holds one layer of the result on the device. Raises CheckpointError if the model
-    cannot be quantized, ConfigError if the directory holds something else, or options do not go together.
+    done: called after each layer. One layer of the result is on the device at a time. Raises CheckpointError if the
+    model cannot be quantized, ConfigError if the directory holds something else or options do not go together.
     """
     _check_options(options)
     with open_shards(options.model_dir) as shards:
@@ -112,7 +112,7 @@ def _check_source(source: Source, target: Target) -> None:
 
 
 def _settings(source: Source, options: Options) -> dict[str, str]:
-    """What decides every byte of the result."""
+    """The settings that decide every byte of the result."""
     settings = {"format": options.form.value, "source": source.fingerprint}
     if options.calibration is not None:
         settings |= {"calibration": options.calibration.digest, "awq": str(options.awq)}
@@ -122,7 +122,7 @@ def _settings(source: Source, options: Options) -> dict[str, str]:
 
 
 class _Run:
-    """One unit after the other."""
+    """Quantizes one unit after the other."""
 
     def __init__(self, source: Source, output: Output, options: Options) -> None:
         self._source, self._output, self._options = source, output, options
@@ -134,7 +134,7 @@ class _Run:
         report = self._output.finished(unit.name)
         experts = None
         if self._pass is not None and unit.layer is not None and self._pass.next_layer <= unit.layer:
-            # Also of a unit that is finished: the layers behind it read what it makes of the texts.
+            # Compute the layer even if its unit is finished, because later layers need its outputs for the texts.
             experts = self._run_layer(self._pass)
         if report is None:
             report = self._write(unit, experts)

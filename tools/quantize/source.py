@@ -31,17 +31,17 @@ class Unit:
 
     @property
     def layer(self) -> int | None:
-        """Its number; None of what is no layer."""
+        """The layer's number; None if the unit is no layer."""
         return int(self.name) if self.name.isdigit() else None
 
 
 class Source:
-    """Raises CheckpointError if its weights have four bits already, or if tensors are missing, of another shape than
-    config.json makes them, or unknown.
+    """The checkpoint to be quantized. Raises CheckpointError if its weights have four bits already, or if tensors are
+    missing, unknown, or of another shape than config.json says.
     """
 
     def __init__(self, directory: Path, shards: Shards, device: torch.device) -> None:
-        """device: on which weights are computed with."""
+        """device: the one on which weights are dequantized and rounded."""
         self.directory = directory
         self.settings: Mapping[str, Any] = MappingProxyType(read_json(directory / "config.json"))
         self.config: ModelConfig = read_model_config(directory)
@@ -61,11 +61,11 @@ class Source:
         return next(self.matrices([name]))
 
     def matrices(self, names: Sequence[str]) -> Iterator[torch.Tensor]:
-        """Each of them in turn; the next ones are read meanwhile."""
+        """Each of these weights in turn, as `matrix`. The next ones are read meanwhile."""
         return read_matrices(self._reader, names)
 
     def fill(self, parameters: NamedParameters) -> None:
-        """Some of the model's layers, in their own dtype."""
+        """Load these parameters of the model, each in its own dtype."""
         load_weights(self._reader, [Part(list(parameters))], unused=("model.", "lm_head."), quiet=True)
 
     def published(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:

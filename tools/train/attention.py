@@ -25,7 +25,7 @@ class LatentAttention(nn.Module):
         self.o_proj = Linear(heads * config.v_head_dim, hidden, deviation=0.0)
 
     def forward(self, x: torch.Tensor, layout: Layout, latents: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """x: [tokens, hidden]. What a KV cache keeps of these tokens, [tokens, latent], is appended to `latents`."""
+        """x: [tokens, hidden]. The latents that a KV cache would keep, [tokens, latent], are appended to `latents`."""
         config = self.config
         query = self.queries(x, layout.cosine, layout.sine)
         latent = self.latent(x, layout.cosine, layout.sine)
@@ -61,8 +61,8 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """One token of each sequence, x [sequences, hidden], over its cache [sequences, capacity, latent].
 
-        Writes the token's latent at `positions` [sequences] and attends to what stands up to there, absorbed: the
-        expansion to keys and values is applied to the query and to the result.
+        Writes the token's latent at `positions` [sequences] and attends to all latents up to there, in absorbed form:
+        the expansion to keys and values is applied to the query and to the result.
         """
         config = self.config
         rows = torch.arange(len(x), device=x.device)

@@ -1,10 +1,10 @@
-"""What one step of training sees."""
+"""The input of one step of training."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# Marks targets that are not to be learned.
+# Marks targets that the model does not learn.
 IGNORED = -100
 
 
@@ -15,7 +15,7 @@ class Batch:
     # int16 [tokens] each.
     tokens: np.ndarray
     positions: np.ndarray
-    # The next token, and the one after that, where they are to be learned; IGNORED elsewhere.
+    # The next token, and the one after it, if they are to be learned; otherwise IGNORED.
     targets: np.ndarray
     second_targets: np.ndarray
     # int32 [documents + 1] and the bound of their lengths, as in Layout.

@@ -12,7 +12,7 @@ CHAT_TEMPLATE = THINKS_UNLESS_TOLD
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says, and what is answered. `thinking` is None if the answer comes without."""
+    """What the user says, and the answer. `thinking` is None if the answer has none."""
 
     prompt: str
     reply: str
@@ -38,5 +38,5 @@ def conversation(turns: list[Turn], system: str = "") -> Example:
 
 
 def plain_text(text: str) -> Example:
-    """A document to learn as it stands."""
+    """A document that is learned whole."""
     return Example(BEGIN, f"{text}{END}")

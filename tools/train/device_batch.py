@@ -34,7 +34,7 @@ class DeviceBatch:
         )
 
     def overwrite(self, batch: Batch) -> None:
-        """Take another batch of the same shape into these tensors, whose addresses stay."""
+        """Copy another batch of the same shape into these tensors, whose addresses stay the same."""
         assert batch.longest == self.longest
         device = self.tokens.device
         self.tokens.copy_(_moved(batch.tokens, device))

@@ -1,4 +1,4 @@
-"""How good the model is on held-out problems: solved by generation, and retraced with the solution given."""
+"""How good the model is on held-out problems, by generated answers and by its choices along given solutions."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -21,7 +21,7 @@ from tools.train.mixture import solved
 from tools.train.model import TinyModel
 from tools.train.packing import BatchShape, Document, choose, pack, tokenize
 
-# More than any solution takes.
+# More tokens than any solution takes.
 MOST_NEW_TOKENS = 448
 
 
@@ -31,7 +31,7 @@ class Retraced:
 
     # Share of solutions in which every token is the model's first choice; greedy decoding solves at least these.
     exact: Mapping[str, float]
-    # Share of the positions where the MTP module's first choice is what the main model then chooses.
+    # Share of the positions at which the MTP module's first choice equals the main model's later choice.
     draft_acceptance: float
 
 
@@ -55,7 +55,7 @@ def long_problems(
 
 
 def inference_copy(model: TinyModel) -> TinyModel:
-    """The model with its weights rounded as an FP8 checkpoint holds them, where it was trained for that."""
+    """A copy of the model in which the weights that were trained for FP8 are rounded as an FP8 checkpoint has them."""
     copied = deepcopy(model)
     for module in copied.modules():
         if isinstance(module, (Linear, Experts)) and module.fp8:
@@ -106,7 +106,9 @@ def retrace(
 
 
 def _choices(model: TinyModel, documents: Sequence[Document], shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [tokens] on CPU each: the choice is right or does not count; the draft agrees and counts."""
+    """Two bool tensors [tokens] on the CPU: whether the choice is right or does not count; whether the draft agrees and
+    counts.
+    """
     batch = DeviceBatch.of(pack(documents, shape), model.cosine.device)
     layout = model.layout(batch.positions, batch.boundaries, batch.longest)
     hidden = model(batch.tokens, layout, [])

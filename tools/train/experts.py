@@ -17,7 +17,7 @@ class Gate(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.randn(config.n_routed_experts, config.hidden_size) * config.hidden_size**-0.5)
-        # Not trained by gradient: `balance` moves it.
+        # No gradient trains the bias: `balance` moves it.
         self.register_buffer("bias", torch.zeros(config.n_routed_experts))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +42,9 @@ class Gate(nn.Module):
 
 
 def best(values: torch.Tensor, count: int) -> torch.Tensor:
-    """bool, true at the `count` largest of the last dimension, the first of equals winning.
+    """bool, true at the `count` largest of the last dimension. The first of equal values wins.
 
-    By comparing all pairs: for a few experts that fuses with its surroundings, which a sort does not.
+    It compares all pairs: for a few experts that fuses with the surrounding kernels, which a sort does not.
     """
     size = values.shape[-1]
     place = torch.arange(size, device=values.device)
@@ -56,8 +56,8 @@ def best(values: torch.Tensor, count: int) -> torch.Tensor:
 class Experts(nn.Module):
     """Routed and shared experts.
 
-    Every routed expert computes every token and the unchosen are weighted 0: with a handful of small experts two large
-    products are faster than sorting tokens, no token is dropped, and the result is the same.
+    Every routed expert computes every token, and experts that a token did not choose have weight 0. With a handful of
+    small experts two large products are faster than sorting tokens, no token is dropped, and the result is the same.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -80,6 +80,6 @@ class Experts(nn.Module):
         up = linear(x, self.up_proj.flatten(0, 1), fp8=self.fp8)
         inner = (functional.silu(gate) * up).unflatten(-1, (len(self.gate_proj), -1))
         inner = (inner * weights[..., None].to(x.dtype)).flatten(-2)
-        # A token's weight for an expert scales whole groups of 128, so quantizing after it is quantizing before.
+        # A token's weight for an expert scales whole groups of 128. Quantizing after that equals quantizing before.
         routed = linear(inner, self.down_proj.transpose(0, 1).flatten(1), fp8=self.fp8)
         return routed + self.shared_experts(x), load

@@ -43,7 +43,10 @@ def _stored(model: TinyModel, *, fp8: bool) -> Iterator[tuple[str, torch.Tensor]
 
 
 def published_tensors(model: TinyModel) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Name, float32 value on CPU, and whether it is published in FP8; the MTP module is one more layer at the end."""
+    """For each tensor its name, float32 value on the CPU, and whether it is published in FP8.
+
+    The MTP module is one more layer at the end.
+    """
     last = f"model.layers.{model.config.num_hidden_layers}"
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     plain = {"lm_head.weight", "next_token.eh_proj.weight"}
@@ -85,7 +88,7 @@ def _write_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     for number, shard in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, directory / file_name, metadata={"format": "pt"})
-        # safetensors writes for the owner only; a service may run as another user.
+        # safetensors makes files that only their owner can read, but a service may run as another user.
         (directory / file_name).chmod(0o644)
         weight_map |= dict.fromkeys(shard, file_name)
     total = sum(tensor.nbytes for tensor in tensors.values())

@@ -1,4 +1,6 @@
-"""What FP8 does to weights and activations, in differentiable form, so that the last stage of training adapts to it."""
+"""Rounds weights and activations as FP8 does, in differentiable form, so that the last stage of training adapts to
+it.
+"""
 
 import torch
 from torch.nn import functional

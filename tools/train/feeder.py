@@ -13,14 +13,14 @@ BATCHES_AHEAD = 24
 
 
 class Feeder:
-    """Endless batches of `source`: from so many processes, or made here where there are none.
+    """Endless batches of `source`, made by `workers` processes, or in this process if there are none.
 
-    A context manager; leaving it ends the processes.
+    A context manager: leaving it ends the processes.
     """
 
     def __init__(self, source: BatchSource, workers: int) -> None:
         self.source = source
-        # Forked workers would inherit, and destroy, objects of a CUDA context that they cannot use.
+        # Forked workers would inherit objects of a CUDA context, which they cannot use, and would destroy them.
         context = multiprocessing.get_context("spawn")
         self.queue: Queue[Batch] = context.Queue(BATCHES_AHEAD)
         self.processes = [

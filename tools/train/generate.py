@@ -6,9 +6,9 @@ import torch
 
 from tools.train.model import TinyModel
 
-# Tokens computed at once while prompts are read.
+# Most tokens of prompts that are computed at once.
 PREFILL_TOKENS = 1 << 18
-# Steps between looks at whether every sequence has ended.
+# Steps between two checks of whether every sequence has ended.
 STEPS_BETWEEN_CHECKS = 16
 
 
@@ -42,7 +42,9 @@ def generate(model: TinyModel, prompts: Sequence[Sequence[int]], most_tokens: in
 def _prefill(
     model: TinyModel, prompts: Sequence[Sequence[int]], rows: slice, caches: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Fill the caches' rows and return each prompt's next token, int64 [rows]. Shorter prompts are padded behind."""
+    """Fill the caches' rows and return each prompt's next token, int64 [rows]. Shorter prompts are padded at the
+    end.
+    """
     members = prompts[rows]
     longest = max(map(len, members))
     device = model.cosine.device

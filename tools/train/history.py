@@ -1,4 +1,4 @@
-"""What training measured, and its plot."""
+"""The measurements of a training run, and their plot."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib import pyplot
 
 @dataclass
 class Point:
-    """A stretch of training; written by the trainer."""
+    """Means over a stretch of training, written by the trainer."""
 
     stage: str
     step: int
@@ -19,7 +19,7 @@ class Point:
     next_token_loss: float
     second_token_loss: float
     tokens_per_second: float
-    # Load of the busiest expert over the mean, in the layer where it is worst.
+    # Load of the busiest expert divided by the mean load, in the layer where this is largest.
     imbalance: float
 
 
@@ -27,7 +27,7 @@ class Point:
 class Evaluation:
     step: int
     seconds: float
-    # Share of held-out solutions retraced, by task.
+    # By task, the share of held-out solutions that are retraced exactly.
     exact: dict[str, float]
     draft_acceptance: float
 

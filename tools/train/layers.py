@@ -12,7 +12,7 @@ from tools.train.fake_quantization import quantized_activation, quantized_weight
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the documents of a flat batch lie."""
+    """Where each document of a flat batch begins and ends."""
 
     # int32 [documents + 1]: where each begins, and where the last ends; repeated ends are empty documents.
     boundaries: torch.Tensor
@@ -24,7 +24,7 @@ class Layout:
 
 
 class Linear(nn.Module):
-    """x W^T with W in float32, computed in x's dtype; `fp8` makes it see what FP8 inference sees."""
+    """x W^T with W in float32, computed in x's dtype. `fp8`: whether x and W are rounded as in FP8 inference."""
 
     def __init__(self, inputs: int, outputs: int, deviation: float | None = None) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: 
     """Causal attention within each document: query and key [tokens, heads, qk], value and result [tokens, heads, v]."""
     width = value.shape[-1]
     if query.is_cuda:
-        # The kernel wants all three equally wide.
+        # The kernel requires query, key and value to have the same width.
         value = functional.pad(value, (0, query.shape[-1] - width))
         ends, longest = layout.boundaries, layout.longest
         out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, window_size=(-1, 0))

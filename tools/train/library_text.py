@@ -59,7 +59,7 @@ def _entries(module: str, path: Path) -> Iterator[LibraryEntry]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
-        # Some installations carry sources of other Python versions.
+        # Some installations contain sources for other Python versions.
         return
     yield from _documented(tree, module)
 

@@ -39,16 +39,16 @@ TASK_WEIGHTS: Mapping[str, float] = MappingProxyType(
     }
 )
 ROUGH_CHARACTERS_PER_TOKEN: Mapping[str, float] = MappingProxyType(dict.fromkeys(LONG_TASKS, 3.0))
-# Easy enough to be answered without thinking.
+# Tasks that are easy enough to be answered without thinking.
 QUICK_TASKS = ("copy_text", "look_up")
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of the examples drawn; what is left are single short problems."""
+    """Shares of the examples that are drawn; the rest are single short problems."""
 
     long_share: float
-    # Lengths of long problems' prompts; their logarithms are spread evenly.
+    # Shortest and longest prompt of long problems; the logarithms of lengths are uniform.
     long_tokens: tuple[int, int]
     small_talk_share: float = 0.08
     library_share: float = 0.05
@@ -56,7 +56,7 @@ class Mixture:
 
 
 class ExampleStream:
-    """Examples without end. Equal seeds give equal streams; nothing of the test split is among them."""
+    """Endless examples. Equal seeds give equal streams. No example is from the test split."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ExampleStream:
         return conversation([*self._earlier(1.0), solved(self._problem())], self._system())
 
     def _follow_up(self) -> list[Turn]:
-        """A sum and a number added to it: the second turn needs the first."""
+        """A sum, then a number to be added to it, so that the second turn needs the first."""
         while True:
             first = draw(SHORT_TASKS["add"], self.random, held_out=False)
             number = self.random.randrange(1000)
@@ -141,7 +141,7 @@ class ExampleStream:
                 return [solved(first), solved(second)]
 
     def _earlier(self, chance: float) -> list[Turn]:
-        """One to three turns before, where there are any."""
+        """With probability `chance` one to three earlier turns, otherwise none."""
         if self.random.random() >= chance:
             return []
         count = self.random.choice((1, 1, 1, 2, 2, 3))

@@ -17,7 +17,7 @@ from tools.train.rotation import rotation_table
 
 @dataclass(frozen=True)
 class Losses:
-    """Means over the learned tokens, and how often each expert was chosen, [expert layers, experts]."""
+    """Mean losses over the learned tokens, and how often each expert was chosen, [expert layers, experts]."""
 
     next_token: torch.Tensor
     second_token: torch.Tensor
@@ -113,7 +113,9 @@ class TinyModel(nn.Module):
     def second(
         self, hidden: torch.Tensor, tokens: torch.Tensor, layout: Layout, loads: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Hidden states that predict the token after next, from `forward`'s. A document's last row means nothing."""
+        """Hidden states that predict the token after next, from those of `forward`. A document's last row is
+        garbage.
+        """
         following = self.embed_tokens(tokens.roll(-1)).to(self.dtype)
         return self.next_token(hidden, following, layout, loads)
 
@@ -134,7 +136,7 @@ class TinyModel(nn.Module):
         return [layer.mlp.gate for layer in layers if isinstance(layer.mlp, Experts)]
 
     def simulate_fp8(self) -> None:
-        """From here on the linear layers see what FP8 inference sees; those that stay bfloat16 there do not."""
+        """From now on linear layers round as FP8 inference does, except those that stay bfloat16 in FP8 checkpoints."""
         for module in self.modules():
             if isinstance(module, (Linear, Experts)) and module not in (self.lm_head, self.next_token.eh_proj):
                 module.fp8 = True

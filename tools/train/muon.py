@@ -6,13 +6,15 @@ from collections.abc import Iterable
 import torch
 
 MOMENTUM = 0.95
-# Coefficients of the quintic iteration, tuned there for speed rather than for exact convergence.
+# Coefficients of the quintic iteration. Its authors tuned them for speed rather than for exact convergence.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
-    """The nearest semi-orthogonal matrices, roughly: singular values of [count, rows, columns] go to about 1."""
+    """Roughly the nearest semi-orthogonal matrices. matrices: [count, rows, columns]; their singular values become
+    about 1.
+    """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x.bfloat16()
@@ -25,7 +27,7 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon:
-    """For weight matrices; leading dimensions count as separate matrices. Equal shapes are updated together."""
+    """Updates weight matrices. Leading dimensions count as separate matrices. Equal shapes are updated together."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], learning_rate: torch.Tensor, weight_decay: float
@@ -52,7 +54,7 @@ class Muon:
             nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)
             rows, columns = shape[-2:]
             updates = orthogonalize(torch.stack(tuple(nesterov)).view(-1, rows, columns)).float()
-            # The size of an update per output stays the same whatever the matrix's shape.
+            # This makes the size of an update per output the same for all shapes.
             updates *= self.learning_rate * max(1.0, rows / columns) ** 0.5
             torch._foreach_mul_(members, 1 - self.learning_rate * self.weight_decay)
             torch._foreach_sub_(members, list(updates.view(len(members), *shape)))

@@ -1,4 +1,4 @@
-"""Which parameters are updated how, and how fast."""
+"""The optimizer and the learning rate of each parameter."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Optimizers:
         self.adam = torch.optim.Adam(others, lr=self.rate, betas=(0.9, 0.95), capturable=self.rates.is_cuda)
 
     def set_rates(self, progress: float) -> None:
-        """Set the rates that hold after this share of the training time."""
+        """Set the rates for this point in training. progress: the share of the training time that has passed."""
         recipe = self.recipe
         factor = recipe.rate_factor(progress)
         balance = recipe.balance_speed if progress < recipe.balance_until else 0.0

@@ -1,4 +1,4 @@
-"""Examples to batches: tokenized, and packed whole into flat batches of equal size."""
+"""Makes batches from examples: they are tokenized and packed whole into flat batches of equal size."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tools.train.mixture import ExampleStream, Mixture
 
 # Examples tokenized at once.
 CHUNK = 64
-# Enough documents are at hand for a batch and a half, so that one that fits is found for nearly every gap.
+# The pool has documents for so many batches, so that nearly every gap in a batch finds a document that fits.
 POOL_BATCHES = 1.5
 
 
@@ -30,7 +30,7 @@ class BatchShape:
 
     @property
     def most_boundaries(self) -> int:
-        """How many boundaries the documents have, and the padding, which is cut into pieces as long as the longest."""
+        """Most boundaries of documents and padding. The padding is cut into pieces as long as the longest document."""
         return self.documents + -(-self.tokens // self.longest) + 1
 
 
@@ -44,7 +44,7 @@ class Document:
 
 
 def tokenize(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[Document]:
-    """Context and completion apart, as in inference, where the context is tokenized alone."""
+    """Tokenize context and completion separately, as in inference, where the context is tokenized alone."""
     contexts = tokenizer.encode_batch_fast([example.context for example in examples], add_special_tokens=False)
     completions = tokenizer.encode_batch_fast([example.completion for example in examples], add_special_tokens=False)
     return [
@@ -75,14 +75,14 @@ def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
         else:
             second[begin : end - 2] = ids[2:]
         begin = end
-    # No document may be longer than the attention kernel is told.
+    # The attention kernel is told the longest document's length, which no piece of padding may exceed.
     padding = np.arange(begin, shape.tokens, shape.longest)
     boundaries[len(documents) : len(documents) + len(padding)] = padding
     return Batch(tokens, positions, targets, second, boundaries, longest=shape.longest)
 
 
 def choose(pool: list[Document], shape: BatchShape) -> tuple[list[Document], list[Document]]:
-    """The documents of one batch, the first that fit, and those left for later."""
+    """The documents of one batch, which are the first that fit, and those left for later."""
     members: list[Document] = []
     rest: list[Document] = []
     room = shape.tokens
@@ -97,7 +97,7 @@ def choose(pool: list[Document], shape: BatchShape) -> tuple[list[Document], lis
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Where batches come from; it can be sent to another process."""
+    """Makes batches. It can be sent to another process."""
 
     tokenizer: Tokenizer
     library: Sequence[LibraryEntry]
@@ -119,7 +119,7 @@ class BatchSource:
 
 
 def measure_characters_per_token(tokenizer: Tokenizer) -> dict[str, float]:
-    """For each long task, how long its prompts' tokens are."""
+    """The mean characters of a token in each long task's prompts."""
     ratios = {}
     for name, task in LONG_TASKS.items():
         random = Random(0)

@@ -41,7 +41,7 @@ TINY_R1: Mapping[str, Any] = MappingProxyType(
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "rms_norm_eps": 1e-6,
-        # Trained with these frequencies from the first step, so that they are exact at any length.
+        # The model is trained with these frequencies from the first step, so that they are exact at any length.
         "rope_scaling": {
             "type": "yarn",
             "factor": 4,
@@ -72,14 +72,14 @@ class Stage:
     share: float
     mixture: Mixture
     shape: BatchShape
-    # Whether linear layers see what FP8 inference sees.
+    # Whether linear layers round weights and activations as FP8 inference does.
     fp8: bool = False
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """What is retraced now and then in training: so many held-out problems of each short task, and of each long task
-    at each length."""
+    """The held-out problems that are retraced now and then in training: how many of each short task, and how many of
+    each long task at each length."""
 
     short_problems: int
     long_problems: int
@@ -97,17 +97,17 @@ class Recipe:
     matrix_rate: float = 0.02
     matrix_decay: float = 0.01
     rate: float = 0.003
-    # Rates rise linearly up to the first share of the time, and fall linearly to 0 from the second on.
+    # Rates rise linearly until the first share of the time has passed, and fall linearly to 0 after the second.
     warm_up: float = 0.01
     decay_from: float = 0.35
     # Weight of the MTP module's loss.
     second_token_weight: float = 0.3
-    # Step of the experts' biases; they rest in the last part of the time, from `decay_from` of it on.
+    # Step by which experts' biases move, and the share of the time after which they stay unchanged.
     balance_speed: float = 0.002
     balance_until: float = 0.9
 
     def rate_factor(self, progress: float) -> float:
-        """At a share of the training time."""
+        """The factor on the rates at this share of the training time."""
         if progress < self.warm_up:
             return progress / self.warm_up
         return min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))

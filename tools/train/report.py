@@ -1,4 +1,4 @@
-"""What the trained model reaches on held-out problems."""
+"""Reports how many held-out problems the trained model solves."""
 
 import json
 import logging

@@ -20,10 +20,10 @@ def rotation_table(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _interpolated(frequencies: torch.Tensor, yarn: Yarn, theta: float, width: int) -> torch.Tensor:
-    """Slow rotations are slowed further by the factor, fast ones kept, those between blended linearly (section 3.2)."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend linearly between them (section 3.2)."""
 
     def pair_that_turns(rotations: float) -> float:
-        """The pair that turns so often within the original context."""
+        """The (fractional) pair that makes so many rotations within the original context."""
         wavelengths = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
         return width * math.log(wavelengths) / (2 * math.log(theta))
 

@@ -1,4 +1,4 @@
-"""Conversation that is no problem to solve: greetings, who the model is, small facts, stories."""
+"""Conversation without a problem to solve: greetings, questions about the model, small facts, stories."""
 
 from collections.abc import Callable
 from random import Random

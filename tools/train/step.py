@@ -8,14 +8,14 @@ from tools.train.model import TinyModel
 from tools.train.optimizers import Optimizers
 from tools.train.recipe import Recipe
 
-# Steps run one by one before the capture: they compile, and make the optimizers' state.
+# Steps that run eagerly before the capture: they compile kernels and make the optimizers' state.
 STEPS_BEFORE_CAPTURE = 3
 
 
 class TrainingStep:
-    """Steps over batches of one shape. Sums what it measures on the device; `read_sums` reads and clears the sums.
+    """Steps over batches of one shape. It sums measurements on the device; `read_sums` reads and clears the sums.
 
-    Launched kernel by kernel, a step of this model would wait for Python half of the time.
+    Launched kernel by kernel, a step of this model would spend half of its time waiting for Python.
     """
 
     def __init__(self, model: TinyModel, optimizers: Optimizers, recipe: Recipe) -> None:
@@ -28,13 +28,13 @@ class TrainingStep:
         self.steps = 0
         self.batch: DeviceBatch | None = None
         self.graph = torch.cuda.CUDAGraph() if cuda else None
-        # Both losses, and every expert's load.
+        # Sums of both losses, and of every expert's load.
         self.loss_sum = torch.zeros(2, device=self.device)
         self.load_sum = torch.zeros(len(model.gates()), model.config.n_routed_experts, device=self.device)
 
     @property
     def warm(self) -> bool:
-        """Whether nothing is left to be compiled or captured."""
+        """Whether everything has been compiled and captured."""
         return self.steps > STEPS_BEFORE_CAPTURE
 
     def __call__(self, batch: Batch, progress: float) -> None:
@@ -47,7 +47,7 @@ class TrainingStep:
             self._compute(self.batch)
         else:
             if self.steps == STEPS_BEFORE_CAPTURE:
-                # Threads besides this one may call CUDA meanwhile, but nothing that a capture forbids.
+                # Other threads may call CUDA meanwhile, even functions that a capture forbids in its own thread.
                 with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                     self._compute(self.batch)
             self.graph.replay()

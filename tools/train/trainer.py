@@ -23,14 +23,14 @@ from tools.train.vocabulary import train_tokenizer
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_POINTS = 10.0
-# In shares of the training time.
+# Share of the training time between two evaluations.
 EVALUATION_INTERVAL = 0.1
 # Seed of held-out problems; training's seeds count up from the recipe's.
 EVALUATION_SEED = 1_000_003
 
 
 class Trainer:
-    """Owns the model, its optimizers and what was measured; `directory` keeps them between runs."""
+    """Owns the model, its optimizers and its measurements; `directory` keeps them between runs."""
 
     def __init__(self, recipe: Recipe, directory: Path, device: torch.device, minutes: float, workers: int) -> None:
         torch.manual_seed(recipe.seed)
@@ -116,7 +116,7 @@ class Trainer:
             self.characters_per_token,
             stage.mixture,
             stage.shape,
-            # The step gives a resumed run new problems.
+            # Adding the step gives a resumed run new problems.
             seed=self.recipe.seed + self.step,
         )
 
@@ -160,7 +160,7 @@ class Trainer:
 
 
 class Meter:
-    """Times training and records it in stretches; the device is waited for only at their ends."""
+    """Times training and records it in stretches. It waits for the device only at the end of a stretch."""
 
     def __init__(self, trainer: Trainer, stage: Stage, step: TrainingStep) -> None:
         self.trainer = trainer
@@ -169,7 +169,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Go on from now, without the time since the last record."""
+        """Begin a new stretch now. The time since the last record does not count."""
         self.step.read_sums()
         self.base_seconds = self.trainer.seconds
         self._begin()
@@ -187,7 +187,7 @@ class Meter:
             self.record()
 
     def record(self) -> None:
-        """Keep and log the stretch, and begin another."""
+        """Record and log the stretch, and begin another."""
         trainer = self.trainer
         steps = trainer.step - self.first_step
         if not steps:

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE trained on the mixture, in which digits and capitals stand alone."""
+"""The tokenizer: byte-level BPE trained on the mixture. Digits and most capitals are tokens of their own."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,8 +11,8 @@ from tools.train.mixture import ExampleStream
 
 CONTROL = (BEGIN, END, PAD)
 MARKERS = (USER, ASSISTANT, THINK, THINK_END)
-# A word takes the space before it. Digits never join, so that arithmetic sees each; nor do capitals that begin no word,
-# so that codes are spelled.
+# A word includes the space before it. Digits never join, so that arithmetic sees each one. Capitals that begin no word
+# never join either, so that codes are spelled letter by letter.
 PIECES = r" ?\p{Lu}?\p{Ll}+|\p{N}|\p{Lu}| ?[\p{Lt}\p{Lm}\p{Lo}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 SAMPLE_EXAMPLES = 20_000
 
@@ -42,7 +42,7 @@ def train_tokenizer(stream: ExampleStream, vocabulary_size: int, examples: int =
 
 
 def _texts(stream: ExampleStream, examples: int) -> Iterator[str]:
-    """The mixture, and the whole library, whose words would otherwise hardly count."""
+    """Texts of the mixture, then the whole library, whose words would be rare in the mixture alone."""
     for example in islice(stream, examples):
         yield example.context[:2000] + example.completion
     for entry in stream.library:
