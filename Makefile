@@ -1,11 +1,11 @@
 # make demo | make test | make lint | make soak | make chaos | make check-NAME | make deploy-check | make dist | make docs | make protos
 # | make site | make release-check | make check-protos | make chart-schema | make sanitize
-# PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
+# PYTHON: an interpreter, 3.11 or newer.  TORCH: what pip installs if that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-# Of 18,000 modules the first import compiles those that are needed, which takes a tenth of the time that all of them take.
+# --no-compile: the first import compiles the modules that are needed, in a tenth of the time for all 18,000.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench sim deploy tests
 
@@ -18,62 +18,65 @@ SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 demo: .venv/installed
 	$(BIN)/deepmesh demo
 
-# Mypy takes a minute and a half of one core: it runs beside the tests.
+# Mypy takes a minute and a half on one core, and therefore runs beside the tests.
 test: .venv/installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
-# Every property test with thousands of examples; minutes to hours.
+# Runs every property test with thousands of examples, for minutes to hours.
 soak: .venv/installed-dev
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile soak -o timeout=0 --numprocesses auto --dist loadgroup
 
-# Every process killed, frozen and stopped in every phase of a request; minutes. DEEPMESH_CHAOS_SEED=n for other prompts and times.
+# Kills, freezes and stops every process in every phase of a request, for minutes. DEEPMESH_CHAOS_SEED=n draws other
+# prompts and times.
 chaos: check-chaos
 
-# Three wheels that serve anywhere, and no others: deepmesh, its contracts, and tiny-r1. setuptools would pack what earlier builds left
-# in build/, modules that are gone by now among it.
+# Builds three wheels, with which any machine can serve, and no others: deepmesh, its contracts, and tiny-r1. setuptools would also
+# pack what earlier builds left in build/, such as modules that are gone by now.
 dist: .venv/installed
 	rm -rf dist build protos/build models/build
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./protos ./models .
 
-# The chart, linted, rendered and compared with Kubernetes' schemas; needs node for helm and for the schemas of custom resources.
+# Lints and renders the chart, and checks it against Kubernetes' schemas. Needs node for helm and for custom resources'
+# schemas.
 deploy-check: .venv/installed-deploy deploy/check/node_modules check-deploy
 
-# Then the suites of the gateway's gRPC and HTTP, whose clients reach it through Envoy.
+# Runs the tests with Envoy, then the suites of the gateway's gRPC and HTTP with clients that reach it through Envoy.
 check-envoy: .venv/installed-deploy
 	$(BIN)/python -m pytest --check=envoy -o timeout=0
 	DEEPMESH_BEHIND_ENVOY=1 $(BIN)/python -m pytest --numprocesses auto -o timeout=0 $(BEHIND_ENVOY)
 
-# The gateway's page in a real browser, which must be there: `apt-get install chromium`, or DEEPMESH_CHROMIUM=PATH. Writes docs/page.png.
+# Tests the gateway's page in a real browser and writes docs/page.png. Needs `apt-get install chromium`, or
+# DEEPMESH_CHROMIUM=PATH.
 check-page: .venv/installed-dev
 
-# Prometheus' rules, with promtool: Debian's package prometheus has it.
+# Checks Prometheus' rules with promtool, which Debian's package prometheus contains.
 check-rules: .venv/installed-dev
 
-# A mesh of another version is replaced by this one, process by process; AGAINST=a commit, by default the last release.
+# Upgrades a mesh of another version to this one, process by process. AGAINST=a commit, by default the last release.
 check-upgrade: .venv/installed-dev
 
-# What docs/start has new users do, from nothing; PYTEST_ADDOPTS=-s shows how long each step takes.
+# Follows docs/start from nothing, as a new user would. PYTEST_ADDOPTS=-s shows how long each step takes.
 check-first-steps: .venv/installed-dev
 
-# More of the clients of examples/ than `make test` tries, where their toolchains are installed; examples/Makefile names what each needs.
+# Tests more clients of examples/ than `make test`, if their toolchains are installed (examples/Makefile names them).
 check-clients: .venv/installed-dev
 
-# Suites of others; JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
+# Run other projects' test suites. JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
 check-ai-sdk check-comply check-langchain check-litellm check-schemas check-schemathesis: .venv/installed-conformance
 
-# The leaderboard's package asks for the SDKs of every vendor, and other versions of ours; its handlers for OpenAI's API and its
-# questions need only these.
+# The leaderboard's package requires the SDKs of every vendor, and other versions of our packages. Its questions and its
+# handlers for OpenAI's API need only the packages below.
 check-bfcl: .venv/installed-conformance
 	@$(PIP) --constraint tests/conformance/constraints.txt --no-deps bfcl-eval tree-sitter tree-sitter-java tree-sitter-javascript overrides tenacity filelock tqdm
 	$(BIN)/python -m pytest --check=bfcl -o timeout=0 -rP tests/conformance/test_bfcl.py
 
-# The wheels of `make dist` in an empty environment.
+# Installs the wheels of `make dist` into an empty environment.
 check-dist: .venv/installed-dev dist
 
-# The demo of the same wheels with the oldest packages that pyproject.toml allows, in an environment of their own.
+# Runs the demo of the same wheels with the oldest packages that pyproject.toml allows, in an environment of its own.
 check-lowest: .venv/installed-dev dist
 	@rm -rf out/lowest && mkdir -p out && $(BIN)/python -m venv out/lowest
 	@$(BIN)/python -m tools.lowest_versions > out/lowest.txt
@@ -81,11 +84,11 @@ check-lowest: .venv/installed-dev dist
 	@out/lowest/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint out/lowest.txt dist/*.whl
 	cd out && lowest/bin/deepmesh demo
 
-# The services' configuration keys, in the schema of the chart's values.
+# Writes the services' configuration keys into the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
 
-# The tests marked check("NAME"), which are too long for `make test`.
+# Runs the tests marked check("NAME"), which take too long for `make test`.
 check-%: .venv/installed-dev
 	$(BIN)/python -m pytest --check=$* -o timeout=0
 
@@ -98,32 +101,34 @@ lint: .venv/installed-dev
 protos: .venv/installed-dev
 	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto deepmesh/internal/v1/*.proto deepmesh/keda/*.proto
 
-# The pages that are written from the code.
+# Writes the pages that are made from the code.
 docs: .venv/installed
 	$(BIN)/deepmesh config --markdown > docs/configuration.md
 	$(BIN)/python -m tools.metrics_page > docs/metrics.md
 	$(BIN)/python -m deploy.observe.board
 
-# The documentation in out/site. A link that leads nowhere fails.
+# Builds the documentation in out/site. Fails on a broken link.
 site: .venv/installed-site
 	$(BIN)/mkdocs build --strict --quiet
 
-# What a tag needs beside `make test`; docs/releasing.md has the rest.
+# Runs all checks that a tag needs besides `make test`; docs/releasing.md has the rest.
 release-check: check-release check-dist check-lowest deploy-check check-rules check-protos site
 
-# Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
+# Compares protos with the last release (the last commit if there is none yet), or with AGAINST=a commit.
 check-protos: .venv/installed-dev
 	cd protos && against=$${AGAINST:-$$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)} && \
 	../$(BIN)/buf breaking --against "$$(git rev-parse --path-format=absolute --git-common-dir)#ref=$$(git rev-parse "$$against^{commit}"),subdir=protos"
 
-# On a machine with a GPU and the CUDA toolkit. Kernels: each tensor in an allocation of its own, so that a byte beyond it is
-# noticed. Graphs need torch's allocator, and so the engine. Large cases would take hours and reach no other instruction.
+# Needs a GPU and the CUDA toolkit. In the tests of kernels each tensor has an allocation of its own, so that an access
+# beyond it is noticed. Graphs, and so the engine, need torch's allocator. Large cases are left out: they would take
+# hours and run the same instructions.
 sanitize: .venv/installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/kernels -k "not captured and not even and not long"
 	$(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/engine/test_gpu_engine.py -k "change_no_token"
 	$(SANITIZER) --tool racecheck $(BIN)/python -m pytest -o timeout=0 tests/kernels/test_mla_decode_gpu.py -k "deepseek and ragged"
 
-# A CUDA torch that the interpreter already has is kept: the environment then sees the interpreter's packages.
+# If the interpreter already has a CUDA build of torch, it is kept: the environment then sees the interpreter's
+# packages.
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "deepmesh needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@if $(PYTHON) -c 'import sys, torch; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(v < (2, 11) or not torch.version.cuda)' 2>/dev/null; \

@@ -1,1 +1,1 @@
-"""Quality: tasks whose answers can be checked."""
+"""Measures a model's quality by tasks whose answers can be checked."""

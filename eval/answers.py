@@ -1,4 +1,4 @@
-"""The answers of one evaluation, written down as they arrive, so that a stopped run goes on where it was."""
+"""The answers of one evaluation, written down as they arrive, so that a stopped run can go on where it was."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ Ending = Literal["stop", "length", "refused"]
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """What came back for one question."""
+    """The endpoint's answer to one question."""
 
     question: str
     digest: str
@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class DocumentScore(msgspec.Struct, frozen=True, tag="score"):
-    """How likely a model finds one text."""
+    """The likelihood of one text under a model."""
 
     document: str
     digest: str
@@ -46,7 +46,7 @@ _Line = _Header | Answer | DocumentScore
 class AnswerLog:
     """An append-only file of JSON lines: the settings, then answers and scores in the order of their arrival.
 
-    Opening one that is there reads it. Raises ConfigError where it holds answers to other settings or is no such file.
+    Opening an existing file reads it. Raises ConfigError if it holds answers to other settings or is no such file.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class AnswerLog:
         self._file.close()
 
     def add(self, entry: Answer | DocumentScore) -> None:
-        """Write it down at once."""
+        """Keep an entry and write it to the file at once."""
         self._write(entry)
         self._keep(entry)
 
@@ -87,7 +87,7 @@ class AnswerLog:
             self.scores[entry.document] = entry
 
     def _lines(self) -> list[bytes]:
-        """Those that were finished; the run that wrote another was killed within it."""
+        """The complete lines. An incomplete last line, whose run was killed while writing it, is removed."""
         content = self._path.read_bytes() if self._path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):

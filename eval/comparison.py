@@ -1,4 +1,4 @@
-"""Two results side by side: by how much each group differs, and whether that could be chance."""
+"""Compares two results: by how much each group differs, and whether that could be chance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ class Difference:
     group: str
     first: Score
     second: Score
-    # Whether both were asked the same problems: then each problem is compared with itself, else only shares are.
+    # Whether both were asked the same problems. Then each problem is compared with itself, otherwise only the shares.
     paired: bool
-    # Problems that only one of them solved; None if they were asked different problems.
+    # How many problems only the first solved, and only the second; None if they were asked different problems.
     only_first: int | None
     only_second: int | None
     # Probability of such a difference if the two are equally good.
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PerplexityDifference:
-    """How much likelier the first finds the same documents: the second's perplexity over the first's."""
+    """`ratio`: the second result's perplexity over the first's, on the same documents."""
 
     ratio: float
     interval: Interval
@@ -51,7 +51,7 @@ def compare(first: Result, second: Result) -> list[Difference]:
 
 
 def compare_perplexity(first: Result, second: Result) -> PerplexityDifference | None:
-    """Over the documents that both scored, token for token; None where those are fewer than two."""
+    """Compare over the documents that both scored with the same number of tokens; None if these are fewer than two."""
     known = {document.digest: document for document in second.documents}
     pairs = [(document, known[document.digest]) for document in first.documents if document.digest in known]
     pairs = [(one, other) for one, other in pairs if one.tokens == other.tokens]
@@ -69,7 +69,7 @@ def compare_perplexity(first: Result, second: Result) -> PerplexityDifference | 
 
 
 def _members(result: Result, group: str) -> dict[str, Outcome]:
-    """By what is asked; a group's problems are all different."""
+    """The outcomes of a group by the digest of what was asked. A group's problems are all different."""
     return {outcome.digest: outcome for outcome in result.outcomes if group in (outcome.group, ALL)}
 
 

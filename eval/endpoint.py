@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint: whole chat answers, and the likelihood of a text where it can say so."""
+"""An OpenAI-compatible endpoint: whole chat answers, and the likelihood of a text if it can give that."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ import msgspec
 from mesh.errors import AnswerBroken, EndpointRefused, EndpointUnavailable, InvalidRequest
 from mesh.openai_client import OpenAIClient, Usage
 
-# The endpoint is full or restarts: worth waiting for.
+# Statuses of an endpoint that is full or restarts: ask again later.
 BUSY = (429, 502, 503, 504)
-# The endpoint understood this request, and refuses it.
+# Statuses of an endpoint that understood the request and refuses it.
 REFUSED = (400, 413, 422)
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
@@ -31,7 +31,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer: what the user sees, and the reasoning where the endpoint tells it apart."""
+    """An answer: what the user sees, and the reasoning if the endpoint separates it."""
 
     content: str
     reasoning: str
@@ -43,7 +43,7 @@ class Completion:
 class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    # The same under its newer name.
+    # `reasoning_content` under its newer name.
     reasoning: str | None = None
 
 
@@ -77,7 +77,7 @@ AnswerT = TypeVar("AnswerT")
 class Endpoint:
     """One model at the OpenAI API at `url`; any number of requests may run at once.
 
-    `timeout_s` bounds each attempt at a request, and how long an overloaded endpoint is waited for.
+    `timeout_s` bounds each attempt at a request, and the wait for an overloaded endpoint.
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None, timeout_s: float) -> None:
@@ -100,7 +100,7 @@ class Endpoint:
 
     async def chat(self, prompt: str, max_tokens: int, sampling: Sampling) -> Completion:
         """The whole answer to one user message. Raises InvalidRequest if the endpoint refuses this request,
-        EndpointUnavailable where it answers none."""
+        EndpointUnavailable if it answers no request."""
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt}],
@@ -122,24 +122,25 @@ class Endpoint:
         )
 
     async def text_logprobs(self, text: str) -> list[float] | None:
-        """The natural log of each token's probability after those before it, if the endpoint echoes prompts with
-        them; None where it does not."""
+        """The natural log of each token's probability given those before it; None if the endpoint does not echo prompts
+        with log probabilities."""
         body = {"model": self._model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
         try:
             answer = await self._ask("completions", body, _Text)
         except InvalidRequest:
             return None
         choice = answer.choices[0] if answer.choices else None
-        # Servers that know no `echo` ignore it, and answer with the generated token alone.
+        # Servers that do not know `echo` ignore it and return the generated token alone.
         if choice is None or choice.logprobs is None or text not in choice.text:
             return None
         generated = answer.usage.completion_tokens
         prompt_logprobs = choice.logprobs.token_logprobs[: -generated or None]
-        # The first token has nothing before it.
+        # The first token has no probability, because nothing precedes it.
         return [logprob for logprob in prompt_logprobs if logprob is not None]
 
     async def _ask(self, path: str, body: Mapping[str, Any], kind: type[AnswerT]) -> AnswerT:
-        """Ask again while the endpoint is busy or does not answer, ever later, for `timeout_s` in all."""
+        """Send a request. While the endpoint is busy or does not answer, ask again after growing delays, for
+        `timeout_s` in all."""
         began, delay = time.monotonic(), FIRST_DELAY_SECONDS
         while True:
             try:

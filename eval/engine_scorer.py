@@ -1,4 +1,4 @@
-"""How likely a checkpoint finds texts: computed by the engine, in a process of its own, without a mesh."""
+"""The likelihood of texts under a checkpoint, computed by the engine in a process of its own, without a mesh."""
 
 import asyncio
 import json
@@ -38,8 +38,8 @@ async def token_logprobs(
 ) -> list[list[float]]:
     """For each text the natural log of the probability of every token but its first.
 
-    `settings` configure the engine ("engine.model_dir=..."); what the two processes exchange lies in `directory`.
-    Raises ProcessFailed with the scorer's last words.
+    `settings` configure the engine ("engine.model_dir=..."). The two processes exchange files in `directory`. Raises
+    ProcessFailed with the scorer's last lines.
     """
     texts, scores = directory / "texts.jsonl", directory / "scores.jsonl"
     texts.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in token_ids))
@@ -54,7 +54,7 @@ async def _run(settings: Sequence[str]) -> None:
     command = [sys.executable, "-P", "-m", MODULE, *(part for each in settings for part in ("--set", each))]
     environment = {
         "PYTHONPATH": str(Path(mesh.__file__).parents[1]),
-        # As a worker's rank has it: on a busy machine threads that spin keep each other off their cores.
+        # As in a worker's rank: on a busy machine threads that spin would keep each other off their cores.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
     child = Child("scorer", command, lambda name, line: None, environment)

@@ -24,9 +24,9 @@ RESULT_FILE, REPORT_FILE, ANSWERS_FILE, MESH_LOG_FILE = "result.json", "report.m
 
 
 async def named(options: EvalOptions) -> EvalOptions:
-    """`options` with the model that an endpoint serves, by whose name the results are kept.
+    """`options` with the name of the model that the endpoint serves, under which results are kept.
 
-    Raises EndpointUnavailable, or UnknownModel where it does not serve the one that they name.
+    Raises EndpointUnavailable, or UnknownModel if the endpoint does not serve the model that the options name.
     """
     if options.url is None:
         return options
@@ -35,10 +35,11 @@ async def named(options: EvalOptions) -> EvalOptions:
 
 
 async def evaluate(options: EvalOptions, documents: Sequence[Document], console: Console) -> Result:
-    """Ask what is not answered yet, score what is not scored yet, and write result.json and report.md.
+    """Ask questions that are not answered yet, score documents that are not scored yet, write result.json and
+    report.md.
 
-    `options` are `named`. Raises ConfigError where the directory holds answers to something else, CheckpointError,
-    EndpointUnavailable, UnknownModel, ProcessFailed.
+    options: as `named` returns them. Raises ConfigError if the directory holds answers to something else,
+    CheckpointError, EndpointUnavailable, UnknownModel, ProcessFailed.
     """
     asked = questions(
         options.suite,
@@ -72,7 +73,7 @@ class _Evaluation:
         self._console = console
 
     async def at_an_endpoint(self) -> str:
-        """The model's name there."""
+        """Evaluate at the endpoint; returns the model's name there."""
         options = self._options
         assert options.url is not None and options.served_model is not None
         async with _endpoint(options, options.url) as endpoint:
@@ -82,7 +83,7 @@ class _Evaluation:
         return options.served_model
 
     async def in_a_mesh(self) -> str:
-        """The name under which the mesh serves the model."""
+        """Evaluate in a mesh of our own; returns the name under which the mesh serves the model."""
         options = self._options
         assert options.model_dir is not None
         waiting = unscored(self._documents, self._log)
@@ -95,7 +96,7 @@ class _Evaluation:
                     await endpoint.choose_model()
                     await self._interview(endpoint)
                 token_ids = await engine_scorer.tokenize(grpc_endpoint(plan), waiting, Channels())
-            # The mesh is gone by now: two copies of a large model would not fit.
+            # Score only after the mesh has stopped, because two copies of a large model would not fit.
             await self._score(waiting, token_ids)
         return options.name
 
@@ -129,7 +130,7 @@ def _endpoint(options: EvalOptions, url: str) -> Endpoint:
 
 
 def _settings(options: EvalOptions) -> dict[str, Any]:
-    """What must be the same for a run to go on where another stopped."""
+    """The settings that must be equal so that a run can go on where another stopped."""
     settings = options.what_answers_depend_on
     if options.model_dir is not None:
         settings["model_files"] = files_digest(options.model_dir)

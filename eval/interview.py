@@ -13,7 +13,7 @@ from mesh.errors import ConfigError, InvalidRequest
 
 
 def unanswered(questions: Sequence[Question], log: AnswerLog) -> list[Question]:
-    """Those that the log has no answer to. Raises ConfigError where it answers another question under the same name."""
+    """The questions to which the log has no answer. Raises ConfigError if the log has an id with another question."""
     for question in questions:
         known = log.answers.get(question.id)
         if known is not None and known.digest != question.digest:
@@ -31,7 +31,7 @@ async def interview(
     log: AnswerLog,
     on_answer: Callable[[], None],
 ) -> None:
-    """Ask what is not answered yet. Raises EndpointUnavailable; what was answered until then stays in the log."""
+    """Ask the questions that are not answered yet. Raises EndpointUnavailable; earlier answers stay in the log."""
     waiting = iter(unanswered(questions, log))
     askers = [
         asyncio.create_task(_ask_in_turn(waiting, endpoint, options, log, on_answer))
@@ -81,5 +81,5 @@ def _judged(question: Question, completion: Completion) -> Answer:
 
 
 def _seed(seed: int, question: str) -> int:
-    """Of 31 bits, which every server takes."""
+    """A seed for the question, of 31 bits, which every server accepts."""
     return int.from_bytes(blake2b(f"{seed}/{question}".encode(), digest_size=4).digest(), "little") >> 1

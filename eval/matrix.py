@@ -1,4 +1,4 @@
-"""The configurations that a model's quality is compared under, and their evaluation one after the other."""
+"""The configurations under which a model's quality is compared, and their evaluation one after the other."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from mesh.errors import ConfigError
 
 @dataclass(frozen=True)
 class Configuration:
-    """A column: a form of the checkpoint, and settings of the mesh that serves it."""
+    """A column of the table: a form of the checkpoint, and settings of the mesh that serves it."""
 
     name: str
     checkpoint: str
@@ -26,11 +26,11 @@ class Configuration:
 
 
 _BF16 = "decode.engine.dtype=bfloat16"
-# Products with the weights as they are stored: by kernels on a GPU, by their references on a CPU. Activations are
-# quantized too, but for NVFP4 weights.
+# Products use the weights as they are stored, by kernels on a GPU and by their references on a CPU. Activations are
+# quantized too, except with NVFP4 weights.
 _QUANTIZED = (_BF16, "decode.engine.weights=quantized")
 _FP8_KV = "decode.engine.kv_dtype=float8_e4m3fn"
-# A new technique is one more line. The others are compared with the first: the published weights in bfloat16 products.
+# All others are compared with the first: the published weights in bfloat16 products. Add a line for a new technique.
 CONFIGURATIONS = (
     Configuration("bf16", "fp8", (_BF16, "decode.engine.weights=dequantized")),
     Configuration("FP8", "fp8", _QUANTIZED),
@@ -40,7 +40,7 @@ CONFIGURATIONS = (
     Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
     Configuration("NVFP4", "nvfp4", _QUANTIZED),
 )
-# Where each form lies unless told otherwise, and how those are made that are not shipped.
+# The default directory of each form of the checkpoint, and the quantizer's options for the forms that are not shipped.
 CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
     {
         "fp8": Path("models/tiny-r1"),
@@ -59,7 +59,9 @@ _QUANTIZER_OPTIONS: Mapping[str, str] = MappingProxyType(
 
 
 def checkpoints(named: Sequence[str]) -> dict[str, Path]:
-    """The known forms with `named` ("w4a8=DIR") in their place. Raises ConfigError for an unknown or absent one."""
+    """The directory of each form. named: other directories ("w4a8=DIR"). Raises ConfigError for an unknown or absent
+    form.
+    """
     found = dict(CHECKPOINTS)
     for each in named:
         form, separator, directory = each.partition("=")
@@ -74,7 +76,7 @@ def checkpoints(named: Sequence[str]) -> dict[str, Path]:
 
 
 def preparation(forms: Mapping[str, Path], wanted: Iterable[str]) -> list[str]:
-    """The commands that make the wanted forms of the shipped one."""
+    """The commands that make the wanted forms from the shipped checkpoint."""
     made = [(form, _QUANTIZER_OPTIONS[form]) for form in wanted if form in _QUANTIZER_OPTIONS]
     return [f"deepmesh quantize {forms['fp8']} {options} --out {forms[form]}" for form, options in made]
 
@@ -82,7 +84,7 @@ def preparation(forms: Mapping[str, Path], wanted: Iterable[str]) -> list[str]:
 async def evaluate_matrix(
     options: EvalOptions, forms: Mapping[str, Path], documents: Sequence[Document], console: Console
 ) -> list[Result]:
-    """One result a configuration, in their order; each in a folder of its own under the options' directory."""
+    """Evaluate each configuration in turn, each in a folder of its own under the options' directory."""
     found = []
     for configuration in CONFIGURATIONS:
         console.rule(configuration.name)

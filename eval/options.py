@@ -1,4 +1,4 @@
-"""What one evaluation asks of whom."""
+"""The options of an evaluation: what is evaluated, and with which questions."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from eval.suite import LONG_PROBLEMS, SHORT_PROBLEMS, SuiteName
 from mesh.config import Config
 
-# All are drawn, each unlike the others, before the first is asked.
+# A bound, because all problems are drawn, each different from the others, before the first is asked.
 MOST_PROBLEMS = 10_000
 
 
@@ -53,11 +53,11 @@ class EvalOptions(Config):
 
     @property
     def name(self) -> str:
-        """The model's, fit for a file name. An endpoint's must have been asked for: `evaluation.named`."""
+        """The model's name, in a form for file names. With an endpoint, `evaluation.named` must have set it before."""
         if self.model_dir is not None:
             return self.model_dir.resolve().name
         assert self.served_model is not None
-        # Some have slashes, and one may begin with dots.
+        # Names may have slashes and may begin with dots.
         kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in self.served_model)
         return kept.strip(".-") or "model"
 
@@ -67,5 +67,5 @@ class EvalOptions(Config):
 
     @property
     def what_answers_depend_on(self) -> dict[str, Any]:
-        """The options that, changed, would make answers to be of something else."""
+        """The options on which answers depend: if one changes, earlier answers cannot be used."""
         return self.model_dump(mode="json", exclude={"api_key", "concurrency", "timeout_s", "out"})

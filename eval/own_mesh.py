@@ -19,7 +19,7 @@ from mesh.ports import free_port
 async def own_mesh(model_dir: Path, settings: tuple[str, ...], log: Path) -> AsyncIterator[MeshPlan]:
     """Serve a checkpoint on free ports within the block; the processes' lines go to `log`.
 
-    Raises CheckpointError, ConfigError, or ProcessFailed where a process does not get ready.
+    Raises CheckpointError, ConfigError, or ProcessFailed if a process does not get ready.
     """
     plan = MeshPlan(model_dir, 1, free_port(), free_port(), free_port(), settings)
     check_plan(plan)
@@ -45,7 +45,9 @@ def http_url(plan: MeshPlan) -> str:
 
 
 def files_digest(directory: Path) -> str:
-    """Changes when a file of the checkpoint is written anew; its gigabytes are not read."""
+    """A digest of names, sizes and times, which changes when a file of the checkpoint is written. It reads no
+    content.
+    """
     digest = blake2b(digest_size=8)
     for path in sorted(directory.rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Held-out texts, and how likely an endpoint finds them."""
+"""Held-out texts, and their likelihood at an endpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from eval.answers import AnswerLog, DocumentScore
 from eval.endpoint import Endpoint
 
 NOT_OFFERED = "not offered by this endpoint (it does not echo prompts with their log probabilities)"
-# Few texts are longer. Scored token by token, those few would take longer than all others together.
+# Longer texts are left out: they are few, but scoring them token by token would take longer than all others together.
 LONGEST_CHARACTERS = 2000
 
 
@@ -24,18 +24,18 @@ class Document:
         return blake2b(self.text.encode(), digest_size=6).hexdigest()
 
     def score(self, logprobs: Sequence[float]) -> DocumentScore:
-        """`logprobs`: natural logs, of every token that has one."""
+        """The score. logprobs: the natural log of the probability of every token that has one."""
         return DocumentScore(self.name, self.digest, -sum(logprobs), len(logprobs))
 
 
 def unscored(documents: Sequence[Document], log: AnswerLog) -> list[Document]:
-    """Those whose very text the log has no score of."""
+    """The documents whose present text has no score in the log."""
     known = {score.document: score.digest for score in log.scores.values()}
     return [document for document in documents if known.get(document.name) != document.digest]
 
 
 async def score_at(endpoint: Endpoint, documents: Sequence[Document], log: AnswerLog) -> bool:
-    """Ask the endpoint; false where it cannot say. Raises EndpointUnavailable."""
+    """Score documents at the endpoint. Returns False if it cannot give likelihoods. Raises EndpointUnavailable."""
     for document in documents:
         logprobs = await endpoint.text_logprobs(document.text)
         if logprobs is None:

@@ -1,4 +1,4 @@
-"""docs/quality.md: the results of several configurations as one table, task by configuration."""
+"""Writes docs/quality.md: the results of several configurations as one table, task by configuration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ What drafts cost, strict and relaxed, is in [drafts.md](drafts.md).
 
 
 def write(found: Sequence[Result], path: Path, command: str) -> None:
-    """The page at `path`, and beside it a folder with each result for `deepmesh eval --compare`."""
+    """Write the page to `path`, and beside it a folder with each result for `deepmesh eval --compare`."""
     folder = path.with_suffix("")
     for result in found:
         results.save(result, folder / f"{file_name(result.name)}.json")
@@ -48,7 +48,9 @@ def file_name(configuration: str) -> str:
 
 
 def quality_sheet(found: Sequence[Result]) -> Sheet:
-    """One row a task, one column a result; cells that differ from the first column's by more than chance are marked."""
+    """One row for each task, one column for each result. Cells that differ from the first column by more than chance
+    are marked.
+    """
     sheet = Sheet(("task", *(result.name for result in found)))
     columns = [_cells(found[0], set()), *(_cells(result, _differing(found[0], result)) for result in found[1:])]
     for score in found[0].scores:

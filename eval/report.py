@@ -1,11 +1,11 @@
-"""One result, for reading."""
+"""One result as text to read."""
 
 from eval.results import Perplexity, Result, Score
 from eval.tables import Sheet, percent, span
 
 
 def score_sheet(result: Result) -> Sheet:
-    """Exact match by group, with what it rests on."""
+    """Exact match by group, with its confidence interval and the counts behind it."""
     sheet = Sheet(("task", "exact match", "95% CI", "right", "prompt tokens", "answer tokens", "cut off"))
     for score in result.scores:
         sheet.add(*_cells(score))
@@ -25,7 +25,7 @@ def _cells(score: Score) -> tuple[str, ...]:
 
 
 def notes(result: Result) -> list[str]:
-    """What the table cannot say: the perplexity, and what was not answered."""
+    """Lines below the table: the perplexity, and the questions that were not answered."""
     lines = []
     if result.perplexity is not None:
         lines.append(f"Perplexity of held-out text: {perplexity_text(result.perplexity)}")
@@ -41,7 +41,7 @@ def perplexity_text(perplexity: Perplexity) -> str:
 
 
 def markdown(result: Result) -> str:
-    """A page of its own."""
+    """The result as a whole page of Markdown."""
     asked = ", ".join(f"{key} {value}" for key, value in result.settings.items() if value not in (None, []))
     return "\n".join(
         [f"# {result.model}", "", f"Settings: {asked}.", "", score_sheet(result).markdown(), *notes(result), ""]

@@ -1,4 +1,4 @@
-"""What an evaluation found: scores to read, and every outcome, so that two results compare problem by problem."""
+"""The result of an evaluation: scores to read, and every outcome, so that two results can be compared by problem."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp
@@ -43,7 +43,7 @@ class Score(msgspec.Struct, frozen=True):
     # Answers cut off at max_tokens, and questions that the endpoint would not take; both count as wrong.
     cut_off: int
     refused: int
-    # Over the questions that were taken.
+    # Means over the questions that the endpoint did not refuse.
     mean_prompt_tokens: float
     mean_answer_tokens: float
 
@@ -53,7 +53,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Perplexity(msgspec.Struct, frozen=True):
-    """exp of the mean negative log likelihood of a token of held-out text."""
+    """`value`: exp of the mean negative log likelihood of a token of held-out text."""
 
     value: float
     tokens: int
@@ -61,10 +61,10 @@ class Perplexity(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One evaluation. `perplexity` is None where it was not asked for or, as `without_perplexity` says, not offered."""
+    """One evaluation. `perplexity` is None if it was not asked for or not offered; `without_perplexity` says why."""
 
     name: str
-    # As the endpoint calls it.
+    # The endpoint's name for the model.
     model: str
     settings: dict[str, Any]
     scores: list[Score]
@@ -75,13 +75,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcomes_of(questions: Iterable[Question], answers: Mapping[str, Answer]) -> list[Outcome]:
-    """In the order of the questions, whatever the order in which the answers came."""
+    """The outcomes in the order of the questions, in whatever order the answers arrived."""
     found = [answers[question.id] for question in questions]
     return [Outcome(a.question, a.digest, a.right, a.ending, a.prompt_tokens, a.answer_tokens) for a in found]
 
 
 def scores_of(outcomes: Sequence[Outcome]) -> list[Score]:
-    """One for each group in the order of appearance, then one for all."""
+    """A score for each group in the order of appearance, then one for all questions."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.group, []).append(outcome)
@@ -106,7 +106,7 @@ def _score(group: str, outcomes: Sequence[Outcome]) -> Score:
 
 
 def perplexity_of(documents: Sequence[DocumentScore]) -> Perplexity | None:
-    """Over all tokens; None for no documents."""
+    """The perplexity over all tokens of the documents; None if there are none."""
     tokens = sum(document.tokens for document in documents)
     if tokens == 0:
         return None
@@ -115,7 +115,7 @@ def perplexity_of(documents: Sequence[DocumentScore]) -> Perplexity | None:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write it as JSON, one outcome a line; `load` reads it back."""
+    """Write the result as JSON with one outcome a line. `load` reads it back."""
     outer = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(result, outcomes=[])), indent=1)
     rows = b",\n  ".join(msgspec.json.encode(outcome) for outcome in result.outcomes)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def save(result: Result, path: Path) -> None:
 
 
 def load(path: Path) -> Result:
-    """Raises ConfigError where `path` holds no result."""
+    """Read a result. Raises ConfigError if `path` holds none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:

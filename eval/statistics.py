@@ -1,4 +1,4 @@
-"""How sure a measured score is, and whether two differ: functions of counts, without any state."""
+"""Confidence intervals of scores, and tests of whether two scores differ. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Interval:
 
 
 def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
-    """The score interval of a share (Wilson, 1927): sound for few trials and near 0 and 1, unlike share +- z s.
+    """The score interval of a share (Wilson, 1927). Unlike share +- z s, it is sound for few trials and near 0 and 1.
 
-    With no trials it is everything.
+    Without trials it is [0, 1].
     """
     assert 0 <= successes <= total
     if total == 0:
@@ -33,7 +33,7 @@ def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> Interv
 def mcnemar(only_first: int, only_second: int) -> float:
     """Two-sided exact p that two solvers of the same problems are equally good (McNemar, 1947).
 
-    `only_first` problems were solved by the first alone, `only_second` by the second alone; the others tell nothing.
+    The first alone solved `only_first` problems, the second alone `only_second`. Other problems carry no information.
     """
     differing = only_first + only_second
     fewer = min(only_first, only_second)
@@ -54,7 +54,7 @@ def two_proportions(first: int, first_total: int, second: int, second_total: int
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values, raised so that a family of them together errs as rarely as one would alone (Holm, 1979)."""
+    """The p values, raised so that all of them together err as rarely as a single one would (Holm, 1979)."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [0.0] * len(p_values)
     largest = 0.0

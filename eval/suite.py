@@ -1,4 +1,4 @@
-"""Which questions a suite asks: drawn from the tasks' held-out problems, the same for equal seeds."""
+"""The questions of a suite. They are drawn from the tasks' held-out problems, and are the same for equal seeds."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from mesh.errors import ConfigError
 
 SuiteName = Literal["short", "long", "all"]
 
-# Tokens of a long problem's prompt. The last leaves room for the answer in a context of 16,384.
+# Tokens of a long problem's prompt. The longest leaves room for the answer in a context of 16,384 tokens.
 LENGTHS: Mapping[str, int] = MappingProxyType({"1k": 1000, "2k": 2000, "4k": 4000, "8k": 8000, "16k": 15_000})
-# Characters to wish for per token of tiny-r1's tokenizer. For every model alike, so that all are asked the same; what
-# the prompts came to is reported.
+# Characters per token with tiny-r1's tokenizer, which turn a length in tokens into one in characters. They are used for
+# every model, so that all are asked the same questions. The report has the prompts' real lengths.
 CHARACTERS_PER_TOKEN: Mapping[str, float] = MappingProxyType({"needle": 3.88, "key_value": 1.43, "copy_section": 3.69})
 SHORT_PROBLEMS, LONG_PROBLEMS = 50, 20
 SHORT_ANSWER_TOKENS, LONG_ANSWER_TOKENS = 1024, 512
@@ -29,16 +29,16 @@ MOST_REPEATS = 500
 class Question:
     """One problem as it is asked."""
 
-    # "add/7", "needle 8k/0".
+    # Such as "add/7" or "needle 8k/0".
     id: str
-    # What is reported together: a task, and for long ones the length.
+    # Questions of a group are reported together. A group is a task, and for long tasks also a length.
     group: str
     problem: Problem
     max_tokens: int
 
     @property
     def digest(self) -> str:
-        """Made of what is asked and expected: equal digests are the same problem."""
+        """A digest of the prompt and the expected answer: problems with equal digests are the same."""
         content = f"{self.problem.prompt}\0{self.problem.answer}"
         return blake2b(content.encode(), digest_size=6).hexdigest()
 
@@ -53,7 +53,8 @@ def questions(
 ) -> list[Question]:
     """`problems` of each short task, `long_problems` of each long task and length, in that order.
 
-    Fewer are the first of more. Raises ConfigError where a task has not so many.
+    With smaller numbers the questions are the first of those with larger ones. Raises ConfigError if a task has fewer
+    problems.
     """
     asked: list[Question] = []
     if suite != "long":
@@ -74,8 +75,8 @@ def _group(name: str, problems: Iterator[Problem], max_tokens: int) -> Iterator[
 
 
 def _distinct(group: str, draw_one: Callable[[Random], Problem], seed: int, count: int) -> Iterator[Problem]:
-    """Problems of different keys: asking one twice would make the score look surer than it is."""
-    # A text seeds by its content, alike in every process.
+    """Problems with different keys, because asking one twice would make the score look more certain than it is."""
+    # Random takes the text's content as its seed, so that every process draws the same.
     random = Random(f"{seed}/{group}")
     seen: set[str] = set()
     repeats = 0

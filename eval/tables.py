@@ -8,7 +8,7 @@ from rich.table import Table
 
 @dataclass
 class Sheet:
-    """Rows of text under headings; every column but the first is set to the right."""
+    """Rows of text under headings. Every column but the first is right-aligned."""
 
     headings: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ def percent(share: float) -> str:
 
 
 def span(low: float, high: float) -> str:
-    """An interval of shares in percent."""
+    """An interval of shares as text in percent."""
     return f"{low * 100:.0f}-{high * 100:.0f}%"
 
 

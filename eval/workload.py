@@ -1,5 +1,5 @@
-"""Load made of the tasks, with the prefixes that real traffic shares: system prompts of a few applications, documents
-that many ask about, conversations that go on.
+"""Load made of the tasks, with prefixes shared as in real traffic: system prompts of a few applications, documents
+that many users ask about, conversations that go on.
 """
 
 import re
@@ -18,15 +18,15 @@ INSTRUCTIONS = (
     "Answer the user's questions.",
     "Be brief and exact.",
 )
-# Solved examples in a system prompt, which takes from a dozen to about a thousand tokens with them.
+# How many solved examples a system prompt has. With them it takes from a dozen to about a thousand tokens.
 EXAMPLES = (0, 0, 1, 2, 4, 6, 10, 16)
-# Characters of a document: log-normal, half of them longer than the median.
+# Characters of a document: the median and sigma of a log-normal distribution, and the most.
 MEDIAN_DOCUMENT, DOCUMENT_SIGMA, LONGEST_DOCUMENT = 5000, 0.8, 24_000
 # Shares of the requests that are the next turn of an earlier conversation, or a question about a document; the others
 # begin a conversation.
 FOLLOW_UP_SHARE, DOCUMENT_SHARE = 0.35, 0.15
 LIVE_CONVERSATIONS, MOST_TURNS = 64, 5
-# An answer may take as many tokens as its solution has under a small vocabulary.
+# An answer may have as many tokens as its solution has in a small vocabulary: one for so many characters.
 CHARACTERS_PER_TOKEN = 2
 FACT = re.compile(r"The access code of (the [a-z ]+) is (\w+)\.")
 
@@ -55,20 +55,20 @@ class _Exchange:
 
 
 def task_chats(seed: int) -> Iterator[Chat]:
-    """Chats without end. Equal seeds give equal chats."""
+    """Endless chats. Equal seeds give equal chats."""
     traffic = _Traffic(Random(f"workload/{seed}"))
     while True:
         yield traffic.chat()
 
 
 class _Traffic:
-    """The users: what they share is drawn once, and popular in the order in which it was drawn."""
+    """The users' traffic. Shared texts are drawn once; those drawn earlier are more popular."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._systems = [self._system() for _ in range(APPLICATIONS)]
         self._documents = [self._document() for _ in range(DOCUMENTS)]
-        # Each ends with an answer.
+        # Conversations that may go on; each ends with an answer.
         self._conversations: list[tuple[ChatMessage, ...]] = []
 
     def chat(self) -> Chat:
@@ -78,7 +78,7 @@ class _Traffic:
         return Chat(messages, (len(exchange.reasoning) + len(exchange.reply)) // CHARACTERS_PER_TOKEN + 1)
 
     def _next(self) -> tuple[tuple[ChatMessage, ...], _Exchange]:
-        """What was said before, and what is asked now."""
+        """The messages before, and the next question with its answer."""
         point = self._random.random()
         if point < FOLLOW_UP_SHARE and self._conversations:
             return self._conversations.pop(self._random.randrange(len(self._conversations))), self._problem()
@@ -93,7 +93,7 @@ class _Traffic:
             self._conversations.pop(0)
 
     def _popular(self, items: Sequence[Item]) -> Item:
-        """Zipf: the one of rank r in proportion to 1 / r."""
+        """A random item by Zipf's law: the item of rank r is drawn in proportion to 1 / r."""
         return self._random.choices(items, [1 / rank for rank in range(1, len(items) + 1)])[0]
 
     def _problem(self) -> _Exchange:
@@ -106,7 +106,7 @@ class _Traffic:
         return ChatMessage("system", "\n\n".join([self._random.choice(INSTRUCTIONS), *solved]))
 
     def _document(self) -> str:
-        """Prose in which a few facts are stated."""
+        """Prose that states a few facts."""
         characters = round(MEDIAN_DOCUMENT * self._random.lognormvariate(0, DOCUMENT_SIGMA))
         length = min(characters, LONGEST_DOCUMENT)
         return draw_long(LONG_TASKS["needle"], self._random, length, held_out=True).prompt.rpartition("\n\n")[0]

@@ -1,4 +1,4 @@
-// Reads a JSON list of custom resources and ends with status 1 and a line for each that its schema refuses.
+// Reads a JSON list of custom resources. Prints a line for each that its schema refuses, and then exits with status 1.
 import { readFileSync } from "node:fs";
 
 const PACKAGES = {

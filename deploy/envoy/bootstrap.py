@@ -1,7 +1,7 @@
-"""Envoy's configuration in front of the gateways.
+"""Makes the configuration of an Envoy in front of the gateways.
 
 `python deploy/envoy/bootstrap.py gateway-0:8001:8000 gateway-1:8001:8000 > envoy.yaml`, with HOST:GRPC_PORT:HTTP_PORT
-of each gateway; then `envoy -c envoy.yaml`. A name of several addresses stands for all of them.
+of each gateway; then `envoy -c envoy.yaml`. A host name with several addresses stands for a gateway at each of them.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any, Self
 import yaml
 
 _CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-# Longer than a gateway lets a generation take: an idle stream is one whose client waits for a long prompt.
+# Longer than a gateway lets a generation take, because a stream is idle while its client waits for a long prompt.
 _IDLE_SECONDS = "3700s"
 
 
@@ -36,7 +36,7 @@ class Listeners:
     host: str = "0.0.0.0"
     grpc_port: int = 8001
     http_port: int = 8000
-    # On loopback alone.
+    # The admin port is on loopback alone.
     admin_port: int = 9901
 
 
@@ -57,7 +57,7 @@ def bootstrap(gateways: Sequence[Gateway], listeners: Listeners) -> dict[str, An
 def _listener(name: str, host: str, port: int, retries: dict[str, Any]) -> dict[str, Any]:
     route = {
         "cluster": name,
-        # The default ends a healthy stream after 15 s.
+        # By default Envoy would end a healthy stream after 15 s.
         "timeout": "0s",
         "idle_timeout": _IDLE_SECONDS,
         "retry_policy": {
@@ -89,7 +89,7 @@ _PREVIOUS_HOSTS = "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPr
 
 def _grpc_retries() -> dict[str, Any]:
     # UNAVAILABLE means that this call did nothing. A connection that breaks before any answer means a dead gateway.
-    # RESOURCE_EXHAUSTED names a delay, which only the client can wait.
+    # RESOURCE_EXHAUSTED is not retried: it names a delay, which only the client can wait.
     return {"retry_on": "unavailable,connect-failure,refused-stream,reset"}
 
 
@@ -107,7 +107,7 @@ def _grpc_cluster(gateways: Sequence[Gateway]) -> dict[str, Any]:
     return {
         **_cluster("grpc", [(each.host, each.grpc_port) for each in gateways]),
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
-        # A gateway that drains says so here, and its streams go on.
+        # A draining gateway fails this check and gets no new calls, but its streams go on.
         "health_checks": [{**_health_check(), "grpc_health_check": {"service_name": "readiness"}}],
     }
 
@@ -126,10 +126,10 @@ def _cluster(name: str, addresses: Sequence[tuple[str, int]]) -> dict[str, Any]:
         "type": "STRICT_DNS",
         "connect_timeout": "1s",
         "lb_policy": "LEAST_REQUEST",
-        # By default all get requests, the unhealthy too, where fewer than half are healthy.
+        # By default unhealthy gateways get requests too if fewer than half are healthy.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
-        # A gateway that fails five calls in a row gets none for a while, whatever its health says.
+        # A gateway that fails five calls in a row gets no calls for a while, even if its health check succeeds.
         "outlier_detection": {
             "consecutive_gateway_failure": 5,
             "enforcing_consecutive_gateway_failure": 100,

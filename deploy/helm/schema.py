@@ -13,10 +13,10 @@ from scheduler.config import SchedulerConfig
 
 SCHEMA = Path(__file__).parent / "deepmesh/values.schema.json"
 CONFIGS: tuple[type[Config], ...] = (SchedulerConfig, GatewayConfig, PrefillConfig, DecodeConfig, KvStoreConfig)
-# The chart's own: other objects of the chart must agree with them.
+# Keys that the chart sets itself, because other objects of the chart must agree with them.
 SET_BY_CHART = ("scheduler", "stores", "security", "gateway_id", "store_id", "worker_id")
 SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_host", "metrics_port", "health_port", "drain_seconds")
-# Words about a key, and what the chart's part of a configuration may leave out.
+# Parts of a schema that are left out: texts, defaults, and required keys, since the chart may give only some keys.
 _LEFT_OUT = ("title", "description", "default", "required")
 # Keys that come from a Secret, and the models that have them.
 SECRET_KEYS = ("secret", "accepted_secrets")
@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
         _drop(ours, SET_BY_CHART)
         _drop(definitions[f"{config.__name__}.ServerConfig"], SERVER_SET_BY_CHART)
         definitions[config.__name__] = ours
-    # They are laid over what values.yaml says.
+    # Secrets' keys are laid over the configuration in values.yaml, which must not have them.
     for name in SECRET_IN_A_SECRET:
         _drop(definitions[name], SECRET_KEYS)
     return {**kept, "$defs": dict(sorted(definitions.items()))}
@@ -54,7 +54,9 @@ def _drop(model: dict[str, Any], keys: tuple[str, ...]) -> None:
 
 
 def _partial(model: Any, names_of_keys: bool = False) -> Any:
-    """A schema without its words and required keys. `names_of_keys`: the mapping's keys are names, not a schema's."""
+    """A schema without texts and required keys. names_of_keys: whether the mapping's keys are names of properties or
+    definitions rather than keywords of a schema.
+    """
     if isinstance(model, list):
         return [_partial(each) for each in model]
     if not isinstance(model, dict):

@@ -1,4 +1,4 @@
-"""`make docs` writes deploy/observe/board.json, the board for Grafana: compose provisions it, others import it."""
+"""Makes Grafana's board: `make docs` writes deploy/observe/board.json, which compose provisions and others import."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 class Panel(NamedTuple):
     title: str
-    # Grafana's name of it.
+    # Grafana's name of the unit.
     unit: str
-    # Legends with what they show.
+    # Pairs of a legend and the query that it names.
     queries: Sequence[tuple[str, str]]
 
 

@@ -1,4 +1,4 @@
-"""Takes the notes that stand beside the code into the site, since its pages refer to them: a hook of mkdocs."""
+"""A hook of mkdocs: adds the notes beside the code to the site, since its pages refer to them."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 NOTES = "notes.md"
-# A page's link to notes, and notes' link to a page.
+# A link from a page to notes, and a link from notes to a page.
 TO_NOTES = re.compile(r"\]\(\.\./([\w/]+)/notes\.md(?=[#)])")
 TO_PAGE = re.compile(r"\]\((?:\.\./)+docs/")
 
@@ -24,6 +24,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between pages and notes lead to where both are in the site."""
+    """Change links between pages and notes to the places of both in the site."""
     up = "../" * page.file.src_uri.count("/")
     return TO_PAGE.sub(f"]({up}", TO_NOTES.sub(rf"]({up}notes/\1.md", markdown))

@@ -1,4 +1,4 @@
-"""The tasks, by name: short ones, whose problems fit in a few hundred tokens, and long ones of any wished length."""
+"""The tasks by name: short ones, whose problems fit in a few hundred tokens, and long ones of any length."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ ShortTask = Callable[[Random], Problem]
 
 @dataclass(frozen=True)
 class LongTask:
-    """A fact, and text of any wished length around it."""
+    """A task about a fact in a text of any length."""
 
     name: str
     fact: Callable[[Random], Fact]
-    # Its last argument is the wished length of the prompt in characters, reached to within a few hundred.
+    # The last argument is the length of the prompt in characters, which is met to within a few hundred.
     around: Callable[[Random, Fact, int], Problem]
 
 
@@ -52,14 +52,14 @@ LONG_TASKS: Mapping[str, LongTask] = MappingProxyType(
 
 
 def draw(task: ShortTask, random: Random, *, held_out: bool) -> Problem:
-    """A problem of the wished split."""
+    """A problem of the test split (`held_out`) or of the training split."""
     while is_held_out(problem := task(random)) != held_out:
         pass
     return problem
 
 
 def draw_long(task: LongTask, random: Random, characters: int, *, held_out: bool) -> Problem:
-    """A problem of the wished split, with a prompt of about `characters` characters."""
+    """As `draw`, with a prompt of about `characters` characters."""
     while belongs_to_test(task.name, (fact := task.fact(random)).key) != held_out:
         pass
     return task.around(random, fact, characters)

@@ -61,7 +61,7 @@ def addition(a: int, b: int, prompt: str) -> Problem:
 
 def subtract(random: Random) -> Problem:
     a, b = number(random, 6), number(random, 6)
-    # Most differences are positive, as in most people's questions.
+    # Make most differences positive, as people's questions mostly are.
     if a < b and random.random() < 0.7:
         a, b = b, a
     return Problem(
@@ -104,7 +104,7 @@ def divide(random: Random) -> Problem:
 
 
 def digits_of(value: int, width: int = 1) -> list[int]:
-    """Lowest place first, filled with zeros to `width`."""
+    """The digits, lowest place first, filled with zeros to `width`."""
     return [int(digit) for digit in reversed(str(value).zfill(width))]
 
 
@@ -114,7 +114,7 @@ def _listing(value: int) -> str:
 
 
 def _read_back(digits: list[int]) -> str:
-    """From the highest place down, then the number itself without leading zeros."""
+    """The digits from the highest place down, then the number itself without leading zeros."""
     places = [f"{place} {digit}" for place, digit in zip(PLACES, digits, strict=False)]
     value = int("".join(map(str, reversed(digits))))
     return f"{', '.join(reversed(places))}: {value}"
@@ -137,7 +137,7 @@ def added(a: int, b: int) -> str:
 
 
 def subtracted(a: int, b: int) -> str:
-    """The lines of a subtraction; of the larger from the smaller, the other way round and negated."""
+    """The lines of a subtraction. If b is larger, a is subtracted from b and the result is negated."""
     if a < b:
         return f"{a} is less than {b}: I take {b} - {a} and negate.\n{_difference(b, a)}\nnegated: -{b - a}"
     return f"{a} is not less than {b}.\n{_difference(a, b)}"

@@ -1,4 +1,4 @@
-"""Small calculations written out in steps that need no paper, as chains of equal expressions."""
+"""Small calculations as chains of equal expressions, in steps that can be done in the head."""
 
 
 def total(a: int, b: int) -> str:
@@ -27,7 +27,7 @@ def product(a: int, b: int) -> str:
 
 
 def quotient(a: int, b: int) -> str:
-    """a / b with remainder, tens of b taken away first, lines: "10*12=120, 237-120=117", "9*12=108, 117-108=9"."""
+    """a / b with remainder. Tens of b are taken away first: "10*12=120, 237-120=117", then "9*12=108, 117-108=9"."""
     lines = []
     times = a // b
     parts = (times,) if _is_power_of_ten(b) else (times - times % 10, times % 10)

@@ -1,4 +1,4 @@
-"""Repeating text exactly, near by or out of a long document."""
+"""Repeating text exactly, from the question itself or from a long document."""
 
 from random import Random
 
@@ -10,12 +10,12 @@ from eval.tasks.vocabulary import ADJECTIVES, NOUNS
 
 REPEAT = ("Repeat exactly: {text}", "Copy this text: {text}", "Say the following again, word for word: {text}")
 SECTION = ("Repeat section {name} word for word.", "Copy the text of section {name} exactly.")
-# Mean characters of a section with its name.
+# Mean characters of a section, its name included.
 SECTION_CHARACTERS = 210
 
 
 def copy_text(random: Random) -> Problem:
-    """Words in no order, codes or prose."""
+    """Repeat words in random order, codes, or prose."""
     form = random.randrange(3)
     if form == 0:
         text = " ".join(random.choices(ADJECTIVES + NOUNS, k=random.randint(5, 30)))
@@ -38,7 +38,7 @@ def section(random: Random) -> Fact:
 
 
 def copy_section(random: Random, fact: Fact, characters: int) -> Problem:
-    """The section `fact` out of a document of named sections."""
+    """Repeat the section `fact` of a document with named sections."""
     names = different_names(random, max(1, characters // SECTION_CHARACTERS), besides=fact.name)
     sections = [Fact(name, _text(random)) for name in names]
     sections.insert(random.randint(0, len(sections)), fact)

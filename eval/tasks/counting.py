@@ -15,7 +15,7 @@ ITEMS = ("How often does {item} occur in this list? {items}", "Count how many ti
 
 
 def count_letter(random: Random) -> Problem:
-    """In a word, or in a code of capital letters."""
+    """Count a letter in a word, or in a code of capital letters."""
     word = random.choice(NOUNS) if random.random() < 0.5 else code(random, random.randint(4, 12), alphabet=6)
     letter = random.choice(word) if random.random() < 0.85 else random.choice("abcdefghijklmnopqrstuvwxyz")
     count = 0

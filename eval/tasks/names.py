@@ -1,4 +1,4 @@
-"""Names made of two words, for things that are to be told apart."""
+"""Names made of two words, for things that a problem must distinguish."""
 
 from random import Random
 

@@ -12,16 +12,16 @@ _BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Problem:
-    """What the user asks, and a worked solution."""
+    """The user's question and a worked solution."""
 
     task: str
-    # The facts of the problem without its phrasing: it decides the split, so that no test problem is seen in training
-    # in other words.
+    # The facts of the problem without its phrasing. They decide the split, so that training has no test problem in
+    # other words.
     key: str
     prompt: str
-    # What stands in the thinking part.
+    # The text of the thinking part.
     reasoning: str
-    # What the user sees; the result stands in bold.
+    # The text that the user sees, with the result in bold.
     reply: str
     # The result.
     answer: str
@@ -29,14 +29,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is to be found in a long text."""
+    """A fact that is to be found in a long text."""
 
     name: str
     content: str
 
     @property
     def key(self) -> str:
-        """Names the problem that asks for it, whatever the text around."""
+        """The key of problems that ask for this fact. It does not depend on the text around the fact."""
         return f"{self.name} {self.content}"
 
 
@@ -45,12 +45,12 @@ def bold(text: object) -> str:
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Whether the problem belongs to the test split; never true of a problem trained on."""
+    """Whether the problem belongs to the test split. No problem of the training data does."""
     return belongs_to_test(problem.task, problem.key)
 
 
 def belongs_to_test(task: str, key: str) -> bool:
-    """The split of a task's problem, by the hash of its key."""
+    """Whether a task's problem belongs to the test split, decided by the hash of its key."""
     digest = blake2b(f"{task}/{key}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
@@ -58,8 +58,8 @@ def belongs_to_test(task: str, key: str) -> bool:
 def grade(problem: Problem, text: str) -> bool:
     """Whether `text` (a completion, with or without its thinking) states the problem's result exactly.
 
-    The result is the last text in bold, or the whole visible text where nothing is bold; white space does not count,
-    nor does a final full stop.
+    The result is the last text in bold, or the whole visible text if nothing is bold. White space and a final full stop
+    do not count.
     """
     return _result(text) == _normal(problem.answer)
 

@@ -1,4 +1,4 @@
-"""Plain sentences without end, for text in which something is to be found."""
+"""Endless plain sentences, for texts in which something is to be found."""
 
 from random import Random
 

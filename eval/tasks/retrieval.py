@@ -1,4 +1,4 @@
-"""Finding values by their key: in tables, and in prose of any length."""
+"""Finding values by their keys, in tables and in prose of any length."""
 
 from random import Random
 
@@ -19,12 +19,12 @@ def fact(random: Random) -> Fact:
 
 
 def look_up(random: Random) -> Problem:
-    """In a table of a few dozen lines."""
+    """Find a value in a table of a few dozen lines."""
     return _table(random, "look_up", fact(random), random.randint(3, 40))
 
 
 def key_value(random: Random, wanted: Fact, characters: int) -> Problem:
-    """In a table of the wished length."""
+    """Find a value in a table of about `characters` characters."""
     return _table(random, "key_value", wanted, max(3, characters // LINE_CHARACTERS))
 
 
@@ -43,7 +43,7 @@ def _table(random: Random, task: str, wanted: Fact, others: int) -> Problem:
 
 
 def needle(random: Random, wanted: Fact, characters: int) -> Problem:
-    """One fact among a few like it, in prose of the wished length."""
+    """Find one fact among a few similar ones, in prose of about `characters` characters."""
     names = different_names(random, random.randint(1, 6), besides=wanted.name)
     facts = [wanted, *(Fact(name, _value(random)) for name in names)]
     lines = sentences(random, characters - 60 * len(facts) - 80)

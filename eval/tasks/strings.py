@@ -16,7 +16,7 @@ def code(random: Random, length: int, alphabet: int = 26) -> str:
 
 
 def reverse_string(random: Random) -> Problem:
-    """A code in capitals is to be reversed, or a word letter by letter, which is answered in capitals."""
+    """Reverse a code of capitals, or a word in capitals, letter by letter."""
     text = code(random, random.randint(3, 12)) if random.random() < 0.6 else random.choice(NOUNS).upper()
     numbered = [f"{position} {character}" for position, character in enumerate(text, start=1)]
     return Problem(
@@ -37,7 +37,9 @@ def edit_string(random: Random) -> Problem:
 
 
 def _letterwise(text: str, request: str, edit: Callable[[int, str], str]) -> Problem:
-    """An edit that looks at one letter after the other; `edit` takes its position, from 1, and the letter."""
+    """A problem whose edit looks at one letter after the other. `edit` takes a letter's position, from 1, and the
+    letter.
+    """
     parts = [edit(position, letter) for position, letter in enumerate(text, start=1)]
     marks = [
         f"{position} {letter} {part or 'drop'}"
@@ -61,7 +63,7 @@ def _replace(random: Random, text: str) -> Problem:
 
 def _remove(random: Random, text: str) -> Problem:
     unwanted = random.choice(text)
-    # Something is left whatever is removed.
+    # Append another letter, so that something is left.
     text += random.choice(ascii_uppercase.replace(unwanted, ""))
     return _letterwise(text, f"Remove every {unwanted} from", lambda _, letter: "" if letter == unwanted else letter)
 

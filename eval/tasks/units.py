@@ -26,7 +26,7 @@ CONVERT = ("Convert {amount} to {unit}.", "How many {unit} are {amount}?", "Expr
 
 
 def convert_units(random: Random) -> Problem:
-    """To the smaller unit, or from it into both."""
+    """Convert an amount to the smaller unit, or from the smaller unit into both."""
     large, small, factor, most = random.choice(CONVERSIONS)
     whole, rest = random.randint(1, most), random.randrange(factor) if random.random() < 0.6 else 0
     if random.random() < 0.6:

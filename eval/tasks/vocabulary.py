@@ -1,4 +1,4 @@
-"""The words that problems are made of."""
+"""The words from which problems are made."""
 
 
 def _split(text: str, separator: str = " ") -> tuple[str, ...]:

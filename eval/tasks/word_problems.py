@@ -28,10 +28,10 @@ GOODS = ("bread", "tea", "honey", "rope", "soap", "cloth", "candle", "lamp", "ki
 @dataclass(frozen=True)
 class Story:
     question: str
-    # Each a sentence or a calculation.
+    # Each step is a sentence or a calculation.
     steps: tuple[str, ...]
     result: int
-    # What is counted; it follows the result in the reply.
+    # The things that are counted; the word follows the result in the reply.
     unit: str
 
 

@@ -1,8 +1,9 @@
-// A client of deepmesh in Go: streams an answer, cancels, keeps a deadline, and waits as long as a refusal asks for.
+// A client of deepmesh in Go: streams an answer, cancels, keeps a deadline, and retries after the delay that a refusal
+// names.
 //
 //	client HOST:PORT QUESTION [-deadline 60s] [-tokens 256] [-stop-after 0] [-attempts 5]
 //
-// The answer goes to standard output, how it ended to standard error.
+// It prints the answer to standard output, and how it ended to standard error.
 package main
 
 import (
@@ -41,7 +42,8 @@ func main() {
 	flags.UintVar(&given.stopAfter, "stop-after", 0, "cancel after so many tokens; 0 reads to the end")
 	flags.IntVar(&given.attempts, "attempts", 5, "how often to ask")
 	flags.Parse(os.Args[3:])
-	// Inside a cluster. From outside, with the gateway's public_tls: credentials.NewClientTLSFromCert(nil, "").
+	// This is for clients inside a cluster. From outside, if the gateway has public_tls, use
+	// credentials.NewClientTLSFromCert(nil, "").
 	channel, err := grpc.Dial(os.Args[1], grpc.WithInsecure())
 	if err == nil {
 		defer channel.Close()
@@ -53,7 +55,7 @@ func main() {
 	}
 }
 
-// ask asks again while the mesh refuses with a delay after which to: then nothing has been generated.
+// ask sends the question, again and again while the mesh refuses it and names a delay: nothing has been generated then.
 func ask(gateway deepmesh.GatewayServiceClient, question string, given options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), given.deadline)
 	defer cancel()
@@ -77,7 +79,7 @@ func ask(gateway deepmesh.GatewayServiceClient, question string, given options) 
 
 // stream prints one answer. It reports whether the answer began.
 func stream(ctx context.Context, gateway deepmesh.GatewayServiceClient, question string, given options) (bool, error) {
-	// Leaving early cancels the call, which stops the work and frees its memory.
+	// Returning early cancels the call, which makes the mesh stop its work and free its memory.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	call, err := gateway.Generate(ctx, &deepmesh.GenerateRequest{
@@ -115,7 +117,7 @@ func stream(ctx context.Context, gateway deepmesh.GatewayServiceClient, question
 	}
 }
 
-// retryDelay is what the refusal's RetryInfo says, if it has one.
+// retryDelay is the delay in the refusal's RetryInfo, if it has one.
 func retryDelay(err error) (time.Duration, bool) {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {

@@ -47,7 +47,7 @@ class TrainingStep:
             self._compute(self.batch)
         else:
             if self.steps == STEPS_BEFORE_CAPTURE:
-                # Other threads may call CUDA meanwhile, even functions that a capture forbids in its own thread.
+                # With "thread_local" the capture restricts this thread alone; others may call CUDA meanwhile.
                 with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                     self._compute(self.batch)
             self.graph.replay()

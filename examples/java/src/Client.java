@@ -20,11 +20,12 @@ import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A client of deepmesh in Java: streams an answer, cancels, keeps a deadline, and waits as long as a refusal asks for.
+ * A client of deepmesh in Java: streams an answer, cancels, keeps a deadline, and retries after the delay that a
+ * refusal names.
  *
  * <pre>Client HOST:PORT QUESTION [--deadline SECONDS] [--tokens N] [--stop-after N] [--attempts N]</pre>
  *
- * The answer goes to standard output, how it ended to standard error.
+ * It prints the answer to standard output, and how it ended to standard error.
  */
 public final class Client {
   private static final Metadata.Key<byte[]> DETAILS =
@@ -50,7 +51,7 @@ public final class Client {
       System.err.println("usage: Client HOST:PORT QUESTION [--deadline SECONDS] [--tokens N] [--stop-after N] [--attempts N]");
       System.exit(2);
     }
-    // Inside a cluster. From outside, with the gateway's public_tls: leave usePlaintext out.
+    // This is for clients inside a cluster. From outside, if the gateway has public_tls, leave out usePlaintext.
     ManagedChannel channel = NettyChannelBuilder.forTarget(arguments[0]).usePlaintext().build();
     GatewayServiceGrpc.GatewayServiceBlockingStub stub = GatewayServiceGrpc.newBlockingStub(channel);
     if (System.getenv("DEEPMESH_API_KEY") != null) {
@@ -72,7 +73,7 @@ public final class Client {
     System.exit(status);
   }
 
-  /** Asks again while the mesh refuses with a delay after which to: then nothing has been generated. */
+  /** Asks, again and again while the mesh refuses and names a delay: nothing has been generated then. */
   private void ask(String question, Duration deadline) throws InterruptedException {
     Instant end = Instant.now().plus(deadline);
     for (int attempt = 1; ; attempt++) {
@@ -101,7 +102,7 @@ public final class Client {
             .setPrompt(Prompt.newBuilder().setChat(Chat.newBuilder().addMessages(message)))
             .setMaxTokens(tokens)
             .build();
-    // Leaving early cancels the call, which stops the work and frees its memory.
+    // Returning early cancels the call, which makes the mesh stop its work and free its memory.
     Context.CancellableContext call = Context.current().withCancellation();
     Context before = call.attach();
     try {
@@ -130,7 +131,7 @@ public final class Client {
     }
   }
 
-  /** What the refusal's RetryInfo says, if it has one. */
+  /** The delay in the refusal's RetryInfo, if it has one. */
   private static Optional<Duration> retryDelay(StatusRuntimeException error) {
     byte[] details = error.getTrailers() == null ? null : error.getTrailers().get(DETAILS);
     try {

@@ -1,8 +1,9 @@
-// A client of deepmesh in TypeScript: streams an answer, cancels, keeps a deadline, and waits as long as a refusal asks for.
+// A client of deepmesh in TypeScript: streams an answer, cancels, keeps a deadline, and retries after the delay that a
+// refusal names.
 //
 //   node dist/client.js HOST:PORT QUESTION [--deadline SECONDS] [--tokens N] [--stop-after N] [--attempts N]
 //
-// The answer goes to standard output, how it ended to standard error.
+// It prints the answer to standard output, and how it ended to standard error.
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
@@ -19,7 +20,7 @@ interface Options {
   // Milliseconds since the epoch.
   deadline: number;
   tokens: number;
-  // 0 reads to the end.
+  // Tokens after which to stop; 0 reads to the end.
   stopAfter: number;
   attempts: number;
 }
@@ -51,7 +52,8 @@ async function main(): Promise<number> {
     return 2;
   }
   const loaded = grpc.loadPackageDefinition(loadSync("deepmesh/v1/gateway.proto", LOADING)) as unknown as ProtoGrpcType;
-  // Inside a cluster. From outside, with the gateway's public_tls: grpc.credentials.createSsl().
+  // This is for clients inside a cluster. From outside, if the gateway has public_tls, use
+  // grpc.credentials.createSsl().
   const gateway = new loaded.deepmesh.v1.GatewayService(endpoint, grpc.credentials.createInsecure());
   try {
     await ask(gateway, question, {
@@ -70,7 +72,7 @@ async function main(): Promise<number> {
   }
 }
 
-// Asks again while the mesh refuses with a delay after which to: then nothing has been generated.
+// Asks, again and again while the mesh refuses and names a delay: nothing has been generated then.
 async function ask(gateway: GatewayServiceClient, question: string, options: Options): Promise<void> {
   for (let attempt = 1; ; attempt++) {
     try {
@@ -113,13 +115,13 @@ async function stream(gateway: GatewayServiceClient, question: string, options: 
   } catch (error) {
     throw Object.assign(error as grpc.ServiceError, { begun });
   } finally {
-    // Leaving early cancels the call, which stops the work and frees its memory.
+    // Returning early cancels the call, which makes the mesh stop its work and free its memory.
     call.on("error", () => {});
     call.cancel();
   }
 }
 
-// Milliseconds, as the refusal's RetryInfo says; undefined if it has none.
+// The delay in the refusal's RetryInfo, in milliseconds; undefined if it has none.
 function retryDelay(error: grpc.ServiceError): number | undefined {
   const [details] = error.metadata?.get("grpc-status-details-bin") ?? [];
   if (!Buffer.isBuffer(details)) return undefined;

@@ -1,4 +1,4 @@
-{{/* Labels by which pods are selected: of a service of this release, given {root, role}. */}}
+{{/* The labels that select the pods of one service of this release, given {root, role}. */}}
 {{- define "deepmesh.selector" -}}
 app.kubernetes.io/name: deepmesh
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -30,7 +30,7 @@ stores:
 {{- end }}
 {{- end }}
 
-{{/* What each service is told beside `config`, as YAML. */}}
+{{/* The configuration that each service gets besides `config`, as YAML. */}}
 {{- define "deepmesh.config.server" -}}
 server: { host: 0.0.0.0, port: {{ .port }}, metrics_port: 9000, health_port: 9001, drain_seconds: {{ .drainSeconds }} }
 {{- if .root.Values.security.issuer.name }}
@@ -54,7 +54,7 @@ http: { host: 0.0.0.0, port: 8000 }
 models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{- end }}
 
-{{/* Of a worker, given its values. */}}
+{{/* The number of ranks of a worker, given its values. */}}
 {{- define "deepmesh.ranks" -}}
 {{ mul (max 1 (int .gpus)) (int .hosts) }}
 {{- end }}
@@ -113,7 +113,7 @@ disk: { path: /var/lib/deepmesh }
 {{ .Values.security.kvSecret | default (printf "%s-kv" .Release.Name) }}
 {{- end }}
 
-{{/* What a sidecar leaves alone: UCX has no protocol that it could speak. */}}
+{{/* The ports that a sidecar leaves alone: it does not know UCX's protocol. */}}
 {{- define "deepmesh.sidecar" -}}
 {{- if eq .root.Values.serviceMesh "istio" }}
 traffic.sidecar.istio.io/includeInboundPorts: {{ .inbound | quote }}

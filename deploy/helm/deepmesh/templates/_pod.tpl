@@ -1,14 +1,14 @@
 {{/*
-A pod of one service, given {root, role, module, ports: {name: number}, id: the key of its name, group: whether it is one of a
-LeaderWorkerSet's, whose leader has the worker's name}. Probes ask a port of their
-own, since they bring no certificate: readiness falls as soon as a pod stops, liveness stays until its requests have ended.
+A pod of one service, given {root, role, module, ports: {name: number}, id: the configuration key of its name, group:
+whether it belongs to a LeaderWorkerSet, whose leader has the worker's name}. Probes use a port of their own, since they
+have no certificate: readiness fails as soon as a pod stops, liveness succeeds until its requests have ended.
 */}}
 {{- define "deepmesh.pod" -}}
 {{- $values := index .root.Values .role }}
 {{- $gpus := int (default 0 $values.gpus) }}
 {{- $preStop := int (default 0 $values.preStopSeconds) }}
 {{- $worker := has .role (list "prefill" "decode") }}
-{{- /* Volumes with a Secret each, whose key config.yaml is laid over the configuration in this order. */}}
+{{- /* Volumes with a Secret each. Their keys config.yaml override the configuration, in this order. */}}
 {{- $secrets := list }}
 {{- if eq .role "gateway" }}
 {{- $secrets = append $secrets (dict "volume" "resume" "secret" (include "deepmesh.resumeSecret" .root)) }}
@@ -44,7 +44,7 @@ spec:
   automountServiceAccountToken: false
   {{- end }}
   enableServiceLinks: false
-  # What a stopping pod may need: the pause before it stops, its requests, and its end.
+  # Seconds that a stopping pod may need: the pause before it stops, the drain of its requests, and 15 to end.
   terminationGracePeriodSeconds: {{ add $preStop (int $values.drainSeconds) 15 }}
   securityContext:
     runAsNonRoot: true
@@ -99,10 +99,10 @@ spec:
         {{- range $secrets }}
         - --config=/etc/deepmesh-{{ .volume }}/config.yaml
         {{- end }}
-        # Others reach a pod by its address: its name is known to nobody.
+        # Other pods reach this one by its address, because DNS does not know its name.
         - --set=server.advertise=$(POD_IP):{{ .ports.grpc }}
         {{- with .id }}
-        # A certificate names the pod, and its service must have the same name; or that of its group's leader.
+        # The certificate names the pod. Its service must have the same name, or that of its group's leader.
         - --set={{ . }}=$({{ if $.group }}LEADER_NAME{{ else }}POD_NAME{{ end }})
         {{- end }}
       env:
@@ -139,7 +139,7 @@ spec:
         failureThreshold: 3
       {{- if $preStop }}
       lifecycle:
-        # The pod leaves its Services now; load balancers hear of it a little later.
+        # The pod leaves its Services now, but load balancers learn of that a little later.
         preStop: { sleep: { seconds: {{ $preStop }} } }
       {{- end }}
       {{- $resources := deepCopy $values.resources }}
@@ -183,7 +183,7 @@ spec:
     {{- $root := .root }}
     {{- with .root.Values.security.issuer }}
     {{- if .name }}
-    # Made for this pod by cert-manager's CSI driver, and renewed while the pod lives.
+    # cert-manager's CSI driver makes this certificate for the pod, and renews it while the pod lives.
     - name: certificate
       csi:
         driver: csi.cert-manager.io
