@@ -1,4 +1,4 @@
-"""A rank that keeps step with others: dummies where it has no work, larger shapes than its own, an end together."""
+"""A rank that keeps step with others: dummy steps if it has no work, shapes larger than its own, a common end."""
 
 import random
 from typing import Any
@@ -164,6 +164,6 @@ def test_preemption_beside_dummies_changes_no_token(backend: Any, seed: int) -> 
     transcript = Transcript().run(engine)
     for key, prompt in enumerate(prompts):
         assert transcript.token_ids[key] == oracle_tokens(prompt, 150, VOCABULARY)
-    # Only a step launched ahead leaves the rank without work of its own.
+    # The rank has a step without work of its own only if it launches steps ahead.
     assert (0 in {rows for rows, _ in backend.launches}) == backend.asynchronous
     assert_at_rest(engine)

@@ -73,7 +73,7 @@ def test_no_prompt_waits_for_more_than_the_bound(shapes: list[StepShape]) -> Non
 
 
 def steps_until_begun(wait_steps: int, comes: int, divided_tokens: int | None, peers: Peers) -> int | None:
-    """The first rank decodes, and the second gets a prompt in the step `comes`: after how many of them it begins."""
+    """The first rank decodes, and the second gets a prompt in step `comes`. Returns after how many steps it begins."""
     parallel = ParallelConfig(dp=2, prompt_wait_steps=wait_steps, context_parallel_tokens=divided_tokens)
     config = oracle_config(total_blocks=64, parallel=parallel)
     engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=peers.steps)
@@ -96,8 +96,8 @@ def steps_until_begun(wait_steps: int, comes: int, divided_tokens: int | None, p
 
 @pytest.mark.parametrize(("wait_steps", "comes", "waits"), [(0, 10, 0), (5, 3, 5), (20, 10, 20), (5, 10, 0)])
 def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int, comes: int, waits: int) -> None:
-    """Unless the one before came so long ago that no other is to be expected."""
-    # The other rank hears of the prompt in the step in which it comes.
+    """It does not wait if the prompt before came so long ago that no other one is to be expected."""
+    # The other rank learns of the prompt in the step in which it arrives.
     assert on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps, comes, None)) == [None, waits]
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_that_all_ranks_compute_together_waits_for_no_other(divided_tok
 
 
 def steps_until_next_turn(peers: Peers) -> int | None:
-    """The same of a prompt whose first block is cached, before which others came on that rank."""
+    """As `steps_until_begun`, for a prompt whose first block is cached and that follows other prompts on its rank."""
     config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=20))
     engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=peers.steps)
     transcript = Transcript()

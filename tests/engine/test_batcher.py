@@ -78,7 +78,7 @@ def test_a_prompt_waits_while_chunks_of_an_equal_one_go_on() -> None:
         plan(prompts=[long], waiting=[alike(candidate(1, 600, cached_blocks=4), contents)], limits=limits).admitted
         == []
     )
-    # Its next block is another's.
+    # A prompt with another next block does not wait.
     unlike = alike(candidate(1, 600, cached_blocks=4), [*contents[:4], b"x"])
     assert plan(prompts=[long], waiting=[unlike], limits=limits).admitted == [unlike]
 
@@ -111,7 +111,7 @@ def test_few_are_passed_over_in_a_step() -> None:
             yield alike(candidate(arrival, 100), [b"a"])
 
     assert len(plan(waiting=queue(), limits=Limits(10_000, 1000), free_blocks=10_000).admitted) == 1
-    # It is read one request further.
+    # The queue is read up to one request further.
     assert len(read) == 1 + MOST_PASSED_OVER + 1
 
 

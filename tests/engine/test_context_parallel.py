@@ -31,7 +31,9 @@ LAYERS = 3
 def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
     tmp_path: Path, ranks: int, next_n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first rank: whole chunks, a last short one alone, and a prompt behind cached blocks; another decodes."""
+    """The first rank has whole chunks, a short last one by itself, and a prompt after cached blocks; another
+    decodes.
+    """
     divided: list[tuple[int, int]] = []
 
     class Watched(Spreading):
@@ -61,7 +63,7 @@ def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
     reference = load_oracle(checkpoint)
     for key, prompt in prompts.items():
         assert_greedy(reference, prompt, transcript.token_ids[key])
-    # With drafts the first tokens behind the cached blocks are computed again, and their chunk is not divided.
+    # With drafts the first tokens after cached blocks are computed again, and their chunk is not divided.
     assert len(divided) >= (2 if next_n else 3)
     assert {rank for rank, _ in divided} == {0} and min(tokens for _, tokens in divided) >= 20
 
@@ -69,7 +71,9 @@ def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
 def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk of 512 tokens is four pieces, two a rank; half of the attention is left out behind the first two."""
+    """A chunk of 512 tokens is four pieces, two on each rank. After the first two, half of the attention is left
+    out.
+    """
     by_thread: Counter[int] = Counter()
 
     def counted(*arguments: Any, **settings: Any) -> Selection:
@@ -97,7 +101,7 @@ def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pie
     assert sorted(by_thread.values()) == [3 * LAYERS, 4 * LAYERS]
     alone = logprobs(ParallelConfig(tp=1, dp=1), 128, sparse.offered)
     assert divided == pytest.approx(alone, abs=1e-4)
-    # That says something only if attention was left out.
+    # The comparison is meaningful only if attention was left out.
     assert logprobs(ParallelConfig(tp=1, dp=1), 128, None) != pytest.approx(alone, abs=1e-3)
 
 
@@ -122,7 +126,7 @@ def test_the_longest_chunk_is_divided_if_that_makes_the_step_shorter() -> None:
     assert chosen([Offer(0, 0), Offer(60, 0), Offer(80, 0), Offer(20, 0)]) is None
     assert chosen([Offer(0, 0), Offer(20, 0), Offer(80, 4), Offer(20, 0)]) == 2
     assert chosen([Offer(0, 100), Offer(0, 0)]) is None
-    # As much on each: none waits for another.
+    # All ranks have as much, so that none waits for another.
     assert chosen([Offer(90, 0), Offer(90, 0)]) is None
 
 

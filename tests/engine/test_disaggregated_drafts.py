@@ -30,7 +30,7 @@ SAMPLINGS = [
     Sampling(temperature=0.8, seed=3),
     Sampling(),
     Sampling(repetition_penalty=1.2),
-    # Its prompt fills its blocks, and what is computed again goes on into the first token.
+    # This request's prompt fills its blocks exactly, so that the tokens computed again extend into the first token.
     Sampling(drafts=DraftUse.OFF),
 ]
 
@@ -156,9 +156,9 @@ def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(checkpoint:
         (sent,), (taken,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))
         # The last token of a prompt is computed again.
         assert torch.equal(receiving.state.kv_pool[:-1, taken, :-1], sending.state.kv_pool[:, sent, :-1])
-        # Of another request's drafts nothing is left.
+        # Nothing is left of another request's drafts.
         assert not receiving.state.kv_pool[-1, taken, :-1].any()
-    # Whatever is computed behind them is no better.
+    # Blocks that are computed after draftless ones are draftless too.
     stored, draftless = (
         {block for step in pair.transcript.steps for block in getattr(step, field)}
         for field in ("stored_blocks", "draftless_blocks")
@@ -170,7 +170,7 @@ def test_a_landing_for_a_worker_with_other_draft_layers_is_refused_by_it(checkpo
     fabric = Fabric(random.Random(1))
     decode, _ = moving(checkpoint, fabric, 2, 1 << 30)
     prefill, _ = moving(checkpoint, fabric, 0, 1 << 30)
-    # The scheduler did not say what the sender has.
+    # The scheduler did not say how many draft layers the sender has.
     (submit, *_) = submits(remote_prefill=True)
     decode.submit(submit)
     decode.step()

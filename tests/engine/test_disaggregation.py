@@ -16,7 +16,7 @@ from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import LayerReportingOracle, Pair, assert_nothing_moves, make_pair
 from tests.support.engines import VOCABULARY, DeferredOracle, prompt_of, submit_of
 
-# The first computes at launch, the second also reports its layers then, the third computes when it is collected.
+# The first computes at launch, the second also reports its layers then, the third computes when a step is collected.
 BACKENDS = [OracleBackend, LayerReportingOracle, DeferredOracle]
 
 
@@ -166,7 +166,7 @@ def test_a_store_that_has_less_than_thought_costs_only_time() -> None:
 
 
 def fill_store(pair: Pair, prompt: list[int]) -> None:
-    """As if the prompt's full blocks had been offered once."""
+    """Put the prompt's full blocks into the store, as if they had been offered."""
     other = make_pair(rng_of())
     other.submit(submit_of(0, prompt, 1))
     other.run(rng_of())

@@ -5,12 +5,12 @@ from engine.draft_depth import DraftDepth
 from engine.protocol.messages import DraftCounts
 from engine.step_times import StepTimes
 
-# With one row a step takes as long with drafts; with 64 each draft takes as long as the step.
+# With one row a step takes as long with drafts as without. With 64 each draft takes as long as the step.
 TIMES = StepTimes([1, 64], [[10.0] * 6, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]])
 
 
 def counts(rows: int, right: int, verified: int = MOST_DRAFTS) -> DraftCounts:
-    """Of so many rows that verified so many drafts each, the first `right` of which were accepted."""
+    """The counts of `rows` rows that verified `verified` drafts each, the first `right` of which were accepted."""
     return DraftCounts(
         [rows * (place < verified) for place in range(MOST_DRAFTS)],
         [rows * (place < min(right, verified)) for place in range(MOST_DRAFTS)],
@@ -20,7 +20,7 @@ def counts(rows: int, right: int, verified: int = MOST_DRAFTS) -> DraftCounts:
 def test_drafts_that_cost_nothing_are_made_and_those_that_cost_a_step_each_are_not() -> None:
     depth = DraftDepth(MOST_DRAFTS, TIMES)
     assert (depth.choose(1), depth.choose(64)) == (5, 0)
-    # More rows than were measured, and a number between those that were, for which the next larger one stands.
+    # More rows than were measured; and a number between two measured ones, for which the larger one is used.
     assert (depth.choose(100), depth.choose(2)) == (0, 0)
 
 

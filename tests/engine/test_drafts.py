@@ -143,7 +143,7 @@ def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(
     yields = [len(output.token_ids) for step in transcript.steps for output in step.outputs]
     # The last request goes on alone. Drafts that were made for more requests are in flight when the number falls.
     assert set(yields[: 8 * (tokens - 2)]) == {1} and max(yields[-6:]) == 6
-    # All are right, and no draft counts as verified that was not made.
+    # All drafts are right, and no draft that was not made counts as verified.
     assert all(step.drafts.verified == step.drafts.accepted for step in transcript.steps if step.drafts is not None)
     for key in range(8):
         expected = oracle_tokens(prompt_of(20, key), tokens + 40 * (key == 0), VOCABULARY)

@@ -15,7 +15,7 @@ from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
-# Where the best two logits are closer, rounding may choose.
+# If the best two logits are closer, rounding may choose.
 MARGIN = 1e-3
 # On both sides of the block's 64 and of chunks of 96 tokens.
 LENGTHS = (1, 2, 63, 64, 65, 95, 96, 97, 128, 129, 192, 193, 300)
@@ -49,7 +49,7 @@ def greedy_submits() -> list[Submit]:
 
 
 def growing_submits(temperature: float) -> list[Submit]:
-    """Five that grow by a block or two each."""
+    """Five requests that each grow by a block or two."""
     return [
         submit_of(key, prompt, 100, sampling=Sampling(temperature=temperature, top_p=0.95, seed=key), ignore_eos=True)
         for key, prompt in enumerate(PROMPTS[::3])
@@ -67,7 +67,7 @@ def run(engine: Engine, submits: list[Submit]) -> Transcript:
 def assert_as_transformers(
     reference: DeepseekV3ForCausalLM, submits: list[Submit], token_ids: dict[int, list[int]]
 ) -> None:
-    """Teacher-forced: at every position, after the engine's own tokens before it."""
+    """Assert that each token is the one that transformers would choose after the engine's own tokens before it."""
     decided = 0
     for submit in submits:
         drawn = torch.tensor(token_ids[submit.key])

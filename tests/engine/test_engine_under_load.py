@@ -15,7 +15,7 @@ from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
-# An engine that does not finish within this is stuck.
+# An engine that does not finish in so many steps is stuck.
 MOST_STEPS = 200_000
 
 
@@ -47,7 +47,9 @@ def submits_of(traffic: Traffic, rng: random.Random) -> list[Submit]:
 
 
 def drive(engine: Engine, submits: list[Submit], traffic: Traffic, rng: random.Random) -> tuple[Transcript, set[int]]:
-    """Submit at random times, cancel some, until all is done. Also returns who was cancelled while unfinished."""
+    """Submit at random times and cancel some, until all is done. Also returns the requests cancelled before their
+    end.
+    """
     transcript, cancelled = Transcript(), set()
     arriving = iter(submits)
     arrived: list[int] = []
@@ -113,7 +115,7 @@ def test_drafts_change_no_token_of_a_thousand_requests(next_n: int, ahead: bool)
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_depth_of_drafts_that_goes_up_and_down_changes_no_token(ahead: bool) -> None:
     rng = random.Random(7)
-    # By the number of rows another depth is the best.
+    # For each number of rows another depth is the best.
     depths = [rng.randrange(6) for _ in range(64)]
     seconds = [[1.0 if depth == best else 100.0 for depth in range(6)] for best in depths]
     traffic = Traffic(700, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)

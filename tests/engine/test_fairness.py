@@ -26,7 +26,7 @@ def engine_of(**settings: Any) -> Engine:
 
 
 def busy_engine(requests: int, **settings: Any) -> tuple[Engine, Transcript]:
-    """After some steps of one tenant's requests, which have taken every place."""
+    """An engine after some steps, in which one tenant's requests have taken every place."""
     engine, transcript = engine_of(**settings), Transcript()
     for key in range(requests):
         engine.submit(submitted(key, BUSY))
@@ -48,7 +48,7 @@ def steps_to_first_token(engine: Engine, transcript: Transcript, submit: Submit)
 def test_a_quiet_tenant_waits_for_no_more_than_a_step_beside_500_requests_of_another(ahead: bool) -> None:
     alone = steps_to_first_token(engine_of(ahead=ahead), Transcript(), submitted(1000, QUIET))
     engine, transcript = busy_engine(500, ahead=ahead)
-    # With a step in flight that one is collected first.
+    # With overlap, the step in flight is collected first.
     assert steps_to_first_token(engine, transcript, submitted(1000, QUIET)) <= alone + ahead
 
 
@@ -64,7 +64,7 @@ def test_whoever_gave_way_goes_on_where_it_was() -> None:
 
 @pytest.mark.parametrize("steps", range(2, 12))
 def test_nobody_gives_way_while_its_tokens_are_in_flight(steps: int) -> None:
-    """All that run grow by a block at once: what was free for a request that comes then is not."""
+    """All running requests grow by a block at once, so that blocks are no longer free for a request that comes then."""
     engine, transcript = engine_of(total_blocks=9, ahead=True), Transcript()
     for key in range(4):
         engine.submit(submitted(key, BUSY, prompt=58, output=20))
@@ -83,7 +83,7 @@ def test_a_tenant_that_is_alone_has_every_place() -> None:
 
 
 def places_of_the_first(engine: Engine, first: Share, second: Share, steps: int) -> float:
-    """Both always have requests: the part of all tokens that the first one's got."""
+    """The first tenant's share of all tokens, if both tenants always have requests."""
     transcript = Transcript()
     for key in range(200):
         engine.submit(submitted(key, first))
@@ -142,7 +142,7 @@ def test_a_tenant_that_was_away_saved_nothing_up() -> None:
     for _ in range(20):
         transcript.record(engine.step())
     late = sum(len(tokens) for key, tokens in transcript.token_ids.items() if key >= 2000)
-    # A third of what 20 steps bring, and the prompts' first tokens.
+    # A third of the tokens of 20 steps, and the prompts' first tokens.
     assert 0 < late <= 20 * PLACES / 2
 
 

@@ -108,7 +108,7 @@ def test_a_dummy_step_writes_to_no_block_of_a_request(checkpoint: Path, shape: S
 
 @pytest.mark.gpu
 def test_preemption_changes_no_token(checkpoint: Path) -> None:
-    # All of them grow by three blocks, and the pool cannot hold them together.
+    # All requests grow by three blocks, and the pool cannot hold them together.
     growing = submits(180)
     assert run(engine_over(checkpoint, total_blocks=24), growing) == run(engine_over(checkpoint, **PLAIN), growing)
 
@@ -126,7 +126,7 @@ def test_the_shipped_model_says_on_a_gpu_what_it_says_on_a_cpu(kv_dtype: str) ->
         tokens = [*prompt, *found[key]]
         logits = our_logits(SHIPPED_MODEL, tokens, range(-(-len(tokens) // 64)), [len(tokens)])
         agreed += int((logits[len(prompt) - 1 : -1].argmax(1) == torch.tensor(found[key])).sum())
-    # Few choices of this model are close enough for rounding to turn them.
+    # Few choices of this model are so close that rounding changes them.
     assert agreed > 0.95 * sum(map(len, found.values()))
 
 
@@ -206,8 +206,8 @@ def test_nothing_is_compiled_once_an_engine_serves(kv_dtype: str, monkeypatch: p
 
 
 def whatever_comes() -> Iterator[list[Submit]]:
-    """Prompts of any length, alone and together, new and behind prefixes that are known, whose tokens are drawn in any
-    way."""
+    """Requests of any kind: prompts of any length, alone and together, new and after known prefixes, with tokens drawn
+    in any way."""
     chance = random.Random(5)
     ways = (Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=3), Sampling(top_logprobs=4), Sampling(0.9, top_k=7))
     known = random_prompt(5000)

@@ -18,8 +18,8 @@ from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tools.make_checkpoint import checkpoint_config
 from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 
-# A layer's experts take tens of MB: its copy lasts longer than a layer of a small step, so that nobody may forget to
-# wait for it.
+# A layer's experts take tens of MB. Copying them lasts longer than a layer of a small step, so that a missing wait for
+# a copy would show.
 WIDE = {
     "num_hidden_layers": 8,
     "hidden_size": 512,
@@ -76,7 +76,8 @@ def test_experts_in_host_memory_change_no_token_and_free_the_gpu_s(tmp_path: Pat
     for layers, slots in ((3, 2), (7, 2), (4, 1)):
         found, rest = served(directory, OffloadConfig(layers=layers, slots=slots))
         assert found == expected
-        # Four bits a weight at least, of three matrices of each expert that is elsewhere; the rest may differ a little.
+        # At least four bits for each weight of the three matrices of every expert in host memory. The rest may differ a
+        # little.
         assert whole - rest > 0.9 * (layers - slots) * 64 * 3 * 512 * 512 / 2
 
 

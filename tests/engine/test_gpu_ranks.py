@@ -29,7 +29,7 @@ FOUR_GPUS = [pytest.param(layout, marks=pytest.mark.multi_gpu(4)) for layout in 
 # On both sides of the block's 64 tokens and of chunks of 96.
 LENGTHS = (1, 63, 65, 130, 200, 90, 40, 120)
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
-# They all grow into a second or third block, and a rank's pool cannot hold them together.
+# All requests grow into a second or third block, and a rank's pool cannot hold them together.
 BLOCKS = 10
 TOKENS = 40
 SECONDS = 60.0
@@ -64,13 +64,13 @@ def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None,
 
 
 def request_of(key: int, number: int, prompt: list[int], tokens: int = TOKENS) -> Submit:
-    """Greedy and drawn ones in turn."""
+    """A request; every other one is greedy."""
     sampling = Sampling(temperature=0.8 * (number % 2), top_p=0.9, seed=number)
     return submit_of(key, prompt, tokens, sampling=sampling, ignore_eos=True)
 
 
 def expected_tokens(checkpoint: Path, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
-    """Those of one rank on the CPU; first: the number of the first request."""
+    """The tokens that one rank on the CPU generates. first: the number of the first request."""
     requests = [request_of(key, first + key, prompt) for key, prompt in enumerate(prompts)]
     found = run_layout(config_of(checkpoint, device="cpu", total_blocks=64), requests).token_ids
     return [found[key] for key in range(len(prompts))]
@@ -79,7 +79,7 @@ def expected_tokens(checkpoint: Path, prompts: list[list[int]], first: int = 0) 
 async def answers(
     group: RankGroup, transcript: Transcript, prompts: list[list[int]], first: int = 0
 ) -> list[list[int]]:
-    """What the group's ranks generate, all at once."""
+    """Submit all prompts at once; returns the tokens that the group's ranks generate."""
     keys = []
     for number, prompt in enumerate(prompts, first):
         keys.append(group.new_key(prompt, b"", computes_prompt=True))
@@ -96,7 +96,7 @@ async def test_several_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, la
         # One rank has nothing to do: it runs dummies.
         assert await answers(group, transcript, PROMPTS[:1]) == expected[:1]
         assert await answers(group, transcript, PROMPTS) == expected
-        # Behind what is cached.
+        # These prompts begin with cached blocks.
         again = await answers(group, transcript, followed[2:4], first=2)
         assert any(transcript.cached_tokens.values())
     assert [await process.closed for process in group.processes] == [0] * len(group.processes)

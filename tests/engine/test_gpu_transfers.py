@@ -1,4 +1,4 @@
-"""KV between ranks that share one GPU, and between a GPU's rank and others: tokens are those of one engine alone."""
+"""KV between ranks that share one GPU, and between a rank on a GPU and others: tokens equal those of one engine."""
 
 import json
 from functools import partial

@@ -47,7 +47,7 @@ def test_a_request_is_kept_back_until_its_grammar_is_compiled() -> None:
     assert not intake.begin(request, constrained)
     assert intake.compiling == 1
     assert compiled.wait(30)
-    # The oracle has no tokenizer that grammars know.
+    # The oracle has no tokenizer that grammars could use.
     [(drained, error)] = intake.drain()
     assert drained is request and isinstance(error, InvalidConstraint)
     assert intake.compiling == 0

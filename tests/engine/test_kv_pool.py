@@ -126,7 +126,7 @@ def test_the_tenant_of_a_stored_chain_is_reported_with_its_first_block() -> None
     pool.register(blocks[1], content(2), parent=content(1), tenant="acme")
     pool.register(blocks[2], content(3))
     assert pool.drain_changes().tenants == {content(1): "acme"}
-    # A chain that went before it was reported has no tenant to report.
+    # A block that was evicted before it was reported has no tenant to report.
     pool.release(blocks)
     (again,) = pool.allocate(1)
     pool.register(again, content(4), tenant="acme")
@@ -136,12 +136,12 @@ def test_the_tenant_of_a_stored_chain_is_reported_with_its_first_block() -> None
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Requests over a small alphabet, so that prefixes are shared; the model is what each request holds."""
+    """Requests over a small alphabet, so that they share prefixes. The reference state is what each request holds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12)
-        # For each request its blocks, and the hashes of its leading registered ones.
+        # For each request its blocks, and the hashes of its leading registered blocks.
         self.requests: list[tuple[list[int], list[bytes]]] = []
         self.reported: set[bytes] = set()
 

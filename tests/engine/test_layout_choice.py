@@ -25,7 +25,7 @@ def test_ranks_of_a_prefill_worker_compute_a_prompt_together() -> None:
 
 
 def test_as_many_compute_a_prompt_together_as_divide_the_model(tmp_path: Path) -> None:
-    # Four heads, and a vocabulary that two divide, four do not.
+    # There are four heads, and a vocabulary that two ranks can divide but four cannot.
     config = EngineConfig(model_dir=tiny_checkpoint(tmp_path, vocab_size=322), parallel=ParallelConfig(ranks=4))
     assert choose_parallel(config, WorkerRole.PREFILL)[0] == ParallelConfig(tp=2, dp=2, ep=4)
 

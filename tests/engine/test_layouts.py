@@ -32,7 +32,7 @@ ON_TWO_HOSTS = [(1, 2, 1), (1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)
 
 
 def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode]) -> list[Any]:
-    """All, with every step whole and in two micro-batches; those that are not fast run with `make check-layouts`."""
+    """All layouts, with whole steps and with two micro-batches. Those not in `fast` run with `make check-layouts`."""
     return [
         pytest.param(
             ParallelConfig(tp=tp, dp=dp, ep=ep, two_batch=two),
@@ -98,7 +98,7 @@ def test_greedy_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
 def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
     checkpoint: Path, layout: ParallelConfig
 ) -> None:
-    # Each begins in one block and grows into a second.
+    # Each request begins in one block and grows into a second.
     submits = submits_of([random_prompt(length, seed=length) for length in range(50, 62)], 16, temperature=0.8)
     expected = run_layout(config_of(checkpoint), submits).token_ids
     preempted = set[Engine]()
@@ -117,7 +117,7 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
 
 
 class SecondTurns:
-    """Prompts that go on behind the answers to the first ones."""
+    """Second prompts, which continue the answers to the first ones."""
 
     def __init__(self) -> None:
         self.prompts: dict[int, list[int]] = {}
@@ -153,7 +153,7 @@ def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_ther
             steps_without_requests += 1
             # Otherwise the test would have no end.
             assert steps_without_requests < 10
-            # Meanwhile the other rank comes to the next step.
+            # Give the other rank time to come to the next step.
             time.sleep(0.05)
 
     run_layout(config_of(checkpoint, ParallelConfig(dp=2)), submits_of(PROMPTS[:2], 4), between_steps)
@@ -177,6 +177,6 @@ def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
 
     transcript = run_layout(config, submits_of(PROMPTS, 2), second.submit, prepare)
     second.check(transcript, reference)
-    # The first prompts, one of which is short enough for a graph, on all ranks at once; with drafts also second turns
-    # behind no block.
+    # Steps without graphs are those of the first prompts, which all ranks compute at once, and with drafts those of
+    # second turns without a cached block.
     assert graphs.others and all(shape.tokens > 128 or shape.beginning for shape in graphs.others)

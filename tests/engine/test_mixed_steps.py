@@ -24,7 +24,7 @@ from tests.support.remote_prompts import prefill_of
 from tests.support.sleeping_clock import SleepingClock
 from transfer.config import TransferConfig
 
-# A step of the oracle that decodes, and what a token of a prompt adds.
+# Time of an oracle's step that decodes, and the time that each token of a prompt adds.
 STEP_MS, TOKEN_MS = 10.0, 0.1
 
 
@@ -65,7 +65,7 @@ def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_ma
 
 
 def launched_by_the_host(tokens: int) -> float:
-    """Seconds of a step whose chunks the host launches: 170 ms for any."""
+    """Seconds of a step whose chunks the host launches, which takes at least 170 ms."""
     return (170 + 0.3 * tokens) / 1000
 
 
@@ -118,9 +118,10 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
             taken += prompt_ms * prompts
             whole += without_ms + prompt_ms * prompts
             mixed.observe((without_ms + prompt_ms * prompts) / 1000, 1000 * prompts)
-    # As many steps follow each as make it no more: at most one too many, and those that were launched meanwhile.
+    # After each step with prompts others follow until the share is kept: at most one too many, and those that were
+    # launched ahead.
     least = prompt_ms / (prompt_ms / share + (2 + ahead) * without_ms)
-    # The last one's time may not be given back yet.
+    # The last prompt's time may not have been made up for yet.
     assert least <= taken / whole and taken - prompt_ms <= share * whole * 1.001
 
 
@@ -156,7 +157,7 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
 
 
 class Beside(NamedTuple):
-    """What a request that decodes saw while a prompt was computed, milliseconds."""
+    """The pace of a request that decodes while a prompt is computed, in milliseconds."""
 
     first_token_ms: float
     # The time of each step, from when the prompt came.
@@ -198,7 +199,7 @@ def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_a_long_prompt_leaves_running_requests_most_of_the_time(share: float, overlap: str) -> None:
     found = beside_a_prompt(20_000, max_step_tokens=1024, prompt_share=share, overlap=overlap)
-    # The last chunk's time is not given back yet.
+    # The last chunk's time has not been made up for yet.
     assert found.token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
     assert found.first_token_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
 
@@ -216,8 +217,8 @@ def test_a_prompt_whose_decoding_neighbours_have_ended_waits_no_longer() -> None
 
 
 def pushing_beside_decoding() -> tuple[Engine, Fabric]:
-    """An engine of ten blocks, whose request 0 decodes while prompts may take a hundredth of its time. Request 1, which
-    it is to push, has eight of them and has computed one chunk.
+    """An engine of ten blocks. Its request 0 decodes, and prompts may take a hundredth of the time. Request 1, whose KV
+    is to be pushed, has eight of the blocks and has computed one chunk.
     """
     clock, fabric = SleepingClock(), Fabric(random.Random(0))
     config = oracle_config(

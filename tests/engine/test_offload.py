@@ -1,5 +1,5 @@
-"""Experts in host memory, on a CPU: there copies are done where they are queued. So one that is queued before its slot
-is free, or only after its layer is computed, gives other tokens.
+"""Experts in host memory, on a CPU. There a copy is done at the moment in which it is queued. If it is queued before
+its slot is free, or only after its layer is computed, the tokens are wrong.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,8 @@ def fp8_checkpoint(directory: Path) -> Path:
     return tiny_checkpoint(directory, dtype="float8", num_hidden_layers=LAYERS, **WIDE)
 
 
-# With the dtype that they are computed in, and whether they keep their weights as these are published.
+# How to make each checkpoint, and the settings with which it is computed: the dtype, and whether weights stay
+# quantized.
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, str]]] = {
     "float32": (lambda path: tiny_checkpoint(path, num_hidden_layers=LAYERS), {}),
     "bfloat16": (lambda path: tiny_checkpoint(path, num_hidden_layers=LAYERS), {"dtype": "bfloat16"}),
@@ -87,7 +88,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ranks_with_drafts_and_two_micro_batches_get_the_same_tokens(
     checkpoint: Path, parallel: ParallelConfig, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts compute few tokens at once, or all."""
+    """chunk_tokens: experts compute few tokens at once, or all."""
     monkeypatch.setattr(moe, "CHUNK_TOKENS", chunk_tokens)
     submits = [
         submit_of(key, random_prompt(length, seed=length), 10, ignore_eos=True)

@@ -78,7 +78,7 @@ def test_a_seed_decides_sampled_tokens_and_not_greedy_ones() -> None:
 
 
 def damaged_continuations(damage: object, count: int) -> tuple[list[int], list[int]]:
-    """What follows a prompt of four blocks whose KV was tampered with, and what should."""
+    """The tokens after a prompt of four blocks whose KV was damaged, and the right ones."""
     backend, prompt, blocks = backend_of(), prompt_of(256), [5, 6, 7, 8, 9, 10]
     execute(backend, Batch(0, [Row(prompt[:255], 0, blocks, None)]))
     assert callable(damage)

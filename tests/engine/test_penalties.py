@@ -17,7 +17,7 @@ from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
-# Where the best two logits are closer, rounding may choose.
+# If the best two logits are closer, rounding may choose.
 MARGIN = 1e-3
 TOKENS = 70
 PENALIZED = Sampling(
@@ -118,7 +118,9 @@ def test_preemption_changes_no_token(checkpoint: Path, undisturbed: dict[int, li
 def test_counts_made_room_for_others_and_are_made_again(
     checkpoint: Path, undisturbed: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if there were slots for the rows of a step alone: each request finds its counts gone now and then."""
+    """Slots are taken away as if there were only enough for one step's rows, so that requests now and then find their
+    counts gone.
+    """
     penalize = TokenCounts.penalize
 
     def forget_and_penalize(

@@ -1,4 +1,4 @@
-"""What must fit beside a KV pool."""
+"""The memory that must be left beside a KV pool."""
 
 import pytest
 
@@ -19,5 +19,5 @@ from engine.pool_room import blocks_for_others
 def test_prompts_of_other_ranks_have_room_for_their_keys(
     longest: int, affordable: int, reach: int | None, blocks: int
 ) -> None:
-    """As far as usual prompts go, and a tenth of what there is at most, unless it is configured."""
+    """Room for the keys of usual prompts, but at most a tenth of the affordable blocks, unless it is configured."""
     assert blocks_for_others(longest, affordable, reach) == blocks

@@ -37,7 +37,7 @@ def test_a_running_prompt_may_be_preempted_for_an_earlier_request() -> None:
 def test_preempting_one_of_two_who_share_a_block_does_not_free_it() -> None:
     first, second, third = (running(arrival, 129, 128, [0, arrival + 1]) for arrival in range(3))
     step = plan([first, second, third], free_blocks=0)
-    # The third gives one block, which both others want.
+    # The third request frees one block, and both others want it.
     assert step.preempted == [third, second]
     assert step.growing == [first]
 
@@ -71,14 +71,14 @@ def test_the_earliest_request_stalls_while_transfers_hold_what_it_needs() -> Non
 def test_prompts_are_bounded_only_while_somebody_decodes() -> None:
     prompt, decoding = running(0, 200, 64, range(1, 5)), running(1, 66, 65, [5, 6])
     assert plan([decoding], [prompt], most_prompt_tokens=0).chunks == []
-    # All that decode give way to another tenant's prompt.
+    # All requests that decode are preempted for another tenant's prompt.
     waiting = candidate(2, 100)
     prompt.share = decoding.share = Share("busy")
     waiting.request.share = Share("quiet")
     full, standing = Limits(max_step_tokens=256, max_requests=2), Standing({"busy": 400.0}, {"busy": 2})
     step = plan([decoding], [prompt], [waiting], limits=full, standing=standing, most_prompt_tokens=0)
     assert step.preempted == [decoding] and step.chunks
-    # Or they stall, and the prompt, whose KV is being pushed, holds the blocks that lack.
+    # In the other case they stall, because the prompt, whose KV is being pushed, holds the blocks that they lack.
     stalled = running(0, 65, 64, [0])
     prompt.is_pushed = True
     step = plan([stalled], [prompt], free_blocks=0, most_prompt_tokens=0)

@@ -1,4 +1,4 @@
-"""What an engine finds in its own pool, and what it says of it."""
+"""The prefixes that an engine finds in its own pool, and what it reports about them."""
 
 import pytest
 

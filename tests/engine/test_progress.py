@@ -1,4 +1,4 @@
-"""Rows that yield one token or more are launched ahead and committed in order; no figure passes its bound."""
+"""Rows that yield one token or more are launched ahead and committed in order. No count exceeds its bound."""
 
 from collections import deque
 
@@ -17,7 +17,7 @@ from tests.support.engines import prompt_of, submit_of
 TOTAL_BLOCKS = 64
 # Most drafts of a row.
 DRAFTS = 5
-# Most rows in flight: more than the engine launches ahead.
+# Most rows in flight, which is more than the engine launches ahead.
 AHEAD = 3
 
 

@@ -1,4 +1,4 @@
-"""The log probabilities of prompts: transformers' own, however the prompt is computed."""
+"""The log probabilities of prompts equal those of transformers, however the prompt is computed."""
 
 import random
 from array import array
@@ -34,7 +34,7 @@ def submits_of(prompts: list[list[int]], **changes: Any) -> list[Submit]:
 
 
 def scores_of(engine: Engine, submits: list[Submit]) -> dict[int, PromptLogprobs]:
-    """By request; each comes once, beside the first token."""
+    """The prompt's log probabilities by request. Each must come once, beside the first token."""
     for submit in submits:
         engine.submit(submit)
     found: dict[int, PromptLogprobs] = {}
@@ -50,7 +50,7 @@ def scores_of(engine: Engine, submits: list[Submit]) -> dict[int, PromptLogprobs
 
 @torch.inference_mode()
 def assert_as_transformers(reference: DeepseekV3ForCausalLM, prompt: list[int], found: PromptLogprobs) -> None:
-    """Within rounding of float32, values and ranks; where two are as close, either may be the likelier."""
+    """Assert equal values and ranks within rounding of float32. If two tokens are closer, either may rank first."""
     every = torch.log_softmax(reference(torch.tensor([prompt])).logits[0, :-1].double(), dim=1)
     own = every.gather(1, torch.tensor(prompt[1:]).unsqueeze(1))
     best = every.topk(COUNT, dim=1)
@@ -83,12 +83,12 @@ def test_prompts_batched_and_chunked_are_scored_as_by_transformers(
     assert sorted(found) == list(range(len(prompts)))
     for key, prompt in enumerate(prompts):
         assert_as_transformers(reference, prompt, found[key])
-    # All of them are cached now, and are scored as before.
+    # All prompts are cached now, and are scored as before.
     assert scores_of(engine, submits_of(prompts)).keys() == found.keys()
 
 
 def test_the_shipped_models_prompts_are_scored_as_by_transformers(tmp_path: Path) -> None:
-    # Its experts are in FP8, which transformers takes on no CPU.
+    # Its experts are in FP8, which transformers does not support on a CPU.
     reference = load_oracle(write_dequantized(shipped_model(), tmp_path / "float32"))
     engine = engine_over(shipped_model(), dtype="float32", device="cpu")
     prompts = [random_prompt(length, seed=length) for length in (70, 150)]

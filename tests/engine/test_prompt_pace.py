@@ -69,7 +69,7 @@ def test_a_worker_whose_steps_all_have_both_kinds_measures_one_rate() -> None:
 
 
 def test_a_change_of_both_is_found_in_steps_of_both() -> None:
-    """All becomes half as fast, and a long prompt leaves no step without it."""
+    """Everything becomes half as fast while every step has tokens of a long prompt."""
     meter = PromptPaceMeter()
     meter.observe(chunk(0, 1000), 0.5, 0.9)
     meter.observe(chunk(4000, 6000, 0), 0.25, 0.9)
@@ -81,7 +81,7 @@ def test_a_change_of_both_is_found_in_steps_of_both() -> None:
 
 @pytest.mark.parametrize("offers", [True, False])
 def test_an_engine_reports_what_it_will_compute_sparsely_of_the_prompts_that_it_has(offers: bool) -> None:
-    """One of 256 tokens that is sparse from 128 on, where the engine is set to that, and an exact one behind it."""
+    """There is a prompt of 256 tokens, sparse from 128 on if the engine offers that, and an exact one after it."""
     sparse = SparsePrefillConfig(recall=0.9 if offers else None, from_tokens=128)
     engine = oracle_engine(max_requests=1, max_step_tokens=64, sparse_prefill=sparse)
     engine.submit(submit_of(0, prompt_of(256, seed=1), 1, sparse=SparsePrefill(128, 0.9)))

@@ -47,7 +47,7 @@ async def test_what_one_rank_offers_another_fetches() -> None:
             transcript = await run(second, StoreTarget("store", BLOCKS))
             assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
             assert transcript.cached_tokens[1] == 64 * BLOCKS
-            # The sender hears of it after the receiver.
+            # The sender learns of the end after the receiver.
             await eventually(lambda: store.agent.counters().open_pushes == 0)
         finally:
             store.agent.close()

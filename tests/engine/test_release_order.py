@@ -10,7 +10,7 @@ BLOCKS = 6
 
 @given(st.lists(st.integers(0, BLOCKS)))
 def test_it_gives_blocks_in_the_order_in_which_they_were_added_last(moves: list[int]) -> None:
-    """A block is added, or taken if it is there already; the number behind the last block takes the first."""
+    """moves: a block to be added, or taken if it is there already; BLOCKS takes the first block."""
     order, expected = ReleaseOrder(BLOCKS), list[int]()
     for block in moves:
         if block in expected:

@@ -112,7 +112,7 @@ def test_a_text_that_cannot_be_scored_is_refused(text: list[int], complaint: str
 
 
 def prefilled_logprob(backend_dir: Path, text: Sequence[int], position: int) -> float:
-    """Of the token at `position`, from the logits after a prompt of those before it."""
+    """The log probability of the token at `position`, from the logits after a prompt of the tokens before it."""
     backend = model_backend(backend_dir)
     (sample,) = execute(backend, Row(text[:position], 0, range(8), Sampling(top_logprobs=backend.vocabulary_size)))
     assert sample is not None and sample.logprobs is not None

@@ -1,6 +1,6 @@
-"""Facts at every depth of long texts, found by the shipped model whose prompts are computed sparsely.
+"""The shipped model finds facts at every depth of long texts, with prompts computed sparsely.
 
-`make check-needles`; with `-s` pytest prints how much attention was kept, in which share of the blocks.
+`make check-needles` runs it. With `-s` pytest prints how much attention was kept, in which share of the blocks.
 """
 
 import sys
@@ -60,5 +60,5 @@ def test_facts_at_every_depth_are_found(tokens: int, recall: float) -> None:
     kept, computed = ([getattr(each, name) for each in measures] for name in ("recall", "density"))
     figures = (tokens, recall, *(f(each) for each in (kept, computed) for f in (fmean, min, max)))
     sys.stdout.write("\n{} tokens, {}: kept {:.3f} ({:.3f} to {:.3f}) in {:.3f} ({:.3f} to {:.3f})\n".format(*figures))
-    # The last queries keep as much as is asked for; others may keep less.
+    # The last queries keep the requested share of attention; earlier ones may keep less.
     assert fmean(kept) > recall - 0.1

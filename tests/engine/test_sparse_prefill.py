@@ -23,14 +23,14 @@ from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, prompt
 from tests.support.int4 import WIDE
 
 FROM_TOKENS = 256
-# So little that what is left out shows.
+# A recall so low that the omission shows in the results.
 SPARSE = SparsePrefill(FROM_TOKENS, 0.05)
 PROMPT = random_prompt(800, seed=5)
 SCORED = Sampling(top_logprobs=3)
 
 
 class Worker:
-    """A backend that engines share, one after another: each finds nothing of what was before it."""
+    """A backend that engines use one after another. Each engine begins with an empty pool."""
 
     def __init__(self, checkpoint: Path, offers: bool = True, **settings: Any) -> None:
         sparse = SparsePrefillConfig(recall=SPARSE.recall if offers else None, from_tokens=FROM_TOKENS)
@@ -45,7 +45,7 @@ class Worker:
         return self
 
     def run(self, *prompts: tuple[Sequence[int], SparsePrefill | None], max_tokens: int = 6) -> Transcript:
-        """Keys count from 0."""
+        """Run the prompts to their ends. Their keys count from 0."""
         for key, (prompt, sparse) in enumerate(prompts):
             submit = submit_of(key, prompt, max_tokens, sampling=SCORED, ignore_eos=True, sparse=sparse)
             self.engine.submit(submit)
@@ -54,7 +54,7 @@ class Worker:
         return transcript
 
     def blocks(self, prompt: Sequence[int], sparse: SparsePrefill | None) -> torch.Tensor:
-        """A copy, [layers, blocks, 64, latent], of what is found under the prompt's hashes."""
+        """A copy of the cached blocks with the prompt's hashes: [layers, blocks, 64, latent]."""
         found = self.engine.pool.match_prefix(chain_hashes(prompt, sparse=sparse))
         return self._backend.state.kv_pool[:, found]
 
@@ -75,7 +75,7 @@ def worker(offering: Worker) -> Worker:
 
 
 def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no line could be left out. What is found first is only looked at."""
+    """Have attention keep all lines. The engine's own choice only gives their number."""
 
     def select_all(*arguments: Any, **settings: Any) -> Selection:
         found = select_lines(*arguments, **settings)
@@ -103,17 +103,18 @@ def test_a_prompt_below_the_threshold_is_exact(worker: Worker) -> None:
 
 
 def test_blocks_of_sparse_tokens_are_never_found_by_exact_requests(worker: Worker) -> None:
-    # It shares as long a prefix as a sparse one, so that the prompt behind it lies in the same blocks.
+    # Cache the exact prefix first. The prompt then finds as long a prefix as after a sparse one, and lies in the same
+    # blocks.
     worker.run((PROMPT[:FROM_TOKENS] + random_prompt(len(PROMPT) - FROM_TOKENS), None))
     expected, expected_blocks = worker.run((PROMPT, None)), worker.blocks(PROMPT, None)
     worker.start().run((PROMPT, SPARSE))
     sparse = worker.blocks(PROMPT, SPARSE)
     found, exact = worker.run((PROMPT, None)), worker.blocks(PROMPT, None)
     assert found.cached_tokens[0] == expected.cached_tokens[0] == FROM_TOKENS
-    # Equal to the last bit.
+    # All must be equal to the last bit.
     assert found.token_ids == expected.token_ids and found.logprobs == expected.logprobs
     assert torch.equal(exact, expected_blocks)
-    # All of this says something only if sparse tokens have other KV, behind the first layer.
+    # The comparison is meaningful only if sparse tokens have other KV after the first layer.
     assert torch.equal(exact[:, :4], sparse[:, :4]) and torch.equal(exact[0], sparse[0])
     assert not torch.allclose(exact[1:, 4:], sparse[1:, 4:], atol=1e-3)
 
@@ -146,7 +147,7 @@ def assert_nothing_is_left_out(worker: Worker, chunk: int) -> None:
 def test_attention_that_leaves_nothing_out_is_exact(
     worker: Worker, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With heads in several parts, and chunks that begin and end anywhere."""
+    """Heads are computed in several parts, and chunks begin and end anywhere."""
     keep_everything(monkeypatch)
     monkeypatch.setattr("engine.model.expanded_attention.HEADS_TOGETHER", 1)
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 192)
@@ -163,7 +164,7 @@ def test_attention_of_draft_layers_that_leaves_nothing_out_is_exact(
 def test_attention_to_a_compressed_pool_that_leaves_nothing_out_is_exact(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was kept is measured by the latents as they are stored."""
+    """The kept attention is measured with the latents as they are stored."""
     keep_everything(monkeypatch)
     assert_nothing_is_left_out(Worker(checkpoint, kv_dtype="float8_e4m3fn"), 250)
 
@@ -171,7 +172,7 @@ def test_attention_to_a_compressed_pool_that_leaves_nothing_out_is_exact(
 def test_outputs_that_are_quantized_on_the_way_are_those_of_layers_that_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint in FP8, computed in bfloat16 with heads in two parts: to the last bit, in three layers."""
+    """Equal to the last bit in three layers, for an FP8 checkpoint computed in bfloat16 with heads in two parts."""
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 512)
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
     worker = Worker(checkpoint, dtype="bfloat16", weights="quantized", kv_dtype="float8_e4m3fn")
@@ -186,7 +187,8 @@ def test_outputs_that_are_quantized_on_the_way_are_those_of_layers_that_are_meas
 def test_what_is_kept_is_measured(worker: Worker) -> None:
     transcript = worker.run((PROMPT, SPARSE))
     measures = [measure for step in transcript.steps for measure in step.sparse]
-    # One of each chunk behind the threshold but the last, whose few tokens are cheaper absorbed: it is exact.
+    # Each chunk after the threshold has a measure, except the last one, which is exact: absorbed attention is cheaper
+    # for its few tokens.
     assert len(measures) == 2
     assert all(0.05 < measure.recall < 1 and 0 < measure.density < 1 for measure in measures)
 
@@ -202,7 +204,7 @@ def test_a_sparse_prompt_moves_from_prefill_to_decode_under_its_own_hashes() -> 
     rng = random.Random(0)
     pair = make_pair(rng, max_step_tokens=128)
     prompt = prompt_of(600)
-    # The first two and the last get all but the blocks behind the threshold of each other.
+    # Exact and sparse requests share only the blocks before the threshold.
     for key, sparse in enumerate([None, SPARSE, SPARSE, None]):
         pair.submit(submit_of(key, prompt, 20, remote_prefill=True, sparse=sparse))
         assert pair.run(rng).transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)

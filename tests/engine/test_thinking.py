@@ -1,4 +1,4 @@
-"""When a model thinks, as its tokens tell."""
+"""Whether a model is thinking, as its tokens show."""
 
 import json
 from pathlib import Path

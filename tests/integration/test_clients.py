@@ -1,4 +1,4 @@
-"""Clients that are not ours, against a mesh of real processes on a tiny checkpoint."""
+"""Other projects' clients, against a mesh of real processes on a tiny checkpoint."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""Constrained answers of a whole mesh, in which workers are killed: every one is valid. `make check-kills`.
+"""Constrained answers of a whole mesh in which workers are killed: every answer is valid. `make check-kills`.
 
-Workers guess tokens besides, prompts are computed by a prefill worker, and at the end nobody holds anything.
+Workers draft tokens too, a prefill worker computes prompts, and at the end no process holds anything.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.support.process_mesh import ProcessMesh, process_mesh
 
 pytestmark = [pytest.mark.check("kills"), pytest.mark.slow]
 CHAT = "/v1/chat/completions"
-# Long answers: all of them are still being written when a worker is killed.
+# Answers are so long that all are still being written when a worker is killed.
 ITEMS = 100
 LIST = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": ITEMS, "maxItems": ITEMS}
 WEATHER = {
@@ -42,7 +42,7 @@ FORMS: list[dict[str, Any]] = [
     },
 ]
 TOGETHER = 8
-# Answers that went on at another worker, and the rounds that this may take.
+# How many answers must go on at another worker, and the most rounds until then.
 MOVED = 12
 MOST_ROUNDS = 8
 
@@ -132,7 +132,7 @@ async def test_killed_workers_make_no_constrained_answer_invalid(tmp_path: Path)
             answers = [Writing(round * TOGETHER + number) for number in range(TOGETHER)]
             reading = asyncio.gather(*(answer.read(http) for answer in answers))
             if round % 2:
-                # While it computes their prompts, or pushes their KV.
+                # Kill it while it computes their prompts or pushes their KV.
                 kill(mesh, "prefill-0")
             begun = asyncio.gather(*(answer.begun.wait() for answer in answers))
             await asyncio.wait((reading, begun), return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +150,7 @@ async def test_killed_workers_make_no_constrained_answer_invalid(tmp_path: Path)
 
 async def test_what_cannot_be_constrained_ends_with_one_error_and_leaves_nothing(tmp_path: Path) -> None:
     async with constrained_mesh(tmp_path) as (mesh, http):
-        # With every "a" there are more ways to go on, until a mask takes too long.
+        # With every "a" there are more ways to go on, until computing a mask takes too long.
         ever_slower = {
             "guided_regex": "(.*a.{0,300}){40}b.{500}",
             "logit_bias": dict.fromkeys(map(str, await token_ids(http, "a")), 100),
@@ -172,7 +172,7 @@ async def test_what_cannot_be_constrained_ends_with_one_error_and_leaves_nothing
             assert error["param"] in (param, None) and error["message"].count("\n") == 0
             streamed = await http.post(CHAT, json={**body, "stream": True})
             assert streamed.text.count('"error"') == 1
-        # Clients that go away in the middle.
+        # Clients that disconnect in the middle of an answer.
         for number in range(len(FORMS)):
             writing = Writing(number)
             reading = asyncio.create_task(writing.read(http))

@@ -1,5 +1,5 @@
-"""Prefill and decode workers and KV stores as real processes over UCX, on the oracle backend: tokens exactly as its
-definition has them, and nothing held anywhere afterwards."""
+"""Prefill and decode workers and KV stores as real processes over UCX, on the oracle backend: tokens equal the oracle's
+definition, and nothing is held anywhere afterwards."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ from tests.support.process_mesh import SLOW_STORE, ProcessMesh, oracle_settings,
 
 # Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
-# A prefill worker that says nothing is given up, with its landings, after three seconds.
+# A prefill worker that does not report is given up, with its landings, after three seconds.
 FAST_LEASES = (
     "decode.engine.transfer.landing_seconds=3",
     "scheduler.lease.seconds=2",
@@ -37,7 +37,7 @@ FAST_LEASES = (
     "kvstore.offer_seconds=3",
     "scheduler.store_link.poll_seconds=0.1",
 )
-# Every prompt is computed by a prefill worker, in a pool and in chunks of other sizes than the decode worker's.
+# A prefill worker computes every prompt. Its pool and its chunks have other sizes than the decode worker's.
 APART = ("decode.can_prefill=false", "prefill.engine.total_blocks=192", "prefill.engine.max_step_tokens=128")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -62,7 +62,7 @@ async def four() -> AsyncIterator[ProcessMesh]:
 
 
 async def chosen(mesh: ProcessMesh, newest: int) -> list[scheduler_pb2.Candidate]:
-    """Of the newest decisions, what was chosen."""
+    """The candidates that were chosen in the newest decisions."""
     response = await mesh.schedulers[0].ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=newest))
     return [each for decision in response.decisions for each in decision.candidates if not each.rejected]
 
@@ -106,7 +106,7 @@ async def test_a_prompt_partly_in_the_worker_and_partly_in_the_store_is_computed
     await until_stored(pair, before + 8)
     await pair.drained()
     await forget(pair, "prefill-0", "decode-0")
-    # Two blocks are computed again, six more are in the store, and the rest is nowhere.
+    # Two blocks are computed again now. Six more are in the store, and the rest is nowhere.
     await assert_right(pair, [prompt[:129]])
     fetched = await fetched_blocks(pair)
     await assert_right(pair, [prompt])

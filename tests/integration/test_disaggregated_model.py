@@ -1,4 +1,4 @@
-"""The keystone: what a disaggregated mesh answers is what transformers generates from the same weights, in fp32."""
+"""The keystone: a disaggregated mesh answers what transformers generates from the same weights, in fp32."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ SETTINGS = (
     "prefill.engine.max_step_tokens=96",
     "prefill.engine.total_blocks=96",
     "prefill.engine.threads=1",
-    # Above all prompts but that of the test which is about it.
+    # Longer than all prompts but that of the test of sparse attention.
     "prefill.engine.sparse_prefill.from_tokens=384",
     "prefill.engine.sparse_prefill.recall=0.1",
     "decode.engine.total_blocks=128",
@@ -58,11 +58,12 @@ def pushed_in_layers(least_tokens: int) -> tuple[str, ...]:
 
 def drafts(prefill: int, decode: int) -> tuple[str, ...]:
     workers = (f"{role}.engine.drafts.next_n={n}" for role, n in (("prefill", prefill), ("decode", decode)))
-    # Whoever attaches first.
+    # The store takes as many draft layers as the worker that attaches with fewer.
     return *workers, "prefill.engine.max_requests=16", f"kvstore.draft_layers={max(min(prefill, 2), min(decode, 2))}"
 
 
-# Workers push layer by layer or whole, are one rank or several, and both sides are cut alike or not, and draft so.
+# Workers push layer by layer or whole and have one rank or several. Both sides have the same layout and drafts, or
+# different ones.
 MESHES = {
     "layerwise": pushed_in_layers(64),
     "whole, one rank to TP2": (*pushed_in_layers(8192), *layout("decode", tp=2)),
@@ -119,7 +120,7 @@ async def test_an_exact_prompt_finds_nothing_of_what_was_computed_sparsely(
         return token_ids, messages[-1].finished.usage.cached_tokens
 
     async def offered() -> bool:
-        """The gateway refuses it until it has heard of the prefill worker."""
+        """Whether the gateway accepts it: it refuses until it knows the prefill worker."""
         try:
             await ask(sparse=True)
         except grpc.aio.AioRpcError as error:
@@ -130,10 +131,10 @@ async def test_an_exact_prompt_finds_nothing_of_what_was_computed_sparsely(
     await eventually(offered)
     answer, cached = await ask(sparse=False)
     assert_greedy(reference, prompt, answer)
-    # The blocks before the threshold, by whichever of the workers they are held.
+    # At most the blocks before the threshold are found, on whichever worker.
     assert cached <= 384
     assert [(await ask(sparse))[1] for sparse in (True, False)] == [640, 640]
-    # The default is what the worker is set to.
+    # By default the worker's setting holds, which is sparse.
     assert await tokens_of(mesh, prompt, ANSWER_TOKENS) == (await ask(sparse=True))[0] != answer
     await mesh.drained()
 

@@ -1,4 +1,6 @@
-"""The clients of examples/, built first, where their toolchains are installed; `make check-clients` tries more."""
+"""The clients of examples/, which are built first if their toolchains are installed; `make check-clients` tests
+more.
+"""
 
 import asyncio
 import os
@@ -22,14 +24,14 @@ from tests.support.waiting import eventually
 # The first test of a language waits for its client to be built.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parent.parent.parent
-# Programs and files that a language's client is built with, as examples/Makefile finds them.
+# Programs and files that building a language's client needs, as examples/Makefile finds them.
 TOOLS = {
     "go": ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", "/usr/share/gocode/src/google.golang.org/grpc"),
     "java": ("javac", "protoc", "grpc_java_plugin", "/usr/share/java/grpc-netty.jar"),
     "typescript": ("node", "npm"),
 }
 SECONDS = {"go": "{}s", "java": "{}", "typescript": "{}"}
-# npm tries for minutes where it reaches no registry.
+# Without these npm tries for minutes if it reaches no registry.
 NPM = {"npm_config_fetch_retries": "0", "npm_config_fetch_timeout": "20000"}
 PACKAGES = "typescript/node_modules/.package-lock.json"
 INSTALL_SECONDS = 60
@@ -56,14 +58,14 @@ def make(target: str, seconds: int = 0) -> "subprocess.CompletedProcess[str]":
 
 @dataclass
 class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
-    """Answers with `tokens` words, one every `pause_seconds`; raises `refusals` first, one each."""
+    """Answers with `tokens` words, one every `pause_seconds`. It raises `refusals` first, one for each call."""
 
     tokens: int = 5
     pause_seconds: float = 0.0
     refusals: list[MeshError] = field(default_factory=list)
     calls: int = 0
     cancelled: bool = False
-    # What the last call was told.
+    # The metadata of the last call.
     metadata: dict[str, Any] = field(default_factory=dict)
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -100,7 +102,7 @@ class Ended:
 
 
 async def run(language: str, endpoint: str, **options: object) -> Ended:
-    """Ask with the language's client."""
+    """Run the language's client."""
     dashes = "-" if language == "go" else "--"
     arguments = [part for name, value in options.items() for part in (dashes + name.replace("_", "-"), str(value))]
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,6 @@
-"""A quiet tenant beside a busy one, in a mesh of real processes: by the clock, so not in `make test`."""
+"""A quiet tenant beside a busy one, in a mesh of real processes. It measures time and is therefore not in `make
+test`.
+"""
 
 import asyncio
 import sys
@@ -15,7 +17,7 @@ KEYS = 'gateway.api_keys=[{"name": "busy", "key": "busy-secret"}, {"name": "quie
 QUEUED = 500
 PROBES = 20
 PAUSE_SECONDS = 0.2
-# 50 ms: a first token beside others waits for a step that is under way, and comes with the next.
+# A prompt takes 50 ms. A first token waits for the step under way and comes with the next one.
 PROMPT_TOKENS = 1000
 
 
@@ -32,7 +34,7 @@ async def first_token_seconds(mesh: ProcessMesh, key: str, prompt: Sequence[int]
 
 
 async def probes(mesh: ProcessMesh, seed: int) -> list[float]:
-    """A quiet tenant's: now and then a request, each with a prompt of its own."""
+    """Send a quiet tenant's requests now and then, each with a prompt of its own; returns times to the first token."""
     seconds = []
     for number in range(PROBES):
         await asyncio.sleep(PAUSE_SECONDS)
@@ -68,7 +70,7 @@ async def test_a_quiet_tenants_first_token_comes_within_twice_its_time_alone(pre
             task.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
         await mesh.drained()
-    # For the page on failures.
+    # These figures are for the page on failures.
     sys.stdout.write(
         f"\nfirst token of a quiet tenant, prefill workers {prefill}: alone {1000 * median(alone):.1f} ms (longest "
         f"{1000 * max(alone):.1f}), beside {left} requests of another {1000 * median(beside):.1f} ms (longest "

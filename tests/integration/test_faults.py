@@ -1,5 +1,5 @@
-"""What dies, what hangs up and what lies, against a mesh of real processes on the oracle backend: right tokens or one
-clear error, and nothing held afterwards."""
+"""Processes that die, clients that hang up and peers that lie, in a mesh of real processes on the oracle backend: there
+are right tokens or one clear error, and nothing is held afterwards."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.l
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh() -> AsyncIterator[ProcessMesh]:
-    # As fast as a step of 5 ms without drafts.
+    # With two drafts this is as fast as steps of 5 ms without drafts.
     settings = oracle_settings(**{"oracle.step_ms": 12, "drafts.next_n": 2, "parallel.dp": 2})
     async with process_mesh(workers=2, settings=(*settings, *FAST_LEASES)) as running:
         yield running
@@ -69,7 +69,7 @@ async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -
     await answers
     assert not other.is_running()
     await mesh.drained()
-    # Its successor says how long each phase of the start took.
+    # The process that follows it logs how long each phase of the start took.
     successor = f"decode-1 .*{STARTED}"
     await eventually(lambda: any(re.match(successor, line) for line in mesh.lines[before:]))
     # A machine that is busy enough may have another worker ended, and started, too.
@@ -97,7 +97,7 @@ async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: P
     ranks = ranks_of(mesh, "decode-1")
     ranks[1].suspend()
     await answers
-    # Answers may end elsewhere before the last of them is reaped.
+    # Answers may end on another worker before the last rank is reaped.
     await eventually(lambda: not any(rank.is_running() for rank in ranks))
     assert any("has made no progress for 4.5 s: its process does not run" in line for line in mesh.lines)
     await mesh.drained()
@@ -110,7 +110,7 @@ async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on() -
         answer = asyncio.create_task(assert_right(mesh, [[7, 8, 9]], 400))
         await asyncio.sleep(0.3)
         kill(mesh, "scheduler")
-        # No scheduler: the gateway places from its last snapshot.
+        # Without a scheduler the gateway places from its last snapshot.
         await assert_serving(mesh)
         back = asyncio.create_task(mesh.whole())
         while not back.done():
@@ -151,13 +151,13 @@ async def test_a_client_that_never_reads_is_cut_off_and_frees_its_blocks(mesh: P
             return any(worker.load.running_requests for worker in await mesh.workers())
 
         await eventually(is_answered)
-        # The whole answer takes 80 seconds.
+        # Draining within 60 s shows that the answer was cut off: whole it would take 80 s.
         await mesh.drained(seconds=60)
 
 
 @contextmanager
 def unread_post(mesh: ProcessMesh, path: str, body: str) -> Iterator[None]:
-    """Sends a request on a socket with the smallest of buffers, and reads nothing."""
+    """Send a request on a socket with a very small buffer, and read nothing."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((HOST, mesh.plan.http_port))
@@ -185,7 +185,7 @@ async def test_with_every_worker_gone_requests_end_with_unavailable() -> None:
     async with process_mesh(workers=1, settings=(*settings, *FAST_LEASES, patience)) as mesh:
         answer = asyncio.create_task(tokens_of(mesh, [1, 2], 5000))
         await asyncio.sleep(0.5)
-        # Whatever the supervisor starts again is killed again.
+        # Kill every process that the supervisor starts again.
         while not answer.done():
             with suppress(ProcessLookupError, KeyError):
                 kill(mesh, "decode-0")

@@ -1,12 +1,12 @@
 """The simulator against the mesh that it imitates: the same requests at the same times, on oracle workers.
 
-`make check-fidelity` prints a table. One load comes after
-the other, in the simulation as in the mesh: what workers measured and how long answers were is known from those before,
-and the p99 of 150 requests is the second worst of them, which would else be one of a mesh that knows nothing yet.
+`make check-fidelity` prints a table. One load comes after the other, in the simulation as in the mesh. From the loads
+before, workers have measurements and the scheduler knows how long answers are. Otherwise the p99 of 150 requests, which
+is the second worst of them, would be that of a mesh that knows nothing yet.
 
-Where requests wait for each other, a load is run with several draws of its arrivals, and the means of their figures are
-compared. A millisecond decides there on which of two workers a request is placed, and so who waits behind it: one draw
-says little (docs/fleet.md).
+If requests wait for each other, a load is run with several draws of its arrivals, and the means of their figures are
+compared. A millisecond then decides on which of two workers a request is placed, and so which requests wait for it: one
+draw says little (docs/fleet.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,19 +45,19 @@ pytestmark = pytest.mark.check("fidelity")
 
 OBJECTIVES = Objectives(2000.0, 250.0)
 SECONDS = 30.0
-# From the end of one load's arrivals to the next load's first: the last answers end, and warm-up requests come, which
-# are one after the other and take less than WARM_UP_SECONDS each.
+# PAUSE_SECONDS lie between one load's last arrival and the next load's first. In them the last answers end and warm-up
+# requests come, which follow one another and take less than WARM_UP_SECONDS each.
 PAUSE_SECONDS, WARM_UP_SECONDS = 12.0, 4.0
-# Largest relative differences.
+# Largest relative differences that are allowed.
 WANTED = {"goodput": 0.10, "TTFT p50": 0.10, "TPOT p50": 0.10, "TTFT p99": 0.25, "TPOT p99": 0.25}
-# How much longer steps may be than those of an idle mesh, by which it was calibrated: by so much they differ from one
-# load to the next. About what the places can end, a tenth of a percent decides who waits for whom: the mesh is to be
-# where one of these twins is, or between them.
+# Factors on the times of steps, which were calibrated on an idle mesh: steps differ by so much from one load to the
+# next. Near saturation a tenth of a percent decides which requests wait for which. The mesh's figures must equal those
+# of one of these twins or lie between them.
 SLOWER = (1.0, 1.002, 1.004, 1.006, 1.008, 1.01)
-# Draws of a load of more than half of the highest rate, and by what share they may have more or fewer requests than the
-# rate says: of thirty seconds one draw in three is a tenth off, which is another load.
+# Draws of a load with more than half of the highest rate, and by what share their number of requests may differ from
+# that of the rate. In thirty seconds, one draw in three is off by a tenth, which would be another load.
 DRAWS, UNEVEN = 4, 0.02
-# Lengths, and requests a second with prefill workers and without before the most.
+# Lengths, and the rates below the highest one, by fleet, in requests a second.
 LOADS: tuple[tuple[dict[str, Any], dict[tuple[int, int], tuple[float, ...]]], ...] = (
     (SHORT, {(2, 2): (4.0, 7.0), (0, 4): (5.0, 8.5)}),
     (LONG, {(2, 2): (2.7, 4.7), (0, 4): (2.9, 5.0)}),
@@ -95,7 +95,7 @@ def _loads(endpoint: str, fleet: tuple[int, int]) -> list[list[LoadOptions]]:
 
 
 def _draws(endpoint: str, rate: float, lengths: Mapping[str, Any]) -> Iterator[LoadOptions]:
-    """Those that have about as many requests as the rate says, without end."""
+    """Endless draws of a load that have about as many requests as the rate says."""
     for seed in count(int(rate * 10)):
         options = LoadOptions(
             grpc=endpoint,
@@ -119,9 +119,10 @@ def _slowed(calibrated: Path, slower: float, path: Path) -> Path:
 
 
 def _simulated(fleet: FleetConfig, loads: Sequence[LoadOptions]) -> list[Summary]:
-    """Of each load, of which each comes after the one before.
+    """Simulate the loads one after the other; returns the summary of each.
 
-    Before the first comes one like it that does not count: the mesh has served the requests of its calibration.
+    A load like the first one comes before it and does not count, because the mesh has served its calibration's
+    requests.
     """
     mesh, asked, starts = SimulatedMesh(fleet, 0), list[Asked](), list[float]()
     calibration = loads[0].model_copy(update={"seed": len(loads)})
@@ -143,7 +144,7 @@ def _compare(name: str, real: Mapping[str, float], twins: Sequence[Mapping[str, 
     said = []
     for what, most in WANTED.items():
         was, found = real[what], sorted(each[what] for each in twins)
-        # How far the nearest value between the twins' is off.
+        # The relative difference between the mesh and the nearest value in the range of the twins.
         off = min(max(was, found[0]), found[-1]) / was - 1
         said.append(f"{what} {was:.2f} and {found[0]:.2f} to {found[-1]:.2f} ({off:+.0%})")
         wrong += [f"{name}: {what} {off:+.1%}"] if abs(off) > most else []

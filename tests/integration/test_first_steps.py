@@ -1,7 +1,7 @@
-"""What docs/start has new users do, from environments with nothing in them: `make check-first-steps`.
+"""Follows docs/start as new users would, in empty environments: `make check-first-steps`.
 
-With -s it says how long each step takes. TORCH in the environment is what a clone installs, as for `make demo`.
-Containers begin in tests/deploy/test_compose.py, the chart in tests/deploy/test_chart.py.
+With -s it prints how long each step takes. TORCH in the environment is the torch that a clone installs, as for `make
+demo`. Containers are tested in tests/deploy/test_compose.py, the chart in tests/deploy/test_chart.py.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def run(*command: str | Path, cwd: Path, stdin: str = "", **environment: str) -> str:
-    """What it prints. Nothing of this checkout is importable where it runs."""
+    """Run a command; returns its output. It cannot import anything of this checkout."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         list(map(str, command)),
@@ -56,7 +56,7 @@ async def test_the_programs_of_the_clients_page_answer(tmp_path: Path) -> None:
             assert theirs in program
             with timed(f"a whole answer with {name}"):
                 answer = await asyncio.to_thread(run, python, "-c", program.replace(theirs, ours), cwd=tmp_path)
-            # It restates the question while it thinks.
+            # The model restates the question while it thinks.
             assert "358" in answer
 
 
@@ -74,7 +74,7 @@ def test_a_clone_answers_after_make_demo_and_up(tmp_path: Path) -> None:
 
 @contextmanager
 def up(deepmesh: Path, directory: Path) -> Iterator[str]:
-    """`deepmesh up`, ready; its gRPC endpoint."""
+    """Run `deepmesh up` until the block ends; gives its gRPC endpoint once it is ready."""
     options = {"--http-port": free_port(), "--grpc-port": free_port(), "--scheduler-port": free_port()}
     given = (str(part) for option in options.items() for part in option)
     command = [str(deepmesh), "up", *given, "--metrics-port", "0"]

@@ -1,8 +1,8 @@
 """A mesh whose workers draft with several MTP modules, and are killed: each answer has the tokens that an engine alone
 draws without drafts. `make check-kills`.
 
-Prompts share prefixes and come over a prefill worker, so blocks of all draft layers are cached, landed and computed
-again. The modules are copies of the shipped model's: some of their guesses are right.
+Prompts share prefixes and are computed by a prefill worker, so that blocks of all draft layers are cached, landed and
+computed again. The modules are copies of the shipped model's, so that some of their guesses are right.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.check("kills"), pytest.mark.slow]
 MODULES = 3
 TOKENS = 100
 LENGTHS = (30, 64, 129, 190, 250, 300)
-# Answers that went on at another worker, and the rounds that this may take.
+# How many answers must go on at another worker, and the most rounds until then.
 MOVED = 12
 MOST_ROUNDS = 10
 
 
 def prompt_of(number: int) -> list[int]:
-    """Those of a round are the begins of one text."""
+    """The prompts of one round are beginnings of one text."""
     return random_prompt(300, seed=number // len(LENGTHS))[: LENGTHS[number % len(LENGTHS)]]
 
 
@@ -62,7 +62,7 @@ class Answer:
 
 
 def undisturbed(model: Path, numbers: range) -> dict[int, list[int]]:
-    """By an engine without drafts."""
+    """The tokens of an engine without drafts."""
     engine = Engine(EngineConfig(model_dir=model, total_blocks=64), model_backend(model), time.monotonic)
     for number in numbers:
         engine.submit(submit(number))
@@ -88,7 +88,7 @@ async def test_killed_workers_that_draft_with_several_modules_change_no_token(tm
             answers = [Answer(number) for number in numbers]
             reading = asyncio.gather(*(answer.read(mesh) for answer in answers))
             if round % 2:
-                # While it computes their prompts, or pushes their KV.
+                # Kill it while it computes their prompts or pushes their KV.
                 kill(mesh, "prefill-0")
             begun = asyncio.gather(*(answer.begun.wait() for answer in answers))
             await asyncio.wait((reading, begun), return_when=asyncio.FIRST_COMPLETED)

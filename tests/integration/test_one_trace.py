@@ -1,4 +1,4 @@
-"""What an OpenTelemetry collector is sent of one request of a disaggregated mesh."""
+"""The spans that an OpenTelemetry collector gets for one request of a disaggregated mesh."""
 
 from bench.trace.collector import Span, otlp_collector
 from tests.support.mesh_requests import prompt_of, tokens_of
@@ -6,7 +6,7 @@ from tests.support.process_mesh import SLOW_STORE, oracle_settings, process_mesh
 from tests.support.waiting import eventually
 
 SERVICES = ("gateway", "scheduler", "prefill", "decode", "kvstore")
-# Parent, child.
+# Pairs of a parent and a child.
 EXPECTED = {
     ("gateway gateway.request", "gateway gateway.encode"),
     ("gateway gateway.request", "gateway gateway.generate"),
@@ -43,7 +43,7 @@ async def test_a_disaggregated_request_is_one_trace_with_every_services_spans_un
 
 
 def _whole(spans: list[Span]) -> list[Span]:
-    """Those whose ancestors have all come: each process sends its own."""
+    """The spans whose ancestors have all arrived, since each process sends its own spans."""
     known = {span.span_id: span for span in spans}
 
     def rooted(span: Span) -> bool:

@@ -57,7 +57,7 @@ async def shown() -> AsyncIterator[tuple[ProcessMesh, Page]]:
 
 @asynccontextmanager
 async def busy(mesh: ProcessMesh) -> AsyncIterator[None]:
-    """Two clients ask all the time."""
+    """Have two clients send requests all the time."""
     tasks = [asyncio.create_task(_ask_on(mesh, random.Random(number))) for number in range(2)]
     try:
         yield

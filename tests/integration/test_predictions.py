@@ -1,6 +1,6 @@
-"""What placement says a request will take, beside what it takes: in a real mesh of oracle workers, and in its twin.
+"""Compares placement's predictions with the times that requests take, in a real mesh of oracle workers and in its twin.
 
-`make check-predictions` prints a table. The load is 0.8 of what the fleet can do.
+`make check-predictions` prints a table. The load is 0.8 of the highest that the fleet can serve.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ from tests.support.simulated_twin import (
 
 pytestmark = pytest.mark.check("predictions")
 
-# One whose requests come about as often as they should, for all of these rates: others are up to a seventh off.
+# With this seed requests arrive about as often as each of the rates says; with others they are off by up to a seventh.
 LOAD, SEED = 0.8, 8
-# Requests of the first seconds are not counted: workers have measured little.
+# Requests of the first UNCOUNTED_SECONDS do not count, because workers have measured little by then.
 SECONDS, UNCOUNTED_SECONDS, PAUSE_SECONDS = 50.0, 10.0, 12.0
 NEAR = 0.2
-# Wanted are nine in ten. This is what a mesh keeps on two cores that others use, and its twin: of first tokens, and of
-# those after them, which the prompts of others delay where a worker computes both.
+# The least shares of good predictions, for first tokens and for the tokens after them. The goal is 0.9. A mesh on two
+# shared cores and its twin reach these. If a worker computes prompts too, other requests' prompts delay tokens.
 LEAST = (0.8, 0.7)
-# Milliseconds to the first token, and of each token after it: predicted, and as they were.
+# Milliseconds to the first token, and of each token after it; either predicted or measured.
 Times = tuple[float, float]
 
 
@@ -72,7 +72,7 @@ async def test_most_requests_take_what_placement_said(prefill: int, decode: int,
 
 
 async def _said(mesh: ProcessMesh) -> dict[str, Times]:
-    """By request id, of those that were placed once."""
+    """The predictions by request id, for requests that were placed once."""
     request = scheduler_pb2.ListDecisionsRequest(limit=1000)
     listed = await mesh.schedulers[0].ListDecisions(request)
     return {
@@ -100,7 +100,7 @@ def _took(record: RequestRecord) -> Times:
 
 
 def _near(name: str, what: int, compared: Sequence[tuple[Times, Times]]) -> float:
-    """The share of the requests that took within 20% of what was said."""
+    """The share of the requests whose prediction was within 20% of the measured time."""
     ratios = np.array([said[what] / was[what] for said, was in compared])
     near = float(np.mean(abs(ratios - 1) < NEAR))
     few, half, most = np.quantile(ratios, (0.1, 0.5, 0.9))

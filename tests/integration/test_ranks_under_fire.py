@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 async def strike(mesh: ProcessMesh, source: random.Random) -> list[psutil.Process]:
-    """Kill or freeze a rank of some worker that is there; returns all ranks of that worker, which must end."""
+    """Kill or freeze a random rank of a running worker; returns all ranks of that worker, which must end."""
     name = source.choice(["decode-0", "decode-1", "prefill-0"])
     ranks = psutil.Process(mesh.supervisor.process_ids[name]).children()
     if not ranks:

@@ -1,4 +1,4 @@
-"""Streams that are gone on with at another gateway of a mesh of real processes: every token is compared."""
+"""Streams that are resumed at another gateway of a mesh of real processes. Every token is compared."""
 
 import json
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ def gateway_channel(mesh: ProcessMesh, number: int) -> grpc.aio.Channel:
 
 
 async def begun(stub: gateway_pb2_grpc.GatewayServiceStub, tokens: int) -> tuple[Any, str, list[int]]:
-    """A stream of which so many tokens were read, and its token."""
+    """A stream of which at least `tokens` tokens were read: the call, its stream token, and the tokens read."""
     call = stub.Generate(request_of(PROMPT, TOKENS), metadata=ALICE, timeout=ANSWER_SECONDS)
     started = await call.read()
     found: list[int] = []
@@ -65,7 +65,7 @@ async def refusal(stub: gateway_pb2_grpc.GatewayServiceStub, token: str, metadat
 
 
 async def until_back(mesh: ProcessMesh) -> None:
-    """Wait until the first gateway was started again, and serves."""
+    """Wait until the first gateway has been started again and serves."""
     http_port, _ = mesh.plan.gateway_ports[0]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
 
@@ -83,7 +83,7 @@ async def test_a_stream_whose_gateway_is_killed_goes_on_at_another(mesh: Process
         kill(mesh, "gateway")
         found += await resumed(stub_of(second), gateway_pb2.ResumeRequest(stream_token=token, position=len(found)))
         assert found == EXPECTED
-        # Its end is kept, and the same position brings the same tokens.
+        # The stream's end is kept: the same position gives the same tokens again.
         again = await resumed(stub_of(second), gateway_pb2.ResumeRequest(stream_token=token, position=290))
         assert again == EXPECTED[290:]
         await until_back(mesh)

@@ -37,14 +37,14 @@ async def take_role(
 
 
 def ranks_of(mesh: ProcessMesh, worker: str) -> dict[int, float]:
-    """Their processes, and when these were started."""
+    """The processes of the worker's ranks, and when each was started."""
     service = psutil.Process(mesh.supervisor.process_ids[worker])
     return {each.pid: each.create_time() for each in service.children()}
 
 
 @asynccontextmanager
 async def under_load(mesh: ProcessMesh) -> AsyncIterator[None]:
-    """Requests without a pause, each of which gets its own tokens."""
+    """Send requests without a pause during the block; asserts that each gets its own tokens."""
     ending = asyncio.Event()
 
     async def ask(number: int) -> None:
@@ -67,13 +67,13 @@ async def test_workers_change_their_roles_under_load_and_no_token_is_lost() -> N
     async with process_mesh(workers=2, prefill=1, settings=settings) as mesh:
         ranks = ranks_of(mesh, "prefill-0") | ranks_of(mesh, "decode-1")
         async with under_load(mesh):
-            # Whoever decodes there goes on elsewhere at once.
+            # Requests that decode there go on at another worker at once.
             await take_role(mesh, "decode-1", WorkerRole.PREFILL, drain=0)
             # Without prefill workers the others compute prompts.
             for worker in ("prefill-0", "decode-1"):
                 await take_role(mesh, worker, WorkerRole.DECODE)
             await take_role(mesh, "prefill-0", WorkerRole.PREFILL)
-        # The same processes, with what they had loaded.
+        # The processes are the same, with the weights that they had loaded.
         assert ranks_of(mesh, "prefill-0") | ranks_of(mesh, "decode-1") == ranks
 
 
@@ -100,7 +100,7 @@ async def test_a_model_answers_as_transformers_whoever_computes_prompts(
     blocks = [f"{role}.engine.total_blocks=64" for role in ROLES]
     unlike = ["prefill.engine.max_requests=3", "prefill.engine.max_step_tokens=96", "decode.engine.max_requests=5"]
     slots = [f"{role}.engine.transfer.slot_bytes=65536" for role in ROLES]
-    # However short a prompt is, it goes to a prefill worker where there is one.
+    # Even short prompts go to a prefill worker if there is one.
     always = "scheduler.placement.handover_ms=0"
     async with process_mesh(
         checkpoint, workers=1, prefill=1, settings=(*settings, *blocks, *unlike, *slots, always)

@@ -1,7 +1,7 @@
-"""Every process of a mesh replaced by another version's, one after the other, under load.
+"""Replaces every process of a mesh by another version's, one after the other, under load.
 
 `make check-upgrade AGAINST=COMMIT`, by default the last release. The mesh begins with that commit's code and ends with
-ours; between, both speak with each other.
+ours. In between, both versions talk to each other.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.check("upgrade"), pytest.mark.slow]
 
 @dataclass(frozen=True)
 class DeployedSpec(ServiceSpec):
-    """A process that starts with the code in `roots[name]`, whatever that is by then."""
+    """A process that starts with the code that is in `roots[name]` at that time."""
 
     roots: dict[str, Path] = field(default_factory=dict)
 
@@ -45,7 +45,8 @@ class DeployedSpec(ServiceSpec):
 
 
 def deployed_spec(spec: ServiceSpec, roots: dict[str, Path]) -> DeployedSpec:
-    # What every version takes: `deepmesh up` tells its own a role to change to, and here none changes.
+    # Leave out other_role, which not every version knows. `deepmesh up` sets it so that workers can change roles; here
+    # none does.
     settings = tuple(each for each in spec.settings if not each.startswith("other_role="))
     given = {each.name: getattr(spec, each.name) for each in fields(ServiceSpec)}
     return DeployedSpec(**{**given, "settings": settings}, roots=roots)
@@ -58,7 +59,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 async def ask_on(client: ResumingClient, numbers: Iterator[int], answers: list[Answer]) -> None:
-    """One answer after the other, each compared."""
+    """Ask for one answer after the other, and compare each."""
     for number in numbers:
         prompt = prompt_of(random.Random(number).choice([20, 150, 400, 700]), number % 200)
         answer = await client.ask(prompt, ANSWER_TOKENS, number)
@@ -67,7 +68,7 @@ async def ask_on(client: ResumingClient, numbers: Iterator[int], answers: list[A
 
 
 async def replace(mesh: ProcessMesh, name: str, roots: dict[str, Path]) -> None:
-    """Stop a process in order; the supervisor starts our version of it."""
+    """Stop a process cleanly; the supervisor starts our version of it."""
     process = psutil.Process(mesh.supervisor.process_ids[name])
     roots[name] = OURS
     process.terminate()

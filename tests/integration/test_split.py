@@ -1,4 +1,4 @@
-"""The GPUs of one machine as one worker or as prefill and decode workers of unlike layouts, by one flag. On the CPU."""
+"""One flag makes a machine's GPUs one worker, or prefill and decode workers of different layouts. Runs on the CPU."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.mesh_requests import request_of
 
 ANSWER_TOKENS = 16
 ROLES = ("decode", "prefill")
-# However short a prompt is, it goes to a prefill worker where there is one.
+# Even short prompts go to a prefill worker if there is one.
 ALWAYS_HANDED_OVER = ("--set=scheduler.placement.handover_ms=0", "--set=decode.can_prefill=false")
 
 
@@ -53,7 +53,7 @@ async def test_four_ranks_answer_as_transformers_however_they_are_split(
     small = [f"--set={role}.engine.total_blocks=64" for role in ROLES if f"{role}-0" in layouts]
     prompts = [random_prompt(length, seed=length) for length in (2, 64, 65, 130, 300)]
     async with up("--gpus", "4", *split, "--model", str(checkpoint), *small) as mesh:
-        # On a busy machine torch alone takes its time to load, in each of four ranks.
+        # On a busy machine loading torch alone takes long, in each of four ranks.
         await mesh.until_said("ready:", 300)
         async with Channels().open(mesh.gateway) as channel:
             gateway = gateway_pb2_grpc.GatewayServiceStub(channel)

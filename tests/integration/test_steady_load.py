@@ -1,6 +1,6 @@
 """Single kills under a steady load of 800 requests over gRPC and HTTP (`make check-kills`): each answer is right. The
-longest pauses of answers, recovery and recomputation together, are printed beside those of as many requests that came
-just before, when nobody was killed: on a busy machine those have pauses too."""
+answers' longest pauses, which include recovery and recomputation, are printed beside those of as many requests just
+before, when nothing was killed: on a busy machine these have pauses too."""
 
 import asyncio
 import json
@@ -22,16 +22,16 @@ from tests.support.resuming_client import Answer
 REQUESTS = 800
 ARRIVAL_SECONDS = 0.1
 ANSWER_TOKENS = 100
-# Each is killed once, while requests come.
+# Each of these is killed once, while requests arrive.
 TARGETS = ("decode-0", "prefill-0", "scheduler", "kvstore-0", "gateway", "decode-1")
 SEED = 7
-# What a gateway has without a word about it: other tests give a scheduler on a busy machine twenty times as long.
+# The gateway's default. Other tests give a scheduler on a busy machine twenty times as long.
 DEFAULT_PATIENCE = "gateway.dispatch.answer_seconds=0.05"
 pytestmark = [pytest.mark.check("kills"), pytest.mark.slow]
 
 
 async def over_http(chaos: ChaosMesh, client: httpx.AsyncClient, prompt: list[int]) -> Answer:
-    """From the second gateway, which nobody kills."""
+    """An answer from the second gateway, which is never killed."""
     answer, last = Answer(), time.monotonic()
     body = {"model": "oracle", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
     url = f"{chaos.mesh.http_urls[1]}/v1/completions"
@@ -69,7 +69,9 @@ async def test_every_answer_is_right_while_processes_are_killed_one_by_one() -> 
             return answer.longest_pause
 
         async def load(requests: int, killed: str | None) -> list[float]:
-            """Longest pauses of so many requests at a steady pace; in their middle one process is killed."""
+            """Send so many requests at a steady pace; returns their longest pauses. killed: a process that is killed
+            halfway.
+            """
             asked = []
             for number in range(requests):
                 asked.append(asyncio.create_task(ask(number)))

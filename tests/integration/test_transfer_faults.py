@@ -1,4 +1,6 @@
-"""A prefill worker killed before, amid and after its push, a store that freezes: the right tokens, and nothing held."""
+"""A prefill worker is killed before, during and after its push, and a store freezes. Tokens are right, and nothing is
+held afterwards.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +16,7 @@ from tests.support.waiting import eventually
 
 PROMPT_TOKENS = 512
 SETTINGS = (
-    # A prompt takes half a second, so that what is killed meanwhile has pushed nothing.
+    # A prompt takes half a second, so that a prefill worker killed in that time has pushed nothing.
     *oracle_settings(**{"oracle.step_ms": 5, "oracle.prefill_tokens_per_second": 1000}),
     "decode.can_prefill=false",
     "decode.engine.transfer.landing_seconds=3",
@@ -22,7 +24,7 @@ SETTINGS = (
     "scheduler.lease.seconds=2",
     "scheduler.store_link.poll_seconds=0.1",
     "kvstore.offer_seconds=2",
-    # On a busy machine the prefill worker takes its time to come back.
+    # On a busy machine the prefill worker takes long to come back.
     "gateway.dispatch.worker_seconds=60",
 )
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,7 +59,7 @@ async def test_a_prefill_worker_killed_between_first_token_and_kv_costs_no_token
     answer = aiter(slow_pair.gateway.Generate(request_of(prompt, 20), timeout=ANSWER_SECONDS))
     await until_a_landing_is_open(slow_pair)
     tokens: list[int] = []
-    # Nothing lands in it, and it makes no step.
+    # The suspended rank makes no step, and nothing lands in it.
     rank.suspend()
     try:
         while not tokens:
@@ -92,7 +94,7 @@ async def test_a_store_that_freezes_past_its_deadlines_holds_nobody_up(slow_pair
     store.suspend()
     try:
         await assert_right(slow_pair, prompts, 20)
-        # Longer than the offers that were under way may take.
+        # Wait for longer than the offers under way may take.
         await asyncio.sleep(3)
     finally:
         store.resume()

@@ -1,4 +1,4 @@
-"""Requests through a worker whose services run on two hosts, of which parts die (`make check-hosts`)."""
+"""Requests through a worker whose services run on two hosts, while parts of it die (`make check-hosts`)."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.check("hosts")
 WORKER = "decode-0"
 SECOND = f"{WORKER} on its second host"
-# The same port at another address of this machine.
+# The hosts are two addresses of this machine, on which the services use the same port.
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 SETTINGS = (
     *oracle_settings(**{"oracle.step_ms": 5, "total_blocks": 512}),
@@ -47,7 +47,7 @@ class HostSpec(ServiceSpec):
 
 
 def on_two_hosts(specs: Sequence[ServiceSpec], workers: Collection[str] = (WORKER,)) -> list[ServiceSpec]:
-    """The services of these workers on each of them; others as they are."""
+    """The plan with a service of each of these workers on each host. All other services stay unchanged."""
     deployed: list[ServiceSpec] = []
     for spec in specs:
         if spec.name not in workers:
@@ -78,7 +78,9 @@ class Struck:
         return cls(services, ranks)
 
     async def end(self) -> float:
-        """Return when all have ended, but for services that were stopped: seconds until the first host's had."""
+        """Wait until all have ended, killing services that were suspended; returns seconds until the first host's
+        service had ended.
+        """
         began_at = time.monotonic()
         await eventually(lambda: not self.services[0].is_running(), 60)
         seconds = time.monotonic() - began_at
@@ -130,7 +132,7 @@ async def test_kv_moves_between_ranks_of_every_host() -> None:
     prompts = [prompt_of(length, seed) for seed, length in enumerate((1, 64, 65, 200, 300, 640) * 5)]
     async with process_mesh(prefill=1, stores=1, settings=settings, deployed=deployed) as mesh:
         await assert_right(mesh, prompts)
-        # A rank's pool forgets; the store has what was computed on another host.
+        # Even if a rank's pool has lost blocks, the store has those that another host computed.
         await until_stored(mesh, 1)
         received = await received_bytes(mesh)
         assert received[WORKER] > 0

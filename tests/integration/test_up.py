@@ -103,8 +103,8 @@ async def test_the_demo_moves_kv_reuses_the_prefix_and_finds_it_in_the_store_aft
     make_checkpoint(tmp_path / "tiny", "tiny")
     arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
     process = await asyncio.create_subprocess_exec(
-        # However quickly this machine computes so small a model, the first prompt is worth a handover; and however busy
-        # it is, the store is waited for.
+        # Hand over the first prompt even though this machine computes so small a model quickly, and wait for the store
+        # even if the machine is busy.
         *[sys.executable, "-c", DEEPMESH, *arguments, "--set", "scheduler.placement.handover_ms=0"],
         *["--set", "scheduler.store_link.match_ms=5000"],
         cwd=ROOT,
@@ -116,7 +116,7 @@ async def test_the_demo_moves_kv_reuses_the_prefix_and_finds_it_in_the_store_aft
     assert process.returncode == 0, out
     lines = out[out.index("and who computed it") :].splitlines()
     names = ("gRPC", "OpenAI HTTP", "second turn", "after a restart")
-    # TTFT, TPOT, tokens in, cached and out, KV moved (with its unit, and the transport before it), blocks of a store.
+    # Columns: TTFT, TPOT, tokens in, cached and out, KV moved (transport, number and unit), blocks from a store.
     rows = {
         name: next(line for line in lines if line.strip().startswith(name)).split()[len(name.split()) :]
         for name in names
@@ -143,6 +143,6 @@ async def test_a_demo_whose_worker_cannot_start_says_why(tmp_path: Path) -> None
     )
     _, err = await process.communicate()
     assert process.returncode == 1
-    # Whichever of the two reads the shard first.
+    # Either of the two may read the broken shard first.
     assert re.search("(decode|prefill)-0 ended with status 2", err.decode())
     assert shard.name in err.decode()

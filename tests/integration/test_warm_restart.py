@@ -1,6 +1,6 @@
-"""How long a worker of a small model is away when its rank was killed (`make check-restart`; wanted is less than 5 s):
-the pause of a stream that waits for it, the seconds of each phase of the start, and the processor time of all of it.
-Where others use the processors too, the pause says more of them."""
+"""How long a worker of a small model is away after its rank was killed (`make check-restart`; the goal is below 5 s):
+the pause of a stream that waits for it, the seconds of each phase of the start, and the processor time of the whole
+start. If other work uses the processors too, the pause mostly measures that work."""
 
 import asyncio
 import re

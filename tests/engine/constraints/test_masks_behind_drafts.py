@@ -44,7 +44,7 @@ def spelled(masks: Masks) -> list[bytes | None]:
 
 
 def allowed_behind(tokenizer: LLTokenizer, constraint: Constraint, token_ids: list[int]) -> bytes | None:
-    """By an answer that never saw a draft."""
+    """What an answer that never saw a draft allows after these tokens."""
     (bits,) = spelled(answer_to(tokenizer, constraint, token_ids).masks())
     return bits
 
@@ -64,7 +64,7 @@ def test_nothing_follows_a_draft_that_is_refused(tokenizer: LLTokenizer) -> None
     answer = answer_to(tokenizer, COLOURS)
     for place in range(len(right)):
         assert len(answer.masks([*right[:place], *wrong, *right]).allowed) == 1 + place
-    # As if nothing had been guessed.
+    # Afterwards the answer is as if nothing had been guessed.
     answer.advance(right)
     assert spelled(answer.masks()) == [allowed_behind(tokenizer, COLOURS, right)]
 
@@ -104,7 +104,7 @@ def test_banned_sequences_and_the_least_length_count_drafts(tokenizer: LLTokeniz
 
 
 def test_a_draft_behind_which_no_mask_can_be_made_is_forgotten_if_it_is_not_accepted(tokenizer: LLTokenizer) -> None:
-    # Behind "q" there are too many ways to go on.
+    # After "q" there are too many ways to go on for a mask.
     ways = " ".join(f"x{number}?" for number in range(1000))
     rules = "\n".join(f'x{number}: "a{number}"' for number in range(1000))
     constraint = Constraint(f'start: "p"+ ("q" {ways} | "r")\n{rules}')

@@ -1,4 +1,4 @@
-"""Ranks that find each other by what somebody else keeps for them."""
+"""Ranks that find each other through values that another process keeps for them."""
 
 import asyncio
 import threading

@@ -95,7 +95,7 @@ def test_tensors_larger_than_a_slot_go_in_pieces() -> None:
 
 @pytest.mark.parametrize("rows", [0, 3, TENSOR_SLOT_BYTES // 4 // 250])
 def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> None:
-    """Of several tensors at once, with an exchange of either group before it is finished."""
+    """Several tensors are exchanged at once, with an exchange of either group before they are finished."""
     layout = Layout(tp=2, dp=2, ep=4)
 
     def act(own: Exchange) -> list[torch.Tensor]:

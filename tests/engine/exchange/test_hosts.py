@@ -14,7 +14,7 @@ from tests.support.exchanges import exchange_of
 from tests.support.rank_threads import on_each_rank
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
-# Ranks that are alone on their hosts, several of them, TP groups, and more hosts than ranks on one.
+# One rank on each host, several ranks on each, TP groups, and more hosts than ranks on each.
 LAYOUTS = [
     Layout(dp=2, ep=2, hosts=2),
     Layout(dp=4, ep=4, hosts=2),
@@ -45,7 +45,7 @@ def gathers_into_columns(own: Exchange) -> None:
     outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
     parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
     begun = own.begin_all_gather(outputs, parts, Group.WORLD, beside=True)
-    # Others may be under way meanwhile.
+    # Another exchange may run meanwhile.
     sums = own.begin_reduce_scatter(torch.ones(2 * world, 3), Group.WORLD, beside=True)
     begun.finish()
     assert torch.equal(sums.finish(), torch.full((2, 3), float(world)))
@@ -59,7 +59,7 @@ def scatters_sums(own: Exchange) -> None:
         for rows in (0, 2):
             of_all = [of_rank(rank, world * rows, 3, dtype=dtype) for rank in range(world)]
             part = own.begin_reduce_scatter(of_all[own.place.rank], Group.WORLD).finish()
-            # Added within hosts, then over them.
+            # Parts are added within each host, then over the hosts.
             of_hosts = [sum_in_order(of_all[first : first + a_host]) for first in range(0, world, a_host)]
             first = own.place.rank * rows
             assert torch.equal(part, sum_in_order(of_hosts)[first : first + rows]) and part.dtype == dtype

@@ -9,7 +9,7 @@ from engine.parallel.layout import Layout
 from tests.support.exchanging import WAIT_SECONDS, exchange_at_random, lose_the_last, replay, soak
 
 pytestmark = pytest.mark.multi_gpu
-# Two ranks share a GPU in the third one, if there are no four.
+# With fewer than four GPUs, two ranks of the third layout share a GPU.
 LAYOUTS = [Layout(dp=2), Layout(tp=2), Layout(tp=2, dp=2), pytest.param(Layout(dp=4), marks=pytest.mark.multi_gpu(4))]
 
 

@@ -54,7 +54,7 @@ def values_of(rows: Sent) -> torch.Tensor:
 
 @pytest.fixture
 def with_package(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """As if the ranks could use it, in this version."""
+    """Make the adapter believe that the ranks can use the package in this version."""
     monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
     monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [kind])
 
@@ -69,7 +69,7 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
     rows = torch.randn(4 * TOKENS, HIDDEN).bfloat16()
     weights = torch.rand(4 * TOKENS, CHOICES)
     choices = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in rows])
-    # The first rank wants nothing of the last one's experts, and a row of it nothing at all.
+    # The first rank's rows choose no expert of the last rank, and one of its rows chooses none at all.
     choices[:TOKENS] = torch.stack([torch.randperm(12)[:CHOICES] for _ in range(TOKENS)])
     choices[1] = NO_EXPERT
     store = HashStore()
@@ -86,16 +86,16 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
         wanted = torch.isin(choices, here).any(1).nonzero()[:, 0]
         came = (numbers != NO_EXPERT).any(1)
         assert type(found) is type(sent) and int(came.sum()) == len(wanted)
-        # Who does not wait has room for all.
+        # An exchange that does not wait has room for all rows.
         assert len(numbers) == (4 * LEAST_ROOM if kind is ElasticBuffer and not waits else len(wanted))
-        # By which of the wanted rows it is.
+        # Find out which of the wanted rows each arrived row is.
         same = (values_of(found)[came].unsqueeze(1) == values_of(in_form(rows, form))[wanted]).all(2)
         source = wanted[same.int().argmax(1)]
         assert same.sum(1).tolist() == [1] * len(wanted) and len(set(source.tolist())) == len(wanted)
         mine = torch.isin(choices[source], here)
         assert torch.equal(numbers[came], choices[source].where(mine, NO_EXPERT))
         assert torch.equal(found_weights[came][mine], weights[source][mine])
-        # As many ones as there are ranks with experts of a row.
+        # The sum of a row is then the number of ranks with experts of the row.
         parts = torch.full((len(numbers), HIDDEN), float("nan"), dtype=torch.bfloat16)
         parts[came] = 1
         return deep_ep.combine(parts, way_back)
@@ -110,7 +110,7 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
 @pytest.mark.usefixtures("with_package")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8", "int4", "nvfp4"])
 def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str, tmp_path: Path) -> None:
-    # Every expert is chosen: a choice that falls otherwise changes more than rounding does.
+    # Every expert is chosen, because a different choice would change more than rounding does.
     sizes: dict[str, Any] = {
         "num_experts_per_tok": 8,
         "n_group": 1,
@@ -134,7 +134,7 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str,
         return logits_of(model, prompt)
 
     for logits in on_each_rank(Layout(dp=2, ep=2, hosts=2), act):
-        # Rows of NVFP4 experts are rounded on their way.
+        # The exchange rounds rows of NVFP4 experts.
         assert relative_error(logits, exact) < (0.06 if dtype == "nvfp4" else 1.2 * relative_error(alone, exact))
     assert getattr(fake_deep_ep, kind.NAME).dispatches > before
 
@@ -162,7 +162,7 @@ def test_nobody_uses_it_unless_all_ranks_have_it(
 def test_a_package_without_the_second_version_is_used_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [ElasticBuffer, LegacyBuffer])
     monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
-    # What only the second can.
+    # Only the second version can do this.
     monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
 
     def act(store: HashStore, peers: Peers) -> bool:
@@ -202,7 +202,7 @@ def test_the_first_version_is_for_hosts_of_eight_gpus_with_experts_whole() -> No
 def test_the_second_version_is_for_hosts_of_any_gpus_if_its_kernels_compile() -> None:
     assert usable(Layout(dp=8, ep=8, hosts=2), R1, GPU) == [ElasticBuffer]
     assert usable(Layout(dp=16, ep=16, hosts=2), R1, GPU) == [ElasticBuffer, LegacyBuffer]
-    # A rank of 128 experts, and rows of no whole 512 bytes.
+    # Not usable: 128 experts on a rank, and rows whose bytes are no multiple of 512.
     assert ElasticBuffer not in usable(Layout(dp=2, ep=2, hosts=2), R1, GPU)
     assert ElasticBuffer not in usable(Layout(dp=8, ep=8, hosts=2), Traffic(7296, 256, 8, 1024), GPU)
 

@@ -1,6 +1,6 @@
-"""DeepEP's second version, where there is a build of it, against our own exchange: on one host, for want of several.
+"""Compares DeepEP's second version, if there is a build of it, with our own exchange. One host stands in for several.
 
-On a host without network cards it wants EP_DISABLE_GIN=1.
+On a host without network cards DeepEP needs EP_DISABLE_GIN=1.
 """
 
 import pytest

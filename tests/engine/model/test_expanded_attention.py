@@ -1,4 +1,4 @@
-"""How heads are cut, so that not too many keys are expanded at once, and that it changes nothing."""
+"""How heads are cut so that not too many keys are expanded at once, and that cutting changes no result."""
 
 import pytest
 import torch
@@ -20,10 +20,10 @@ from tests.support.oracle_model import relative_error
         (128, 16384, [128]),
         (128, 17000, [64, 64]),
         (128, 32768, [64, 64]),
-        # 42 heads would fit, of which 40 are whole multiples.
+        # 42 heads would fit, and the largest multiple of 8 below that is 40.
         (128, 49152, [32] * 4),
         (128, 131072, [16] * 8),
-        # No fewer, however many keys there are.
+        # Never fewer than 8 heads, even with more keys.
         (16, 131072, [8, 8]),
         (4, 131072, [4]),
         (20, 40000, [8, 8, 4]),
@@ -43,14 +43,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @torch.inference_mode()
 def computed(model: Model, ends: list[int], *, quantized: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits behind a prompt of 300 tokens whose chunks end at `ends`, and its KV."""
+    """Logits after a prompt of 300 tokens whose chunks end at `ends`, and its KV."""
     tokens, blocks = random_prompt(300), [3, 0, 4, 1, 2]
     state = make_state(
         model.config, model.device, blocks=6, positions=300, rows=2, kv_dtype=torch.float32, quantized_prompts=quantized
     )
     state.kv_pool.zero_()
     for start, end in zip([0, *ends], [*ends, 300], strict=True):
-        # A chunk ends beside a prompt that is whole.
+        # A whole prompt stands beside the chunk.
         rows = [Row(tokens[start:end], start, blocks, GREEDY), Row(tokens[:40], 0, [5], None)]
         logits = model.forward(build_context(model.config, rows, state))
     return logits, state.kv_pool[:, :5].clone()

@@ -1,4 +1,4 @@
-"""What ranks that hold experts together send each other."""
+"""What ranks that divide the experts among them send each other."""
 
 from collections.abc import Callable
 

@@ -26,7 +26,7 @@ from tests.support.nvfp4 import WITH_OUTPUT, nvfp4_checkpoint
 from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
-# Whole experts on each rank, parts of their width on neighbours, and both.
+# Ranks have whole experts, or parts of the experts' width, or both.
 LAYOUTS = [Layout(dp=2, ep=2), Layout(dp=2, ep=1), Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=4)]
 
 
@@ -61,7 +61,7 @@ def test_each_dp_rank_gets_the_logits_of_its_own_rows(checkpoint: Path, layout: 
 @pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(dp=4, ep=2)], ids=str)
 @pytest.mark.parametrize("form", ["float8", "int4", "nvfp4"])
 def test_ranks_with_quantized_experts_are_as_exact_as_one(tmp_path: Path, form: str, layout: Layout) -> None:
-    # Every expert is chosen: a choice that falls otherwise changes more than rounding does.
+    # Every expert is chosen, because a different choice would change more than rounding does.
     all_chosen: dict[str, Any] = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 256}
     if form == "int4":
         directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **all_chosen)
@@ -75,7 +75,8 @@ def test_ranks_with_quantized_experts_are_as_exact_as_one(tmp_path: Path, form: 
     ranks = on_each_rank(
         layout, lambda peers: logits_of(divided(directory, torch.bfloat16, "quantized")(peers), prompt)
     )
-    # NVFP4 rounds no activations to FP8: what is left are bfloat16's roundings, which fall otherwise in other sums.
+    # With NVFP4 no activation is rounded to FP8. Only bfloat16's rounding is left, which differs with the order of
+    # sums.
     bound = 1.5 if form == "nvfp4" else 1.2
     for logits in ranks:
         assert relative_error(logits, exact) < bound * relative_error(alone, exact)
@@ -130,7 +131,7 @@ def assert_parts(directory: Path, layout: Layout, dtype: torch.dtype, weights: K
     for rank in ranks:
         for each in rank:
             assert each.shape == expected[each.name].shape
-            # Packed in an order that parts do not share.
+            # Tensors of four dimensions are packed in an order that differs between a part and the whole.
             if each.place.dim() < 4:
                 assert torch.equal(matrix(each).float(), matrix(expected[each.name]).float()[each.slices])
             covered[each.name][each.slices] += 1

@@ -95,7 +95,7 @@ def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.Monke
     assert seen == [24, 24, 20]
 
 
-# 160 experts, as DeepSeek-V2 has, divide so, and 16,384 tokens do not.
+# DeepSeek-V2's 160 experts can be divided by 20 and 40, but 16,384 tokens cannot.
 @pytest.mark.parametrize("ranks", [1, 8, 20, 40])
 def test_no_chunk_has_more_tokens_than_there_is_room_for(ranks: int) -> None:
     most = moe.chunk_tokens(ranks)

@@ -11,10 +11,10 @@ from tests.support.oracle_model import our_logits, relative_error
 from tools.make_checkpoint import make_checkpoint
 
 TOKENS = random_prompt(150)
-# A prompt, a chunk behind it, then one token at a time.
+# A prompt's first chunk, another chunk, then one token at a time.
 CHUNKS = [100, 30, *[1] * 20]
 BLOCKS = [5, 2, 7]
-# Widths that FP8 products take, with groups of experts to choose from.
+# Widths that FP8 products accept, with groups of experts to choose from.
 WIDE = {
     "hidden_size": 256,
     "q_lora_rank": 128,
@@ -45,7 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int], tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(widths))
     exact = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS)
-    # Rounding changes some choices of experts, and these the logits, by much in so small a model.
+    # Rounding changes some choices of experts, which changes the logits of so small a model a lot.
     defined = relative_error(our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, **FORMS[form]), exact)
     found = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, device="cuda", **FORMS[form]).cpu()
     assert relative_error(found, exact) < 1.5 * defined + 1e-4

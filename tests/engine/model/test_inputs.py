@@ -118,7 +118,7 @@ def test_rows_that_fill_up_a_graph_are_not_real() -> None:
     packed = torch.from_numpy(pack_decode_rows(rows, 4, 2, state.padding_block, drafts=1))
     context = decode_context(unpack_decode_rows(packed, 4, drafts=1).known(state), state)
     assert context.real.tolist() == [True] * 4 + [False] * 4
-    # Kernels read it as it lies, also of one row.
+    # Kernels need it contiguous, even for one row.
     assert context_of(rows[:1]).real.is_contiguous()
 
 
@@ -126,7 +126,7 @@ def test_rows_that_fill_up_a_graph_are_not_real() -> None:
 def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
     model = load_model(tiny_checkpoint(tmp_path), torch.float32, torch.device("cpu"))
     prompt = random_prompt(90)
-    # A token behind a prefix, a few, and a prompt.
+    # One token after a prefix, a few tokens, and a whole prompt.
     steps = [[Row(prompt[:70], 0, [0, 1], GREEDY)], [Row(prompt[70:71], 70, [0, 1], GREEDY)]]
     steps.append([Row(prompt[71:75], 71, [0, 1], GREEDY), Row(prompt, 0, [2, 3], GREEDY)])
     found = []

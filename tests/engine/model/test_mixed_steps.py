@@ -17,7 +17,7 @@ from tests.support.oracle_model import relative_error
 from tools.make_checkpoint import make_checkpoint
 
 CPU = torch.device("cpu")
-# What FP8 products take.
+# Widths that FP8 products accept.
 WIDE = {
     "hidden_size": 256,
     "q_lora_rank": 128,
@@ -27,13 +27,15 @@ WIDE = {
     "num_attention_heads": 16,
     "v_head_dim": 16,
 }
-# A token that decodes; a chunk to which half of the heads attend at a time; two prompts; a chunk with all of them.
+# A token that decodes; a chunk that half of the heads compute at a time; two prompts; a chunk that all heads compute.
 SPANS = [(40, 41), (150, 190), (0, 30), (0, 5), (10, 45)]
 
 
 @torch.inference_mode()
 def logits_of(model: Model, groups: list[list[Row]], size: int | None) -> list[torch.Tensor]:
-    """By row, the logits of its last span, all prefixes computed before; the groups are steps. size: padded to."""
+    """The logits of each row. Prefixes are computed before; then each group is one step. size: padded tokens of a
+    step.
+    """
     state = make_state(model.config, CPU, blocks=32, positions=200, rows=8, kv_dtype=torch.bfloat16)
     for row in (row for group in groups for row in group):
         if row.start:

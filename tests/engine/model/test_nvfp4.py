@@ -47,7 +47,7 @@ def test_its_layers_keep_their_codes(tmp_path: Path) -> None:
     model = load_model(directory, torch.bfloat16, CPU, "quantized")
     stored = read_tensors(directory)
     kept = {each.name: each.place for each in model.parameters() if each.place.dtype == torch.uint8}
-    # Beside those of the MTP module, which is not loaded.
+    # All layers but the MTP module's, which is not loaded.
     layers = model.config.num_hidden_layers
     assert set(kept) == {
         name

@@ -62,7 +62,7 @@ def random_overrides(seed: int) -> dict[str, Any]:
     }
 
 
-# As published per head, and the extremes that a draw may miss.
+# The published widths per head, and extreme cases that random draws may miss.
 NAMED = {
     "published head": {
         "num_attention_heads": 2,
@@ -94,7 +94,7 @@ def test_teacher_forced_logits_equal_the_oracles(tmp_path: Path, overrides: dict
     tiny_checkpoint(tmp_path, **overrides)
     tokens = random_prompt(150)
     expected = oracle_logits(load_oracle(tmp_path), tokens)
-    # A whole prompt, single tokens, a long and a short chunk behind a cached prefix.
+    # A whole prompt, single tokens, and a long and a short chunk after a cached prefix.
     for chunks in ([150], [64, 1, 1, 84], [70, 79, 1], [120, 30]):
         assert relative_error(our_logits(tmp_path, tokens, BLOCKS, chunks), expected) < 1e-5
 

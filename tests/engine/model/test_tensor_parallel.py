@@ -32,7 +32,7 @@ from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
 BLOCKS = 4
-# More than all ranks have of a step.
+# More rows than a step may have for every rank to compute all of them.
 MANY_ROWS = FEW_ROWS + 1
 
 
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads' queries, and two heads' values, are whole blocks of 128."""
+    """Queries of two heads, and values of two heads, are whole blocks of 128."""
     return tiny_checkpoint(
         tmp_path_factory.mktemp("fp8"),
         dtype="float8",
@@ -56,8 +56,8 @@ def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fp4_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that can be in NVFP4 is, and one head's queries and values are whole blocks of 128. Every expert is chosen: a
-    choice that falls otherwise changes more than rounding does.
+    """All that can be in NVFP4 is, and one head's queries and values are whole blocks of 128. Every expert is chosen,
+    because a different choice would change more than rounding does.
     """
     return nvfp4_checkpoint(
         tmp_path_factory.mktemp("nvfp4"),
@@ -87,7 +87,7 @@ def computed(model: Model, prompt: list[int], chunks: list[int]) -> tuple[torch.
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Path, tp: int) -> None:
-    # A prompt, chunks behind it with fewer rows than ranks, and rows that do not divide.
+    # A first chunk, chunks with fewer rows than ranks, and one with rows that the ranks cannot divide evenly.
     prompt, chunks = random_prompt(110), [65, 1, 2, 3, 39]
     expected, _ = computed(load_model(checkpoint, torch.float32, CPU), prompt, chunks)
 
@@ -116,7 +116,7 @@ def test_ranks_divide_shared_experts_for_few_rows(tmp_path: Path, rows: int) -> 
 
 @torch.inference_mode()
 def drafted(model: Model, prompt: list[int]) -> torch.Tensor:
-    """What the MTP module makes of each token: [tokens, hidden]."""
+    """The MTP module's hidden state of each token: [tokens, hidden]."""
     state = make_state(model.config, CPU, blocks=BLOCKS, positions=len(prompt), rows=1, kv_dtype=model.dtype)
     context = build_context(model.config, [Row(prompt, 0, range(BLOCKS), GREEDY)], state)
     return model.draft(0, model.hidden_states(context), context)
@@ -162,8 +162,8 @@ def test_rows_that_a_rank_lacks_go_to_no_expert(checkpoint: Path, monkeypatch: p
 def test_few_rows_are_exchanged_in_two_sums_a_layer(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rows: int, sums: int, gathers: int
 ) -> None:
-    """The first layer is dense; beside the layers there is one sum of embeddings or one behind the last layer, and the
-    logits' columns.
+    """The first layer is dense. Outside the layers, ranks exchange a sum of embeddings or one after the last layer, and
+    gather the logits' columns.
     """
     calls: list[str] = []
 
@@ -242,7 +242,7 @@ def test_a_group_over_nvfp4_weights_computes_what_one_rank_does(fp4_checkpoint: 
     layout = Layout(tp=tp, ep=tp)
     for logits in on_each_rank(layout, lambda peers: compute(peers, torch.float32, "dequantized")):
         assert relative_error(logits, exact) < 1e-5
-    # Both round to bfloat16, in other sums.
+    # Both round to bfloat16, but add in different orders.
     for logits in on_each_rank(layout, lambda peers: compute(peers, torch.bfloat16, "quantized")):
         assert relative_error(logits, exact) < 1.5 * relative_error(alone, exact)
 
@@ -256,7 +256,7 @@ def test_a_rank_reads_the_rows_of_its_share_alone(checkpoint: Path, monkeypatch:
         (name,) = [each.name for each in entries if each.path == path and 0 <= offset - each.offset < each.size_bytes]
         read.append((name, len(target)))
 
-    # Each tensor alone.
+    # Read each tensor by itself.
     monkeypatch.setattr(reader, "WINDOW_BYTES", 1)
     monkeypatch.setattr(Shards, "read", count)
     load_model(checkpoint, torch.float32, CPU)
@@ -270,7 +270,9 @@ def test_a_rank_reads_the_rows_of_its_share_alone(checkpoint: Path, monkeypatch:
 
 
 def assert_shares(directory: Path, dtype: torch.dtype, weights: KeptWeights, tp: int) -> None:
-    """Every place holds the part of the whole model's tensor that it claims; most ranks' parts differ."""
+    """Assert that every place holds the part of the whole model's tensor that it claims, and that most tensors are
+    cut.
+    """
     expected = {each.name: each for each in load_model(directory, dtype, CPU, weights).parameters()}
 
     def load(peers: Peers) -> list[Parameter]:

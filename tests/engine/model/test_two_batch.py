@@ -26,8 +26,8 @@ from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
 TOKENS = random_prompt(150)
-# By DP rank; others compute more in one step and less in the next. Prompts whole and in chunks, rows that decode
-# beside them, and a step without any.
+# Steps by DP rank, in which each rank has more rows than the others in one step and fewer in the next. There are
+# prompts whole and in chunks, rows that decode beside them, and a step without any row.
 STEPS = [
     [[Row(TOKENS[:70], 0, [0, 1], GREEDY), Row(TOKENS[:9], 0, [3], GREEDY)], [Row(TOKENS[:4], 0, [0], GREEDY)]],
     [
@@ -39,7 +39,7 @@ STEPS = [
 
 
 class Computed:
-    """What a rank's steps came to."""
+    """The results of a rank's steps."""
 
     def __init__(self, model: Model, two_batch: TwoBatch, dp_index: int) -> None:
         self.state = make_state(model.config, CPU, blocks=4, positions=150, rows=2, kv_dtype=torch.float32)
@@ -84,7 +84,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
     checkpoint: Path, layout: Layout, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts compute few tokens at once, or all."""
+    """chunk_tokens: experts compute few tokens at once, or all."""
     balance = BalanceConfig(interval_steps=16, redundant=0)
 
     def compute(peers: Peers) -> tuple[Computed, Computed]:
@@ -111,7 +111,9 @@ def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
 def test_a_half_with_fewer_chunks_of_experts_waits_for_the_keys_of_the_half_before(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 65 tokens the first half has 33, in two chunks, and the second 32, in one, which attend to the first."""
+    """The first half has 33 of 65 tokens, in two chunks; the second has 32 in one chunk, which attend to the first
+    half.
+    """
 
     def compute(peers: Peers) -> tuple[torch.Tensor, torch.Tensor]:
         model = load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers))

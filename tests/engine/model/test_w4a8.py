@@ -48,7 +48,7 @@ def test_dequantized_it_equals_its_float32_twin(tmp_path: Path, scales: dict[str
 
 
 def experts_of(directory: Path) -> Experts:
-    """Of the first layer that has any."""
+    """The experts of the first layer that has some."""
     config = read_model_config(directory)
     with open_shards(directory) as shards:
         config = settle(config, shards)
@@ -82,7 +82,7 @@ def test_its_experts_differ_from_exact_ones_by_their_inputs_rounding(
             )
             inner = torch.nn.functional.silu(gate @ hidden[token]) * (up @ hidden[token])
             expected[token, index] = down @ inner
-    # Two roundings to e4m3, each of up to a sixteenth.
+    # There are two roundings to e4m3, each with an error of up to a sixteenth.
     assert relative_error(found, expected) < 0.1
 
 
@@ -96,7 +96,7 @@ def test_a_model_keeps_experts_in_int4_and_all_else_in_fp8(tmp_path: Path) -> No
 
 
 def test_kept_in_int4_a_model_is_near_its_dequantized_self(tmp_path: Path) -> None:
-    # Every expert is chosen: a choice that falls otherwise changes more than rounding does.
+    # Every expert is chosen, because a different choice would change more than rounding does.
     all_chosen = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
     directory, prompt = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **all_chosen), random_prompt(80)
     exact = our_logits(directory, prompt, BLOCKS, [79, 1])

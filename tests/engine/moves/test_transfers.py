@@ -45,7 +45,7 @@ def opened_landing(engine: Engine, tokens: int) -> LandingOpened:
 
 
 def landing_elsewhere(fabric: Fabric, tokens: int) -> Ticket:
-    """Opened by another engine, for a prompt of that length."""
+    """The ticket of a landing that another engine opened for a prompt of that length."""
     return opened_landing(moving_engine(fabric, total_blocks=32), tokens).ticket
 
 
@@ -124,7 +124,7 @@ def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() ->
 def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
-    # Eight segments: some are left when the cancellation is taken.
+    # The push has eight segments, so that some are left when it is cancelled.
     engine.submit(push_submit(landing_elsewhere(fabric, 1000), 1000))
     turn(engine)
     engine.cancel(Cancel(1))
@@ -281,7 +281,7 @@ def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
     engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
     turn(engine)
     agent = agent_of(engine, fabric)
-    # Chunks end at 100, 200 and 230 tokens; of each the first is of its layer, the second of its end.
+    # Chunks end at 100, 200 and 230 tokens. Each has two calls: one for its layer, and one at its end.
     assert [blocks for _, _, blocks in agent.ready_calls] == [1, 1, 3, 3, 4, 4]
 
 
@@ -302,7 +302,7 @@ def test_early_layers_are_reported_while_a_device_computes_the_others() -> None:
     engine = moving_engine(fabric, LayeredDevice, layerwise_tokens=128, **settings)
     engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
     agent = agent_of(engine, fabric)
-    # Launched, and nothing to collect.
+    # The first step is only launched: there is nothing to collect yet.
     engine.step()
     assert not agent.ready_calls
     engine.step()

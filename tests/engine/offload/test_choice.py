@@ -42,6 +42,6 @@ def test_layers_in_host_memory_are_spread_evenly_from_the_first_on() -> None:
 @pytest.mark.parametrize("count", range(1, 59))
 def test_distances_differ_by_one_layer_at_most(count: int) -> None:
     chosen = spread(range(58), count)
-    # The way from the last one to the next step's first one is one of them.
+    # The distance from the last layer to the first one of the next step counts too.
     distances = [after - before for before, after in zip(chosen, (*chosen[1:], 58), strict=True)]
     assert len(chosen) == count and max(distances) - min(distances) <= 1

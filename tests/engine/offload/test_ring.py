@@ -13,7 +13,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Operation:
-    """Begins once its stream's earlier ones are done, and so many of the other stream's."""
+    """Begins once all earlier operations of its stream are done, and `behind` operations of the other stream."""
 
     kind: str
     layer: int
@@ -27,7 +27,7 @@ class FakeDevice:
     def __init__(self) -> None:
         self.copies: list[Operation] = []
         self.steps: list[Operation] = []
-        # By slot: how many copies there were with its last one; and how many copies the steps wait for.
+        # How many copies had been enqueued up to each slot's last one, and for how many copies the steps wait.
         self._copied: dict[int, int] = {}
         self._waits = 0
 
@@ -46,7 +46,9 @@ class FakeDevice:
         self.steps.append(Operation("compute", -1, -1, self._waits))
 
     def run(self, choose: Callable[[Sequence[str]], str]) -> None:
-        """A copy leaves its slot torn from its begin to its end, and a reader must find its layer whole meanwhile."""
+        """Run everything in an order that `choose` draws. A copy leaves its slot torn from its begin to its end. A
+        reader must find its layer whole from its begin to its end.
+        """
         held: dict[int, int | None] = {}
         done, under_way = {"copy": 0, "step": 0}, dict[str, Operation]()
         while True:
@@ -125,7 +127,7 @@ def test_a_copy_begins_as_soon_as_its_slot_is_free(slots: int) -> None:
     device.copies.clear()
     device.steps.clear()
     compute_step(ring, device, 8)
-    # A layer of experts is two operations, another one; the ring's first layer is there from the step before.
+    # A layer with experts is two operations, another layer one. The ring's first layer is left from the step before.
     behind = {copy.layer: copy.behind for copy in device.copies}
     assert behind == ({3: 3, 5: 6, 7: 9, 1: 12} if slots == 1 else {3: 0, 5: 3, 7: 6, 1: 9})
 
@@ -138,7 +140,7 @@ def test_a_step_ends_without_copies_in_flight() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_replayed_step_may_follow_any_other(order: str) -> None:
-    """As a graph has it: what was enqueued in the second step is enqueued again, without asking the ring."""
+    """As with a captured graph, the operations of the second step are enqueued again without asking the ring."""
     device = FakeDevice()
     ring = Ring([0, 2, 4, 5, 7], 2, device)
     compute_step(ring, device, 8)
@@ -163,7 +165,7 @@ def test_parts_that_run_apart_fetch_again_what_the_other_replaced(order: str) ->
     device = FakeDevice()
     ring = Ring([0, 1, 2, 3], 2, device)
     ring.begin()
-    # One part is two layers ahead of the other.
+    # One micro-batch is up to two layers ahead of the other.
     for layer in (0, 1, 2, 0, 3, 1, 2, 3):
         ring.take(layer)
         device.read(layer, ring.slot_of(layer))

@@ -56,7 +56,7 @@ def test_a_proposal_wakes_every_rank_of_the_other_host_and_is_due_until_they_ans
         before = own.due
         asleep.wait(20)
         if peers.in_worker.rank:
-            # The other of the first host, and the first of the second, are woken by the proposal; the last by that.
+            # The proposal wakes the first host's other rank and the second host's first rank, which wakes the last one.
             while not own.due:
                 select.select([peers.wakeup], [], [], 20)
                 peers.wakeup.clear()

@@ -1,4 +1,4 @@
-"""Which rank holds what."""
+"""Which parts of the model each rank holds, and which groups it is in."""
 
 import pytest
 from pydantic import ValidationError

@@ -13,7 +13,7 @@ from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
 from tests.support.shapes import decoding
 
-# A rank sleeps, after it has looked for the others' proposals, long before so many seconds are over.
+# A rank looks for the others' proposals, and then falls asleep long before so many seconds have passed.
 ASLEEP = 0.2
 
 
@@ -56,7 +56,7 @@ def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
 
 
 def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    # It would look by itself after that.
+    # So that a sleeping rank does not wake by itself to look.
     monkeypatch.setattr("engine.parallel.lockstep.LOOK_SECONDS", 60.0)
 
     def act(peers: Peers) -> list[float]:
@@ -86,7 +86,7 @@ def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> No
                 own.agree(decoding(1))
                 woken.append(bool(select.select([peers.wakeup], [], [], 0)[0]))
 
-        # Each sleeps, and is late then, in both places of its word.
+        # Each rank sleeps and is then late, in both places of its word.
         agree_late(0, 0, 1, 1, 0, 0)
         for event in rests:
             if rank == 0:
@@ -97,7 +97,7 @@ def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> No
                 assert event.wait(20)
             for _ in range(3):
                 own.agree(decoding(1))
-            # The other has read since that this one is awake.
+            # By now the other rank has read that this one is awake.
             peers.wakeup.clear()
         agree_late(0, 0)
         return woken

@@ -1,4 +1,4 @@
-"""What is measured before the depth of drafts is chosen."""
+"""The measurements by which the depth of drafts is chosen."""
 
 import logging
 
@@ -24,7 +24,7 @@ def test_steps_guess_behind_each_of_their_rows(caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO)
     backend = Watched()
     times = measure_depths(backend, 3, 2, block=0)
-    # What the depth of drafts is chosen by can be read.
+    # The log has the measurements by which the depth is chosen.
     logged = [vars(record)["fields"] for record in caplog.records]
     assert [each["rows"] for each in logged] == [1, 2, 3]
     assert [len(each["ms"].split(",")) for each in logged] == [3, 3, 3]

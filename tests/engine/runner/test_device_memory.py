@@ -1,4 +1,4 @@
-"""KV of a GPU against the same KV in host memory: what one sends the other verifies."""
+"""KV on a GPU and the same KV in host memory: each verifies what the other sends."""
 
 import gc
 import weakref
@@ -26,7 +26,7 @@ def random_pool() -> torch.Tensor:
 
 
 def device_memory(pool: torch.Tensor) -> DeviceMemory:
-    """Whose stream is this thread's from now on."""
+    """The pool's memory. Its stream is this thread's from now on."""
     torch.cuda.synchronize()
     memory = DeviceMemory(pool)
     memory.enter_thread()
@@ -69,5 +69,5 @@ def test_a_pool_is_freed_with_the_memory_that_moved_its_blocks() -> None:
     part = staging[:100]
     del memory, staging, pool
     gc.collect()
-    # A transfer that still sends needs the allocation alone.
+    # A transfer that still sends keeps only the allocation alive.
     assert gone() is None and torch.as_tensor(part, device="cuda").numel() == 100

@@ -1,4 +1,4 @@
-"""Steps with drafts by graphs. What they capture runs here as it is, on a CPU: the same work over the same tensors."""
+"""Steps with drafts in graphs. Here the captured work runs eagerly on a CPU, over the same tensors."""
 
 import time
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_graphs_and_overlap_change_no_token(monkeypatch: pytest.MonkeyPatch) -> 
     graphs.give_to(backend, [2, 6], 2)
     found = served(backend, 2, "on")
     assert found.token_ids == expected.token_ids
-    # All steps but those of the prompts run two graphs.
+    # Each step but those of the prompts runs two graphs.
     assert graphs.runs > len(found.steps)
     expected_logprobs = [position.logprob for position in expected.logprobs[1]]
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(expected_logprobs, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Several MTP modules with weights of their own: each reads what the one before it made of the token before."""
+"""Several MTP modules with weights of their own. Each reads the output of the module before it for the token before."""
 
 import random
 import time
@@ -57,7 +57,7 @@ def served(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, **sett
 
 
 def draft_latents(backend: ModelBackend, engine: Engine, chain: Sequence[bytes]) -> torch.Tensor:
-    """What the draft layers keep of these blocks: [modules, tokens, latent]."""
+    """The latents that the draft layers keep for these blocks: [modules, tokens, latent]."""
     blocks = engine.pool.match_prefix(chain)
     assert len(blocks) == len(chain)
     return backend.state.kv_pool[-MODULES:, blocks].flatten(1, 2).clone()
@@ -94,7 +94,7 @@ def test_a_block_holds_the_same_kv_of_all_modules_whether_prompt_or_answer(
 ) -> None:
     backend = model_backend(checkpoint, **settings_of(next_n))
     engine = engine_over(backend, next_n, overlap=overlap)
-    # In chunks of 96 tokens, beside another that decodes meanwhile.
+    # The long prompt is computed in chunks of 96 tokens, beside a request that decodes.
     assert served(engine, [SHORT, LONG], 70).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)
 
@@ -104,7 +104,7 @@ def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, 
     engine = engine_over(backend, MODULES)
     served(engine, [LONG[:130]], 1)
     before = backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain)].clone()
-    # What other requests left in the states of these blocks matters to nobody.
+    # States that other requests left in these blocks must not matter.
     assert backend.state.draft_states is not None
     backend.state.draft_states[:, : backend.total_blocks] = 7.0
     again = served(engine, [LONG], 70)
@@ -133,7 +133,7 @@ def test_a_step_with_room_for_few_tokens_writes_no_stale_kv_behind_cached_blocks
 def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -> None:
     backend = model_backend(checkpoint, **settings_of(MODULES, total_blocks=6))
     engine = engine_over(backend, MODULES, overlap="on", total_blocks=6)
-    # The later one gives way to the longer one.
+    # The later request is preempted for the longer one.
     found = served(engine, [LONG, SHORT], 70)
     assert found.token_ids == {0: whole.answers[0], 1: whole.answers[1]}
     assert_same(backend, engine, whole)

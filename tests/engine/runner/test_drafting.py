@@ -1,4 +1,4 @@
-"""Drafts of a real model: the tokens are those without drafts, and what is kept of them depends on tokens alone."""
+"""Drafts of a real model: the tokens equal those without drafts, and the draft layer's KV depends on tokens alone."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from tests.support.checkpoints import (
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 TOKENS = 60
-# Whatever the shipped model makes of them, it repeats itself enough for some drafts to be right and some to be wrong.
+# With any prompt the shipped model repeats itself enough that some drafts are right and some are wrong.
 PROMPTS = [random_prompt(length, seed=length) for length in (30, 64, 129)]
 SAMPLINGS = [
     Sampling(),
@@ -104,12 +104,12 @@ def test_a_continuation_on_a_worker_with_fewer_drafts_or_none_has_the_same_token
 
 
 def draft_latents(backend: ModelBackend, blocks: list[int]) -> torch.Tensor:
-    """What the draft layer keeps of these blocks: [tokens, latent]."""
+    """The latents that the draft layer keeps for these blocks: [tokens, latent]."""
     return backend.state.kv_pool[-1, blocks].flatten(0, 1).clone()
 
 
 def blocks_of(engine: Engine, transcript: Transcript) -> list[int]:
-    """Where the blocks lie that were stored, in order."""
+    """The pool's blocks that hold the stored contents, in order."""
     return engine.pool.match_prefix(block for step in transcript.steps for block in step.stored_blocks)
 
 
@@ -120,7 +120,7 @@ def test_a_block_holds_the_same_drafts_kv_however_it_was_computed(tmp_path: Path
     answer = served(engine, [prompt], [GREEDY], 70)
     expected = draft_latents(whole, blocks_of(engine, answer))
     assert len(expected) == 256 and expected.abs().sum(1).all()
-    # In chunks, the first block of which another request has computed, with other drafts.
+    # Now in chunks, after another request has computed the first block, with another number of drafts.
     other = drafting_backend(directory, 1, max_step_tokens=64)
     engine = engine_over(other, 1, max_step_tokens=64)
     short = served(engine, [prompt[:100]], [GREEDY], 1)

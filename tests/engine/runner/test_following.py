@@ -1,4 +1,4 @@
-"""The ranks of a TP group compute the first rank's batches over KV that is equal to its."""
+"""The ranks of a TP group compute the first rank's batches, and their KV equals its KV."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,14 +34,14 @@ def backend_of(directory: Path, peers: Peers, **settings: Any) -> ModelBackend:
 
 
 def run(directory: Path, peers: Peers, steps: Sequence[Sequence[Row]]) -> list[list[Sample | None]]:
-    """The steps on the first rank, and dummies of their shapes on the others."""
+    """Run the steps on the first rank, and dummies of the same shapes on the others."""
     backend = backend_of(directory, peers)
     batches = [Batch(number, rows if peers.place.leads else ()) for number, rows in enumerate(steps)]
     return [execute(backend, batch, shape_of(rows)) for batch, rows in zip(batches, steps, strict=True)]
 
 
 def steps_of(prompt: list[int], sampling: Sampling) -> list[list[Row]]:
-    """A prompt in two chunks, and a token that follows what is drawn behind it."""
+    """A prompt in two chunks, then a row that follows the token drawn after it."""
     history = History(key=1, prompt_tokens=len(prompt), token_ids=prompt) if sampling.counts_tokens else None
     last = Row(prompt[65:], 65, range(2), sampling, history=history)
     return [

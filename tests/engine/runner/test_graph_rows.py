@@ -15,7 +15,7 @@ def prompt_of(start: int, tokens: int, shared: int = 0) -> Row:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), max_size=6), st.integers(1, 5))
 def test_a_graphs_rows_are_the_tokens_of_the_steps_rows_each_once(prompts: list[tuple[int, int]], width: int) -> None:
-    # As in a batch.
+    # A batch has rows of one token first.
     prompts.sort(key=lambda each: each[0] > 1)
     rows = [prompt_of(100 * index + 1, tokens, min(shared, tokens)) for index, (tokens, shared) in enumerate(prompts)]
     computed, earlier = graph_rows(rows, width)
@@ -26,7 +26,7 @@ def test_a_graphs_rows_are_the_tokens_of_the_steps_rows_each_once(prompts: list[
         assert part.tokens == width and part.next_token == part.end
     written = [each for row in computed for each in range(row.start + row.shared, row.end)]
     assert sorted(written) == [each for row in rows for each in range(row.start + row.shared, row.end)]
-    # Later tokens of a prompt are not in rows before.
+    # Rows of one prompt follow one another.
     for first, second in pairwise(computed[:earlier]):
         assert first.start // 100 < second.start // 100 or first.end == second.start
 

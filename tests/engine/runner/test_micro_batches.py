@@ -55,7 +55,7 @@ def test_a_prompt_is_cut_where_half_of_the_tokens_are() -> None:
 def test_prompts_stay_whole_where_that_is_about_even_and_has_room() -> None:
     prompts = [prompt(300), prompt(270), prompt(230)]
     assert halved(prompts) == [[300, 100], [170, 230]]
-    # Another rank computes more, so that there is room.
+    # Another rank has more tokens, so that there is room to cut between prompts.
     assert halved([prompt(300), prompt(315)], tokens=700) == [[300], [315]]
     assert halved([prompt(300), prompt(500)], tokens=900) == [[300, 100], [400]]
 
@@ -81,7 +81,7 @@ def test_a_rank_without_work_pads_both_micro_batches() -> None:
 def test_micro_batches_have_the_steps_tokens_in_order_and_fit_their_sizes(
     most_drafts: int, drafts: list[int], prompts: list[tuple[int, int, int]], others: int, pads: bool
 ) -> None:
-    """Whatever other ranks compute: sizes depend on the agreed shape alone."""
+    """Sizes depend on the agreed shape alone, not on what this rank computes."""
     rows = [decoding(min(count, most_drafts)) for count in sorted(drafts)]
     rows += [prompt(tokens, start, min(shared, tokens)) for tokens, start, shared in prompts]
     shape = StepShape(max(sum(lengths(rows)), 2) + others, drafts=most_drafts)
@@ -90,7 +90,7 @@ def test_micro_batches_have_the_steps_tokens_in_order_and_fit_their_sizes(
     assert [batch.size for batch in batches] == [batch.size for batch in halves([], shape, size)]
     assert all(sum(lengths(batch.rows)) <= batch.size for batch in batches)
     one, two = (sum(lengths(batch.rows)) for batch in batches)
-    # A row's end may be off the middle by a sixteenth of the tokens, and the middle by half a token.
+    # The cut may lie a sixteenth of the tokens off the middle, and the middle half a token off.
     assert abs(one - two) <= max(1 + 2 * most_drafts, (one + two) / 8 + 1)
     joined: list[Row] = []
     for row in [*batches[0].rows, *batches[1].rows]:

@@ -84,7 +84,7 @@ def test_experts_that_see_a_prompt_in_chunks_make_the_same_of_it(
 
 
 def first_logprobs(backend: ModelBackend, prompt: list[int], chunk: int) -> torch.Tensor:
-    """Of every token after the prompt, which is computed in chunks."""
+    """The log probability of every token of the vocabulary after the prompt, which is computed in chunks."""
     for start in range(0, len(prompt) - chunk, chunk):
         execute(backend, Row(prompt[start : start + chunk], start, [3, 1], None))
     last = Row(prompt[-chunk:], len(prompt) - chunk, [3, 1], Sampling(top_logprobs=backend.vocabulary_size))

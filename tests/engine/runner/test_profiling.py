@@ -1,4 +1,4 @@
-"""At which lengths of a context the memory of a step is measured."""
+"""The context lengths at which the memory of a step is measured."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steps with prompts as captured pieces. Here these run as they are, on a CPU; on a GPU as graphs."""
+"""Steps with prompts as captured pieces. Here the pieces run eagerly on a CPU; on a GPU they are graphs."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.errors import relative_error
 
 KNOWN = random_prompt(100)
-# New ones, one in several chunks, and ones behind a known block.
+# New prompts, one of them in several chunks, and prompts after a known block.
 PROMPTS = [
     random_prompt(30, seed=1),
     random_prompt(190, seed=2),
@@ -36,7 +36,7 @@ def settings_of(next_n: int = 0) -> dict[str, Any]:
 
 
 def served(backend: ModelBackend, next_n: int = 0, **settings: Any) -> Transcript:
-    """Prompts that begin together, and others beside requests that decode."""
+    """Serve prompts that begin together, and others beside requests that decode."""
     config = EngineConfig(model_dir=Path("checkpoint"), **settings_of(next_n), **settings)
     engine = Engine(config, backend, time.monotonic)
     engine.submit(submit_of(99, KNOWN, 1))
@@ -111,7 +111,7 @@ def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path, monkeypat
 
 
 def step(backend: ModelBackend, tokens: int) -> list[int]:
-    """Layers as they are told of a prompt's step."""
+    """The layers that a prompt's step reports, in order."""
     told: list[int] = []
     row = prompt_row(random_prompt(tokens), 0, tokens, range(4))
     launched = backend.launch(Batch(0, [row], told.append), shape_of([row]))
@@ -131,10 +131,10 @@ def test_graphs_of_a_gpu_give_the_tokens_of_single_launches(checkpoint: Path, ne
         backend = ModelBackend(resolved)
         graphs = backend._batches.graphs
         assert (graphs is not None) is bool(tokens)
-        # So that both pad alike, and compute alike.
+        # Both backends pad alike, so that they compute alike.
         backend._sizes = [16, 32, 48, 64, 80]
         found.append(served(backend, next_n, overlap="on"))
-        # The draft layer is told too.
+        # The draft layer is reported too.
         assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + next_n + 1))
     assert_equal(found[1], found[0])
 
@@ -153,7 +153,7 @@ def test_captured_steps_of_a_quantized_model_write_the_kv_of_single_launches(tmp
     assert torch.equal(*pools)
 
 
-# Whole blocks of 128.
+# Widths that are whole blocks of 128.
 WIDTHS = {
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32,

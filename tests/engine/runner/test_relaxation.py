@@ -1,4 +1,4 @@
-"""Drafts that are accepted though other tokens were drawn: when, for whom, and what is said of it."""
+"""Drafts that are accepted although other tokens were drawn: when, for which requests, and how it is reported."""
 
 import time
 from pathlib import Path
@@ -53,7 +53,7 @@ def served(
 
 
 def relaxed_outputs(transcript: Transcript) -> set[int]:
-    """The requests some of whose tokens were accepted relaxedly."""
+    """The requests that have a token from relaxed acceptance."""
     return {output.key for step in transcript.steps for output in step.outputs if output.relaxed}
 
 
@@ -136,7 +136,7 @@ def test_relaxed_drafts_that_change_no_greedy_token_change_none() -> None:
 
 
 def test_penalties_count_the_token_that_was_taken() -> None:
-    """Token 2 in place of token 1, which would be the less likely of the two next if it had been counted."""
+    """Token 2 was accepted in place of token 1. Token 1 must not be counted, or it would be the less likely next."""
     logits, given = torch.tensor([[0.0, 2.0, 1.5, 0.0]]), [3, 3]
     sampler, drawn = Sampler(1, 4, logits.device, TensorGroup(Alone())), torch.zeros(1, dtype=torch.int64)
     sampling = Sampling(presence_penalty=1.0)

@@ -1,4 +1,4 @@
-"""What is left of prompts behind cached KV, as rows of graphs. These run here as they are, on a CPU."""
+"""Tails of prompts after cached KV, as rows of graphs. Here the captured work runs eagerly on a CPU."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.support.eager_graphs import EagerGraphs, note_others
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 KNOWN = random_prompt(150)
-# Tokens behind the two blocks that are cached of them.
+# Tokens of each prompt after its two cached blocks.
 TAILS = (1, 2, 3, 4, 22, 38)
 SAMPLINGS = [
     Sampling(),
@@ -51,7 +51,7 @@ def submit_tails(engine: Engine, keys: Sequence[int]) -> None:
 
 
 def served(engine: Engine) -> Transcript:
-    """The known prompt, then those with its beginning: some together, others beside those that decode."""
+    """Serve the known prompt, then prompts that begin like it: some together, others beside requests that decode."""
     engine.submit(submit_of(99, KNOWN, 1))
     transcript = Transcript().run(engine)
     submit_tails(engine, [0, 5])
@@ -68,7 +68,7 @@ def served(engine: Engine) -> Transcript:
 
 @pytest.fixture(scope="module")
 def expected() -> Transcript:
-    """Without a cache, drafts and graphs."""
+    """The transcript without a cache, drafts and graphs."""
     backend = model_backend(shipped_model(), **settings_of(0))
     return served(engine_over(backend, 0, prefix_cache=False))
 
@@ -87,7 +87,7 @@ def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
     assert all(found.cached_tokens[key] == 128 for key in range(len(TAILS)))
     logprobs = [position.logprob for position in expected.logprobs[1]]
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(logprobs, abs=1e-3)
-    # The prompt that was not known.
+    # Only the first prompt, of which nothing was cached, was computed without a graph.
     assert [shape.tokens for shape in graphs.others] == [len(KNOWN)]
 
 
@@ -125,7 +125,7 @@ def test_cached_blocks_are_not_written_again(monkeypatch: pytest.MonkeyPatch, ne
     stored = [block for step in Transcript().run(engine).steps for block in step.stored_blocks]
     blocks = engine.pool.match_prefix(stored)
     assert len(blocks) == 2
-    # What is computed again would be something else.
+    # Change the cached KV, so that computing it again would give other values.
     backend.state.kv_pool[:, blocks] += 0.01
     before = backend.state.kv_pool[:, blocks].clone()
     submit_tails(engine, [3, 4])

@@ -1,4 +1,4 @@
-"""What is measured before ranks choose which steps they compute in two micro-batches."""
+"""The measurements by which ranks choose the steps that they compute in two micro-batches."""
 
 import logging
 from pathlib import Path

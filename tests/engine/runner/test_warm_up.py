@@ -98,7 +98,7 @@ def test_blocks_of_requests_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_process_runs_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It serves in one role, then in the other, whose steps are larger, and in the first one again."""
+    """The process serves in one role, then in the other, whose steps are larger, then in the first one again."""
     ran: list[int] = []
     launch = ModelBackend.launch
 

@@ -1,4 +1,4 @@
-"""What a rank's weights take, counted before there are any."""
+"""The memory that a rank's weights will take, computed before they exist."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_a_model_that_is_kept_as_published_takes_what_its_file_holds(tmp_path: P
 def test_ranks_divide_the_experts_and_nothing_else_unless_they_compute_the_same_tokens() -> None:
     whole, four = sizes_on(Layout()), sizes_on(Layout(dp=4, ep=4))
     apart = sizes_on(Layout(dp=2, ep=2))
-    # Two layers have experts; on a single rank shared ones are among them.
+    # Two layers have experts. On a single rank the shared experts count among them.
     assert apart.weights - four.weights == 2 * (apart.layer_experts - four.layer_experts)
     assert four.layer_experts == pytest.approx(whole.layer_experts * 256 / 257 / 4)
 
