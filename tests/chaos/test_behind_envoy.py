@@ -1,6 +1,6 @@
-"""Services that call each other through Envoy, as in a service mesh (`make check-envoy`): there a peer that is gone is
-no refused connection, but an answer of the proxy: UNAVAILABLE before a stream's first message, INTERNAL behind it. One
-that is cut off says nothing at all, while the proxy answers the pings that are meant for it."""
+"""Services call each other through Envoy, as in a service mesh (`make check-envoy`). If a peer is gone, the connection
+is not refused: the proxy answers UNAVAILABLE before a stream's first message, INTERNAL after it. A peer that is cut off
+is silent, while the proxy answers the pings that are meant for it."""
 
 import os
 from functools import partial

@@ -1,5 +1,5 @@
-"""Disks that are full: those of logs and traces, of a KV store, and of Redis. No token is lost, repeated or changed,
-and nothing is held afterwards."""
+"""The disks of logs and traces, of a KV store, and of Redis are full. No token is lost, repeated or changed, and
+nothing is held afterwards."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class LoggedSpec(ServiceSpec):
-    """A process whose output goes to a file, as under many an init system."""
+    """A process whose output goes to a file, as under many init systems."""
 
     directory: str = ""
 
@@ -48,7 +48,7 @@ async def fill(disk: SmallDisk, chaos: ChaosMesh) -> None:
 
 
 async def keep_from_saving(disk: SmallDisk, chaos: ChaosMesh) -> None:
-    """Redis takes no writes once it could not save."""
+    """Fill Redis' disk, and wait until Redis refuses writes because it could not save."""
     disk.fill()
     async with asyncio.timeout(30), Redis.from_url(chaos.redis.url) as client:
         with pytest.raises(ResponseError, match="MISCONF"):
@@ -60,7 +60,7 @@ async def keep_from_saving(disk: SmallDisk, chaos: ChaosMesh) -> None:
 
 
 async def restart_on_full_disk(disk: SmallDisk, chaos: ChaosMesh) -> None:
-    """The store is started again where it has no room."""
+    """Kill the store, so that it is started again on a full disk."""
     disk.fill()
     psutil.Process(chaos.mesh.supervisor.process_ids["kvstore-0"]).kill()
     await asyncio.sleep(FULL_SECONDS)

@@ -1,6 +1,6 @@
-"""Every process is killed, frozen, stopped in order and away for a while, in every phase of a request: no token is
-lost, repeated or changed, and nothing is held afterwards. A few cells of the matrix in `make test`, all of them in
-`make chaos`."""
+"""Every process is killed, frozen, stopped cleanly, or away for a while, in every phase of a request. No token is lost,
+repeated or changed, and nothing is held afterwards. `make test` runs a few cells of the matrix, `make chaos` all of
+them."""
 
 import asyncio
 import itertools
@@ -17,13 +17,13 @@ from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
 from tests.support.waiting import eventually
 
 TARGETS = ("prefill-0", "decode-0", "rank", "scheduler", "kvstore-0", "gateway", "redis")
-# Until whoever keeps Redis running starts it again.
+# Time until Redis is started again, as by a process that keeps it running.
 REDIS_AWAY_SECONDS = 1.0
-# A machine that is started again: longer than a lease, and than a worker's grace.
+# Time that a machine takes to start again. It is longer than a lease and than a worker's grace.
 RESTART_SECONDS = 5.0
 FREEZES = {"freeze": 3.0, "freeze-15": 15.0, "freeze-60": 60.0}
 ACTIONS = ("kill", "restart", "drain", *FREEZES)
-# Those of the short form.
+# The actions of the short form.
 QUICK_ACTIONS = ("kill", "drain", "freeze")
 SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
 # Cells of the short form; DEEPMESH_CHAOS_SEED chooses others.
@@ -50,7 +50,7 @@ async def process_of(chaos: ChaosMesh, target: str) -> psutil.Process:
             ranks[:] = service_of(chaos, target).children()
         return bool(ranks)
 
-    # The phase before may have ended it: schedulers know its service until its lease is over.
+    # The phase before may have ended the rank, while schedulers know its service until its lease is over.
     await eventually(has_rank)
     return ranks[0]
 
@@ -60,7 +60,7 @@ async def strike(target: str, action: str, chaos: ChaosMesh) -> None:
     if action in FREEZES:
         process.suspend()
         await asyncio.sleep(FREEZES[action])
-        # A rank that makes no progress is ended by its service.
+        # Its service may have ended the rank, because it made no progress.
         with suppress(psutil.NoSuchProcess):
             process.resume()
     elif target == "redis":
@@ -69,7 +69,8 @@ async def strike(target: str, action: str, chaos: ChaosMesh) -> None:
         await chaos.redis.start_again()
     elif action == "drain":
         process.send_signal(signal.SIGTERM)
-        # A rank leaves signals to its service. What still stops must not be taken for what was started again.
+        # A rank ignores signals and leaves them to its service. Wait for other processes, so that a stopping process is
+        # not taken for its successor.
         if target != "rank":
             await asyncio.to_thread(process.wait, 30)
     else:
@@ -80,7 +81,7 @@ async def strike(target: str, action: str, chaos: ChaosMesh) -> None:
 
 
 async def hold_back(target: str, before: psutil.Process, chaos: ChaosMesh) -> None:
-    """What is started in its place begins only when a machine would be back."""
+    """Suspend the process that is started in its place, until a machine would be back."""
     supervisor = chaos.mesh.supervisor
     await eventually(lambda: supervisor.process_ids.get(service_name(target), before.pid) != before.pid, 30)
     service = service_of(chaos, target)
@@ -101,7 +102,7 @@ async def test_a_few_cells_of_the_matrix() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("target", TARGETS)
 async def test_every_cell_of_the_matrix(target: str, action: str) -> None:
-    # The launcher gives up what ends too often.
+    # Each cell has a mesh of its own, because the launcher gives up processes that end too often.
     async with chaos_mesh() as chaos:
         for phase in PHASES:
             await run_cell(chaos, f"{target} {action}", phase, partial(strike, target, action), SEED)

@@ -1,6 +1,7 @@
 """The network fails between processes that live on: parts of the mesh are cut off from the others, in both directions
-or in one, and links are slow. No token is lost, repeated or changed, nothing is held afterwards, and what was cut off
-is back soon after the network has healed. UCX reports nothing of a partition for 90 s and more: deadlines must."""
+or in one, and links are slow. No token is lost, repeated or changed, nothing is held afterwards, and processes that
+were cut off are back soon after the network has healed. UCX reports no partition for at least 90 s: our deadlines
+must."""
 
 import asyncio
 import os
@@ -13,7 +14,7 @@ from tests.support.network import Network, network, why_no_network
 
 SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
 TARGETS = ("prefill-0", "decode-0", "scheduler", "kvstore-0", "gateway", "redis")
-# Two that do not reach each other, while everybody else reaches both.
+# Pairs of processes that cannot reach each other, while all others reach both.
 PAIRS = (
     ("gateway", "decode-0"),
     ("prefill-0", "decode-0"),
@@ -25,7 +26,7 @@ PAIRS = (
     ("scheduler", "kvstore-0"),
     ("redis", "kvstore-0"),
 )
-# What is lost: all, what it sends, or what is sent to it.
+# Which packets of the target are lost: all, those that it sends, or those sent to it.
 WAYS = ("both", "out", "in")
 SHORT_SECONDS, LONG_SECONDS = 3.0, 20.0
 SLOW = ("10mbit", "200ms", "5%")

@@ -58,7 +58,7 @@ def pushed_in_layers(least_tokens: int) -> tuple[str, ...]:
 
 def drafts(prefill: int, decode: int) -> tuple[str, ...]:
     workers = (f"{role}.engine.drafts.next_n={n}" for role, n in (("prefill", prefill), ("decode", decode)))
-    # The store takes as many draft layers as the worker that attaches with fewer.
+    # Set the store's draft layers, which would otherwise be those of whichever worker attaches first.
     return *workers, "prefill.engine.max_requests=16", f"kvstore.draft_layers={max(min(prefill, 2), min(decode, 2))}"
 
 

@@ -46,7 +46,7 @@ async def test_a_killed_rank_of_a_small_model_is_back_within_seconds() -> None:
             tokens, pause = await answer
             assert tokens == undisturbed
             pauses.append(pause)
-            # The stream went on, so that its worker has started.
+            # The stream went on, which shows that its worker has started.
             (line,) = [line for line in mesh.lines[known:] if STARTED in line]
             phases.append({name: float(seconds) for name, seconds in re.findall(r"(\S+)=([\d.]+)", line)})
             service = psutil.Process(mesh.supervisor.process_ids["decode-0"])

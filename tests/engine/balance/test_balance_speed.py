@@ -1,7 +1,7 @@
-"""What a host computes in a step while experts move, against what it takes this host to look at one layer's balance: so
-that neither a slow machine nor a loaded one fails.
+"""The host's work in a step while experts move, with a look at one layer's balance on the same host as the unit.
 
-`python -m pytest -s tests/engine/balance/test_balance_speed.py` prints it.
+A slow or busy machine therefore does not fail. `python -m pytest -s tests/engine/balance/test_balance_speed.py` prints
+the figures.
 """
 
 import random
@@ -23,18 +23,18 @@ from engine.runner.balancer import Balancer
 
 pytestmark = pytest.mark.benchmark
 CPU = torch.device("cpu")
-# R1's, and steps between two looks.
+# R1's layers and experts, and the steps between two looks.
 LAYERS, EXPERTS, INTERVAL = 58, 256, 64
-# Looks at one layer that a step may take in the mean.
+# A step may take as long as so many looks at one layer, on average.
 MOST_LOOKS = 8
 
 
 @pytest.mark.parametrize(("parts", "redundant"), [(2, 0), (4, 0), (4, 2), (8, 2), (8, 8)])
 def test_experts_of_r1_move_for_loads_of_zipfs_law(tmp_path: Path, parts: int, redundant: int) -> None:
     placement = first_placement(EXPERTS, parts, redundant)
-    # As weights an expert has one number: the host's time does not depend on their size.
+    # One number stands for an expert's weights, since the host's time does not depend on their size.
     layers = [BalancedLayer(ExpertSlots(placement, 0, CPU), [torch.zeros(placement.slots, 1)]) for _ in range(LAYERS)]
-    # The other ranks of such a worker would bring nothing.
+    # This rank stands alone: the other ranks' loads would change nothing.
     exchange = Alone()
     exchange.place = Place(Layout(dp=parts, ep=parts), 0)
     config = BalanceConfig(interval_steps=INTERVAL, redundant=redundant, threshold=0.02, placement_file=tmp_path / "p")
@@ -60,7 +60,7 @@ def test_experts_of_r1_move_for_loads_of_zipfs_law(tmp_path: Path, parts: int, r
 
 
 def spent_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of the processor that this thread took."""
+    """Milliseconds of processor time that this thread took for the work."""
     started = thread_time()
     work()
     return (thread_time() - started) * 1000

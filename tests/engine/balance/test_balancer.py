@@ -44,7 +44,7 @@ def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
 
 
 def loads_of(layer: int, turn: int, experts: int = 8) -> torch.Tensor:
-    """Skewed, and otherwise in each layer and turn."""
+    """Skewed loads, which differ by layer and turn."""
     return torch.tensor([100 // (1 + (expert * 3 + layer + 5 * turn) % experts) for expert in range(experts)])
 
 
@@ -58,7 +58,7 @@ def moved_model(peers: Peers, directory: Path, weights: KeptWeights, config: Bal
     for step in range(turns * 20 * INTERVAL):
         if step % (20 * INTERVAL) == 0:
             for index, layer in layers.items():
-                # Only one rank counts: the others learn of it.
+                # Only one rank counts loads; the others learn of them from it.
                 if peers.place.rank == 1:
                     loads = loads_of(index, step)
                     layer.slots.route(torch.arange(8).repeat_interleave(loads).unsqueeze(1))
@@ -155,7 +155,7 @@ def test_a_rank_expects_the_int4_weights_of_experts_that_may_move_to_it(tmp_path
     directory = int4_checkpoint(tmp_path, num_hidden_layers=2)
 
     def lower(tensors: dict[str, torch.Tensor]) -> None:
-        # The weights of one matrix of the first rank are -8, which takes another kernel.
+        # One matrix of the first rank has weights of -8, which need another kernel.
         tensors["model.layers.1.mlp.experts.0.down_proj.weight"].fill_(0x88 - 256)
 
     rewrite_as_one_file(directory, lower)

@@ -1,4 +1,4 @@
-"""Placements of experts: what holds for any load."""
+"""Properties of experts' placements that hold for any load."""
 
 from collections import Counter
 
@@ -91,7 +91,7 @@ def test_moves_lose_no_expert_on_their_way(case: tuple[Placement, list[float]]) 
 def test_the_imbalance_of_layers_is_how_far_the_heaviest_part_is_above_the_mean() -> None:
     held = np.array([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 1], [0, 1, 2, 3, 0, 1]])
     loads = np.array([[2.0, 4, 3, 6], [1, 4, 4, 6], [0, 0, 0, 0]])
-    # By part: 6 and 9, 5 and 10, nothing.
+    # Loads of the two parts: 6 and 9, 5 and 10, 0 and 0.
     assert imbalances(held, 2, loads).tolist() == pytest.approx([0.2, 1 / 3, 0])
 
 

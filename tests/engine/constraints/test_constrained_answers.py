@@ -1,4 +1,4 @@
-"""Constrained answers of a model with random weights, which without a constraint writes no JSON."""
+"""Constrained answers of a model with random weights, which would write no JSON without a constraint."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def valid(text: str) -> bool:
 
 
 def run(checkpoint: Path, *submits: Submit, **settings: Any) -> Transcript:
-    """With too few blocks for all of them, some are preempted."""
+    """Run the requests to their ends. With too few blocks for all, asserts that some were preempted."""
     constrained_engine, transcript = ConstrainedEngine(checkpoint, **settings), Transcript()
     engine = constrained_engine.engine
     constrained_engine.submit(*submits)
@@ -106,7 +106,7 @@ def test_every_answer_is_valid_among_free_ones(texts: Texts, whole: Transcript) 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_are_the_same_however_the_steps_are_run(checkpoint: Path, whole: Transcript, mode: str) -> None:
-    # Nobody else is preempted in their place.
+    # Without free requests, none of these is preempted in the constrained ones' place.
     others = () if mode == "preempted" else (free(4), free(5))
     transcript = run(checkpoint, *map(constrained, range(4)), *others, **MODES[mode])
     assert transcript.token_ids == {key: whole.token_ids[key] for key in range(4 + len(others))}
@@ -130,7 +130,7 @@ def test_another_worker_goes_on_where_the_first_was_lost(checkpoint: Path, whole
 def test_reasoning_is_free_and_the_answer_behind_it_is_constrained(checkpoint: Path, texts: Texts) -> None:
     (close,) = texts.ids("</think>")
     constraint = Constraint(JSON.grammar, free_until=close)
-    # Without this the random model would hardly close its thoughts.
+    # Without this bias the random model would rarely close its thoughts.
     samplings = [Sampling(temperature=1.0, seed=seed, logit_bias={close: 9.0}) for seed in range(4)]
     submits = [constrained(key, constraint, sampling=sampling) for key, sampling in enumerate(samplings)]
     answers = run(checkpoint, *submits).token_ids.values()
@@ -207,7 +207,7 @@ def test_an_answer_that_becomes_too_complex_ends_no_other_of_its_grammar(
     )
     refusals = [found.ends[key].refusal for key in (0, 1)]
     assert [refusal and refusal.reason for refusal in refusals] == ["INVALID_CONSTRAINT", "GRAMMAR_SPENT"]
-    # What the gateway does with it then: nothing is lost, and nothing repeated.
+    # Continue as the gateway does: no token is lost or repeated.
     delivered = found.token_ids[1]
     rest = constrained(
         1,
@@ -224,7 +224,7 @@ def test_an_answer_that_becomes_too_complex_ends_no_other_of_its_grammar(
 
 
 class Panic(BaseException):
-    """As Rust's panics come to Python: no Exception."""
+    """Like a Rust panic in Python, which is not an Exception."""
 
 
 @pytest.mark.parametrize("where", ["masks", "advance"])
@@ -292,7 +292,7 @@ def test_an_answer_does_not_end_before_it_has_its_least_tokens(checkpoint: Path)
     eager = Sampling(logit_bias={1: 100.0})
     for overlap in ("on", "off"):
         transcript = run(checkpoint, constrained(0, Constraint(min_tokens=9), sampling=eager), overlap=overlap)
-        # The tenth is the end.
+        # The tenth token is the end.
         assert len(transcript.token_ids[0]) == 10
         assert transcript.ends[0].finish is FinishReason.STOP
 

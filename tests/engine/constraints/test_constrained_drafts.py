@@ -1,4 +1,4 @@
-"""Constrained answers of the shipped model with drafts, some of which are right: the tokens are those without."""
+"""Constrained answers of the shipped model with drafts, some of which are right: tokens equal those without drafts."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def settings_of(next_n: int, **settings: Any) -> dict[str, Any]:
 
 
 def submits() -> list[Submit]:
-    """The constrained ones, and a free one."""
+    """The constrained requests, and a free one."""
     given = [*ANSWERS, (None, Sampling(temperature=0.7, seed=5))]
     return [
         submit_of(key, random_prompt(30 + key, seed=key), TOKENS, constraint=constraint, sampling=sampling)
@@ -55,13 +55,13 @@ def served(backend: ModelBackend, next_n: int, *asked: Submit, **settings: Any) 
 
 
 def yields(transcript: Transcript, key: int) -> set[int]:
-    """How many tokens the request had of a step."""
+    """The numbers of tokens that the request got in its steps."""
     return {len(output.token_ids) for step in transcript.steps for output in step.outputs if output.key == key}
 
 
 @pytest.fixture(scope="module")
 def plain() -> Transcript:
-    """Without drafts, step by step."""
+    """The answers without drafts, step by step."""
     return served(model_backend(CHECKPOINT, **settings_of(0)), 0, overlap="off")
 
 
@@ -89,7 +89,7 @@ def test_preemption_changes_no_token_of_steps_launched_ahead(drafting: ModelBack
 
 
 def test_graphs_change_no_token(plain: Transcript, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they capture runs here as it is: the same work over the same tensors."""
+    """Here the captured work runs eagerly, over the same tensors."""
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(CHECKPOINT, **settings_of(DRAFTS))
     graphs.give_to(backend, [2, 8], DRAFTS)
@@ -112,7 +112,7 @@ def test_few_tokens_behind_cached_blocks_change_no_token_in_graphs(
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(CHECKPOINT, **settings_of(DRAFTS, max_requests=24))
     graphs.give_to(backend, [24], DRAFTS)
-    # The first of them computes what the others find.
+    # The first request computes the prefix that the others find.
     found = served(backend, DRAFTS, *asked, overlap=overlap, max_requests=24)
     assert_same(found, expected)
     assert sum(found.cached_tokens.values()) == 4 * 64 and len(graphs.others) == 1
@@ -147,7 +147,7 @@ def test_a_stop_token_ends_an_answer_among_accepted_drafts(drafting: ModelBacken
 
 
 def test_relaxed_drafts_keep_to_the_form() -> None:
-    """While the model thinks all drafts are accepted but those that the form forbids."""
+    """While the model thinks, all drafts are accepted except those that the form forbids."""
     drafts = DraftsConfig(next_n=2, acceptance="relaxed", top_n=10_000, delta=1.0)
     backend = model_backend(CHECKPOINT, **settings_of(0) | {"drafts": drafts})
     texts = Texts(CHECKPOINT)

@@ -1,4 +1,4 @@
-"""What a row of one constrained answer may draw behind each of its drafts."""
+"""The tokens that a row of a constrained answer may draw after each of its drafts."""
 
 import json
 from collections.abc import Sequence
