@@ -102,7 +102,7 @@ async def test_a_few_cells_of_the_matrix() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("target", TARGETS)
 async def test_every_cell_of_the_matrix(target: str, action: str) -> None:
-    # Each cell has a mesh of its own, because the launcher gives up processes that end too often.
+    # Each target and action has a mesh of its own, because the launcher gives up processes that end too often.
     async with chaos_mesh() as chaos:
         for phase in PHASES:
             await run_cell(chaos, f"{target} {action}", phase, partial(strike, target, action), SEED)
