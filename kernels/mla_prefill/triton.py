@@ -86,6 +86,13 @@ def attend_to_block(
     straight, turned = tl.arange(0, query_nope.shape[1])[:, None], tl.arange(0, query_rope.shape[1])[:, None]
     key_nope = tl.load(nope + row[None, :] * nope_row + straight, mask=inside[None, :] & (straight < NOPE), other=0.0)
     key_rope = tl.load(rope + row[None, :] * rope_row + turned, mask=inside[None, :] & (turned < ROPE), other=0.0)
+    place, held = value + row[:, None] * value_row + column[None, :], inside[:, None] & (column < VALUE)[None, :]
+    # Values are loaded before the scores, so that they lie in shared memory beside the keys and not in their place. If
+    # strides keep Triton from copying asynchronously, values would take the place of keys. ptxas 12.8, which Triton 3.6
+    # brings, then computes the descriptors of the values' products on Hopper from uniform registers that nothing wrote:
+    # outputs are wrong, and reads leave shared memory. Products in float32 have no descriptors and need the room.
+    if value.dtype.element_ty != tl.float32:
+        values = tl.load(place, mask=held, other=0.0)
     scores = tl.dot(query_nope, key_nope, input_precision="ieee")
     scores = tl.dot(query_rope, key_rope, scores, input_precision="ieee") * scale
     if MASKED:
@@ -93,9 +100,8 @@ def attend_to_block(
     now = tl.maximum(largest, tl.max(scores, axis=1))
     weights = tl.exp2(scores - now[:, None])
     alpha = tl.exp2(largest - now)
-    values = tl.load(
-        value + row[:, None] * value_row + column[None, :], mask=inside[:, None] & (column < VALUE)[None, :], other=0.0
-    )
+    if value.dtype.element_ty == tl.float32:
+        values = tl.load(place, mask=held, other=0.0)
     sum_values = tl.dot(weights.to(values.dtype), values, sum_values * alpha[:, None], input_precision="ieee")
     return now, total * alpha + tl.sum(weights, axis=1), sum_values
 
