@@ -26,6 +26,7 @@ from tests.support.mesh_requests import (
     until_stored,
 )
 from tests.support.process_mesh import SLOW_STORE, ProcessMesh, oracle_settings, process_mesh
+from tests.support.waiting import eventually
 
 # Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
@@ -215,7 +216,15 @@ async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why
 
 @pytest.mark.check("load")
 async def test_short_prompts_stay_on_a_decode_worker_that_computes_them() -> None:
-    async with process_mesh(prefill=1, settings=settings()) as mesh:
-        await assert_right(mesh, [prompt_of(60, 0)])
+    # 60 tokens take a prefill worker 30 ms, and ride in a decode step of 2. Before there was a step, the scheduler
+    # assumes that one takes 20, and a first token comes sooner from an idle prefill worker.
+    async with process_mesh(prefill=1, settings=settings(**{"oracle.prefill_tokens_per_second": 2000})) as mesh:
+
+        async def has_measured() -> bool:
+            (decode,) = [each for each in await mesh.workers() if each.identity.worker_id == "decode-0"]
+            return decode.load.decode_step_ms > 0
+
         await assert_right(mesh, [prompt_of(600, 1)])
-        assert [each.prefill_worker_id for each in await chosen(mesh, 2)] == ["prefill-0", ""]
+        await eventually(has_measured)
+        await assert_right(mesh, [prompt_of(60, 0)])
+        assert [each.prefill_worker_id for each in await chosen(mesh, 2)] == ["", "prefill-0"]
