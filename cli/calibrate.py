@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.endpoints import GATEWAY, CertificatesOption, operator_channels
+from cli.endpoints import GATEWAY, OperatorsCertificates, certified_channels
 
 # More requests than any worker computes at once.
 WIDEST = 65_536
@@ -39,7 +39,7 @@ def calibrate(
             help="Its scheduler, for what workers have measured of pushes and fetches, and of sparse prompts.",
         ),
     ] = None,
-    certificates: CertificatesOption = None,
+    certificates: OperatorsCertificates = None,
 ) -> None:
     """Measure the time of steps, prompts and calls, and write it to a cost file with its error.
 
@@ -56,7 +56,7 @@ def calibrate(
     if rank is not None:
         file = costs_of_rank(rank)
     else:
-        transfers = None if scheduler is None else (scheduler, operator_channels(certificates))
+        transfers = None if scheduler is None else (scheduler, certified_channels(certificates))
         make_writable(out)
         mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key, scheduler=transfers)
         file = measure(mesh, console.print)

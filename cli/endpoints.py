@@ -1,7 +1,7 @@
 """The endpoints that commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,18 +19,23 @@ GatewayOption = Annotated[
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", envvar="DEEPMESH_SCHEDULER", metavar="HOST:PORT", help="The scheduler.")
 ]
-CertificatesOption = Annotated[
-    Path | None,
-    typer.Option(
+
+
+def _certificates(whose: str) -> Any:
+    return typer.Option(
         "--certificates",
         envvar="DEEPMESH_CERTIFICATES",
         metavar="DIR",
-        help="An operator's, where services want certificates: a folder of deepmesh certs.",
-    ),
-]
+        help=f"{whose}, where services want certificates: a folder of deepmesh certs.",
+    )
 
 
-def operator_channels(directory: Path | None) -> Channels:
+OperatorsCertificates = Annotated[Path | None, _certificates("An operator's")]
+# Operators may look and not act.
+AutoscalersCertificates = Annotated[Path | None, _certificates("An autoscaler's")]
+
+
+def certified_channels(directory: Path | None) -> Channels:
     """Channels with the certificate in this folder; plaintext if `directory` is None. Raises ConfigError."""
     if directory is None:
         return Channels()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from deepmesh.internal.v1 import scheduler_pb2, worker_pb2, worker_pb2_grpc, workers_pb2
 
-from cli.endpoints import SCHEDULER, CertificatesOption, SchedulerOption, operator_channels
+from cli.endpoints import SCHEDULER, AutoscalersCertificates, SchedulerOption, certified_channels
 from cli.status import read_workers
 from mesh.channel import Channels
 from mesh.domain import worker_wire
@@ -34,7 +34,7 @@ def role(
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as deepmesh status shows it.")],
     wanted: Annotated[RoleName, typer.Argument(metavar="ROLE", help="prefill or decode.")],
     scheduler: SchedulerOption = SCHEDULER,
-    certificates: CertificatesOption = None,
+    certificates: AutoscalersCertificates = None,
     drain: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds in which its requests may end before they are placed on other workers."),
@@ -59,7 +59,7 @@ def role(
     The worker drains first. The role lasts as long as the worker's process: after a restart, the worker has its
     configured role again. If services have certificates, this needs an autoscaler's certificate.
     """
-    channels, wanted_role = operator_channels(certificates), WorkerRole(wanted.value)
+    channels, wanted_role = certified_channels(certificates), WorkerRole(wanted.value)
     typer.echo(asyncio.run(change_role(channels, scheduler, worker, wanted_role, drain, wait, reload)))
 
 

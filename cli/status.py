@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.endpoints import SCHEDULER, CertificatesOption, SchedulerOption, operator_channels
+from cli.endpoints import SCHEDULER, OperatorsCertificates, SchedulerOption, certified_channels
 from mesh.channel import Channels
 from mesh.domain.worker_wire import unreadable_kv
 from mesh.errors import EndpointUnavailable
@@ -31,12 +31,12 @@ WATCH_SECONDS = 1.0
 
 def status(
     scheduler: SchedulerOption = SCHEDULER,
-    certificates: CertificatesOption = None,
+    certificates: OperatorsCertificates = None,
     as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second until Ctrl-C.")] = False,
 ) -> None:
     """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
-    channels = operator_channels(certificates)
+    channels = certified_channels(certificates)
     if watch:
         with suppress(KeyboardInterrupt):
             (_watch_json if as_json else _watch_tables)(scheduler, channels)

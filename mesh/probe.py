@@ -25,7 +25,8 @@ def probe(endpoint: str, service: str, seconds: float) -> None:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=seconds)
         except grpc.RpcError as error:
-            raise EndpointUnavailable(f"no answer from {endpoint} about its {service}: {error.details()}") from error
+            why = error.details() or error.code().name
+            raise EndpointUnavailable(f"no answer from {endpoint} about its {service}: {why}") from error
     if response.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
         raise EndpointUnavailable(f"{endpoint} is not ready: its {service} is {status}")

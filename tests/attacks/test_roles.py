@@ -19,7 +19,7 @@ import decode_svc.__main__ as decode
 import kvstore.__main__ as kvstore
 import prefill_svc.__main__ as prefill
 import scheduler.__main__ as scheduler
-from cli.endpoints import operator_channels
+from cli.endpoints import certified_channels
 from cli.status import read_workers
 from mesh.errors import EndpointUnavailable, PermissionDenied
 from mesh.failures import from_rpc_error
@@ -76,9 +76,9 @@ async def test_an_operator_with_certificates_reads_the_status(tmp_path: Path) ->
     tls = certified(tmp_path, Role.SCHEDULER, "scheduler").model_dump()
     operator = certified(tmp_path, Role.OPERATOR, "me").key.parent
     async with running_scheduler(security={"tls": tls}) as endpoint:
-        assert not (await read_workers(endpoint, operator_channels(operator))).workers
+        assert not (await read_workers(endpoint, certified_channels(operator))).workers
         with pytest.raises(EndpointUnavailable):
-            await read_workers(endpoint, operator_channels(None))
+            await read_workers(endpoint, certified_channels(None))
 
 
 async def test_a_worker_places_nothing(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ async def test_health_tells_a_ready_service_from_one_that_loads() -> None:
         assert (await deepmesh("health", server.endpoint, "--service", "liveness"))[0] == 0
         await server.ready()
         assert await deepmesh("health", server.endpoint) == (0, "", "")
+        status, _, err = await deepmesh("health", server.endpoint, "--service", "weather")
+        assert (status, err.splitlines()[-1].endswith("about its weather: NOT_FOUND")) == (1, True)
 
 
 async def test_health_of_nobody_is_one_line() -> None:
@@ -253,6 +255,12 @@ def test_config_of_no_service_names_the_one_that_was_meant() -> None:
 @pytest.mark.parametrize("command", ["health", "quantize", "make-checkpoint", "config", "up", "bench"])
 def test_help_names_no_python_type(command: str) -> None:
     assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
+
+
+def test_help_asks_for_the_certificate_that_a_command_needs() -> None:
+    for command, whose in (("status", "An operator's"), ("role", "An autoscaler's")):
+        out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output
+        assert f"{whose}, where services want certificates" in out
 
 
 def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
