@@ -70,10 +70,6 @@ class Holders:
                 yield found
 
 
-# The holders of a chain of which no worker holds anything.
-NOTHING_HELD = Holders(())
-
-
 def numbers(workers: int) -> Iterator[int]:
     """The numbers of the bits that are set, ascending."""
     while workers:

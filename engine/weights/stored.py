@@ -11,7 +11,7 @@ from kernels.nvfp4_quant import GROUP as NVFP4_GROUP
 from mesh.errors import CheckpointError
 
 SCALE_SUFFIX = "_scale_inv"
-# NVFP4's scales: of each group, and of the whole matrix.
+# NVFP4 has a scale for each group, and one for the whole matrix.
 GROUP_SCALE_SUFFIX, GLOBAL_SCALE_SUFFIX = "_scale", "_scale_2"
 PRE_SCALE = "pre_quant_scale"
 INPUT_SCALE = "input_scale"
