@@ -21,7 +21,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> Iterator[str]:
-    """Of its headings, as GitHub and the site name them."""
+    """Anchors of the page's headings, as GitHub and the site name them."""
     for heading in re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.lower())
         yield re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")

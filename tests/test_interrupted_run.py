@@ -23,7 +23,7 @@ async def test_unending():
 async def test_a_run_of_tests_that_is_told_to_stop_leaves_no_directory_behind(tmp_path: Path) -> None:
     test, scratch = tmp_path / "test_unending.py", tmp_path / "scratch"
     test.write_text(UNENDING)
-    # Of a run that was killed, two days ago.
+    # A run that was killed two days ago left it.
     left_behind = scratch / "deepmesh-tokenizer-old"
     left_behind.mkdir(parents=True)
     two_days_ago = time.time() - 2 * 24 * 3600

@@ -174,7 +174,7 @@ async def test_a_gateway_that_fails_call_after_call_is_left_out_whatever_its_hea
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
 
         async def ask() -> None:
-            """Of the failing one clients hear nothing: Envoy asks the other."""
+            """Clients notice nothing of the failing gateway: Envoy asks the other."""
             messages = [message async for message in stub.Generate(ids_request([5, 6, 7], 2), timeout=PATIENCE_SECONDS)]
             assert messages[-1].finished.usage.completion_tokens == 2
 

@@ -30,7 +30,7 @@ def expressions_of_board() -> list[str]:
 
 
 def known_names() -> set[str]:
-    """Of all metrics, as Prometheus stores their series."""
+    """Names of all metrics, as Prometheus stores their series."""
     assert metrics.SPAN_SECONDS
     families = list(REGISTRY.collect())
     return {f"{family.name}_total" if family.type == "counter" else family.name for family in families}

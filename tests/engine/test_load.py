@@ -66,7 +66,7 @@ def test_one_prompt_does_not_make_decode_steps_slow(step_seconds: float) -> None
     for _ in range(300):
         meter.observe_step(step_seconds, decoding=4)
     meter.observe_step(0.3, decoding=4, prompts=PromptTokens(1500), quiet=False)
-    # Of the last ten seconds it took a thirtieth.
+    # The prompt took a thirtieth of the last ten seconds.
     assert load_of(meter).decode_step_ms == pytest.approx(step_seconds * 1000, rel=0.035)
     assert load_of(meter).decode_step_requests == pytest.approx(4)
 

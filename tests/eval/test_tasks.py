@@ -15,7 +15,7 @@ TERM = re.compile(r"(-?\d+)(?:([*/])(\d+))?")
 
 
 def value(expression: str) -> Fraction:
-    """Of sums of products and quotients, such as "12*4-3"."""
+    """The value of a sum of products and quotients, such as "12*4-3"."""
     terms = re.split(r"(?<=\d)(?=[+-])", expression)
     return sum((_term(term.removeprefix("+")) for term in terms), Fraction(0))
 

@@ -80,7 +80,7 @@ async def running_client(stores: Mapping[str, FakeAgents]) -> AsyncIterator[tupl
 
 @asynccontextmanager
 async def attached_client(agents: FakeAgents | None = None) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
-    """Of one store."""
+    """A client of one running store, and the rank behind it."""
     agents = agents or FakeAgents()
     async with (
         running_store(store_config(), agents) as server,

@@ -150,7 +150,7 @@ NONSENSE = [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*3\r\n:1\r\n:2\r\n:3
     [
         *NONSENSE,
         b"*3\r\n:1\r\n:1\r\n$1\r\n1\r\n",
-        # Of fewer, and of more blocks than were asked for.
+        # Answers about fewer and about more blocks than were asked for.
         b"*2\r\n:1\r\n:1\r\n",
         b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
     ],

@@ -91,7 +91,7 @@ shorts = st.builds(
 
 @given(shorts, st.integers(0, 100))
 def test_more_blocks_never_delay_the_first_token(candidate: CandidateWorker, more: int) -> None:
-    """Of two pools in which requests hold as much."""
+    """The larger of two pools in which requests hold equally much is not slower."""
     load = structs.replace(candidate.load, free_blocks=candidate.load.free_blocks + more)
     larger = structs.replace(candidate, total_blocks=100 + more, load=load)
     assert predicted(larger).ttft_ms <= predicted(candidate).ttft_ms + 1e-6

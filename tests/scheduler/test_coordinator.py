@@ -55,7 +55,7 @@ class Scheduling:
 
     @property
     def chosen_rank(self) -> int | None:
-        """Of the last decision."""
+        """The rank that the last decision chose."""
         chosen = self.decisions.newest(1)[0].chosen
         assert chosen is not None
         return chosen.rank

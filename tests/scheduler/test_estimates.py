@@ -27,7 +27,7 @@ def measured(worker_id: str, step_ms: float, age_seconds: float = 0.0) -> Candid
     return make_candidate(worker_id, max_requests=64, load=load, measured_at=MeasurementTimes(step=-age_seconds))
 
 
-# Of one worker: its class, what it measured, and how long ago.
+# One worker: its class, what it measured, and how long ago.
 Told: TypeAlias = tuple[str, float | None, float]
 
 

@@ -162,7 +162,7 @@ def test_a_push_is_layerwise_where_both_workers_say_so() -> None:
 
 
 def layerwise_total(decode_tokens: int, prefill_tokens: int) -> float:
-    """Of a prompt of 6400 tokens, on a pair whose workers push layer by layer from these lengths on."""
+    """Total time of a prompt of 6400 tokens on a pair whose workers push layer by layer from these lengths on."""
     decode = make_candidate("d", context_tokens=10_000, layerwise_tokens=decode_tokens)
     prefill = make_prefill(context_tokens=10_000, layerwise_tokens=prefill_tokens)
     request, knobs = make_request(prompt_tokens=6400), PlacementKnobs(layerwise_rest=0.1)

@@ -113,7 +113,7 @@ def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_
 
 
 def place_wait_ms(ends_ms: Sequence[float], stopping: float) -> float:
-    """Of a request that comes to a worker with so many more than it runs."""
+    """The wait of a request for a place on a worker that has two places, and as many requests as there are ends."""
     waiting = len(ends_ms) - 2
     load = make_load(running_requests=2, waiting_requests=waiting)
     full = make_candidate(load=load, max_requests=2, ends=[1000.0 + ms / 1000 for ms in ends_ms])

@@ -168,7 +168,7 @@ async def test_watchers_see_prefill_workers_and_what_was_transferred() -> None:
 
 async def test_removed_blocks_no_longer_attract() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        # Of two with the same load the one that measured a moment earlier may be thought the quicker.
+        # If two had the same load, the one that measured a moment earlier might be thought the quicker.
         hashes, busier = chain_hashes(PROMPT), workers_pb2.WorkerLoad(running_requests=1, free_blocks=1000)
         await start_worker(stub, "a")
         stored = scheduler_pb2.KvEvents(snapshot=True, stored=hashes)

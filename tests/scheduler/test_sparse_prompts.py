@@ -34,7 +34,7 @@ def prefill_worker(name: str, sparse: bool, load: WorkerLoad, **changes: Any) ->
 def predicted(
     workers: list[CandidateWorker], sparse_from: int | None, costs: CostModel = COSTS, **changes: Any
 ) -> dict[str, Terms]:
-    """Of a long prompt, by the worker that computes it."""
+    """The terms of a long prompt, by the worker that computes it."""
     request = make_request(prompt_tokens=LONG, sparse_from=sparse_from)
     return {terms.worker_id: terms for terms in predict(request, Candidates(workers, **changes), PlacementKnobs(costs))}
 

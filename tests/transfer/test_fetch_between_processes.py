@@ -45,7 +45,7 @@ def fetch(here: Side, hashes: list[bytes], fetch_id: int = 1) -> Fetched:
 
 
 def fetch_in_vain(here: Side, hashes: list[bytes]) -> Fetched:
-    """Of a store that does not answer: its time passes quickly."""
+    """Fetch from a store that does not answer; the time of the fetch passes quickly."""
     here.agent("fetch", 1, "store", hashes, list(range(len(hashes))))
     events: list[Event] = []
 

@@ -109,7 +109,7 @@ async def test_a_request_that_cannot_run_is_refused_and_the_rank_goes_on() -> No
 
 
 def _processor_seconds(process_id: int) -> float:
-    """Of all threads, to the nanosecond: cpu_times counts in ticks of 10 ms, one of which may just be full."""
+    """Seconds of all threads, to the nanosecond: cpu_times counts in ticks of 10 ms, one of which may just be full."""
     threads = Path(f"/proc/{process_id}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 

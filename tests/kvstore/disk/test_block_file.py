@@ -128,7 +128,7 @@ def test_a_block_is_not_read_as_another(tmp_path: Path) -> None:
 
 
 def test_a_write_that_was_cut_short_leaves_no_block(tmp_path: Path) -> None:
-    """Of a slot that had another block before, every page may be the new one or the old one."""
+    """If a slot had another block before, each of its pages may be the new one or the old one."""
     for torn in range(1, 15):
         file = open_file(tmp_path)
         file.write(1, Content(key_of(1)), block_of(1), MAC)
