@@ -62,15 +62,14 @@ class LoadMeter:
             return
         # A step counts as many times as it brought each request a token.
         tokens = 1.0 + accepted_drafts / decoding
-        quiet_ms = self._quiet_step_ms.value
+        quiet_ms, taken_seconds = self._quiet_step_ms.value, 0.0
         if quiet or quiet_ms is None:
             # A worker that is flooded from its start has nothing better to tell than a step with prompts.
             self._quiet_step_ms.observe(seconds * 1000.0, tokens, decay)
             self._decode_step_requests.observe(decoding + beside, 1.0, decay)
-            self._prompts_share = _share_behind(self._prompts_share, seconds, 0.0)
         else:
             taken_seconds = max(seconds - quiet_ms * tokens / 1000.0, 0.0)
-            self._prompts_share = _share_behind(self._prompts_share, seconds, taken_seconds)
+        self._prompts_share = _share_behind(self._prompts_share, seconds, taken_seconds)
 
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
@@ -126,7 +125,7 @@ def _step_decay(seconds: float) -> float:
 
 
 def _share_behind(share: float, seconds: float, taken_seconds: float) -> float:
-    """The share of the time that prompts take, with one more step, of which they took so much."""
+    """The share of the time that prompts take, once a step is counted of which they took `taken_seconds`."""
     weight = min(seconds / PROMPTS_MEMORY_SECONDS, 1.0)
     share *= 1.0 - weight
     if taken_seconds:

@@ -134,9 +134,10 @@ class StepPipeline:
         return zip(step.requests, step.rows, samples, strict=True)
 
     def _is_quiet(self, step: InFlightStep) -> bool:
-        """Whether the step's time is that of requests that decode alone.
+        """Whether the step took as long as requests that decode take alone.
 
-        Nor is it if the next step computes prompts: the host launches that one first, and sees this one's end late.
+        It seems longer if the next step computes prompts: the host launches that one first, and sees this one's end
+        late.
         """
         return not step.prompt_tokens and (self.in_flight is None or not self.in_flight.prompt_tokens)
 
