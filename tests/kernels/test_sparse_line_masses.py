@@ -87,7 +87,8 @@ def test_triton_sums_at_deepseeks_shapes(
     exact = (query, key) if dtype == torch.float8_e4m3fn else (query.float(), key.float())
     expected = line_masses(*exact, 0.1)
     found = triton_line_masses.line_masses(query, key, 0.1)
-    compare(found, expected, 1e-2)
+    # Numbers of e4m3 as above.
+    compare(found, expected, 2e-2 if dtype == torch.float8_e4m3fn else 1e-2)
     # All ranks of a group choose alike.
     again = triton_line_masses.line_masses(query, key, 0.1)
     assert all(torch.equal(getattr(found, name), getattr(again, name)) for name in ("columns", "slashes", "parts"))

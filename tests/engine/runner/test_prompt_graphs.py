@@ -111,7 +111,7 @@ def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path, monkeypat
 
 
 def step(backend: ModelBackend, tokens: int) -> list[int]:
-    """The layers that a prompt's step reports, in order."""
+    """How many layers are done by each report of a prompt's step, in order."""
     told: list[int] = []
     row = prompt_row(random_prompt(tokens), 0, tokens, range(4))
     launched = backend.launch(Batch(0, [row], told.append), shape_of([row]))
@@ -134,8 +134,9 @@ def test_graphs_of_a_gpu_give_the_tokens_of_single_launches(checkpoint: Path, ne
         # Both backends pad alike, so that they compute alike.
         backend._sizes = [16, 32, 48, 64, 80]
         found.append(served(backend, next_n, overlap="on"))
-        # The draft layer is reported too.
-        assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + next_n + 1))
+        told = step(backend, 70)
+        # Layers that a GPU does between two looks of the host are reported together. The draft layer is reported too.
+        assert told == sorted(set(told)) and told[-1] == backend._model.config.num_hidden_layers + next_n
     assert_equal(found[1], found[0])
 
 
