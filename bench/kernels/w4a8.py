@@ -3,8 +3,9 @@ FP8 experts.
 
 The floor of both is that of the INT4 product. Then come whole feed-forward layers: in one kernel, and as two products
 one after the other, without the work between them. Such layers are also timed with few experts that have one to eight
-rows each while the others have none, as in steps of few tokens, by the kernel for few rows and by the one that makes
-tiles; and with a quarter of every expert's width, as four ranks may divide it.
+rows each while the others have none, as in steps of few tokens; and with a quarter of every expert's width, as four
+ranks may divide it, where tokens also come as the gate leaves them: the kernel of one or two, beside their placement
+and the kernel that makes tiles.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,26 +18,27 @@ from bench.kernels.inputs import random_weight
 from bench.kernels.moe import ROUTED
 from bench.kernels.timing import Case
 from kernels.act_quant import empty_quantized
+from kernels.expert_rows import place_rows
 from kernels.grouped_gemm import deep_gemm
 from kernels.moe_permute import MaskedLayout
 from kernels.w4a8_gemm import (
     Int4Experts,
     Int4FeedForward,
     ScaledRows,
-    few_rows,
+    few_tokens,
+    few_tokens_feed_forward,
     int4_experts,
     int4_feed_forward,
     w4a8_feed_forward,
     w4a8_grouped_gemm,
-    warpgroups,
 )
 from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
 # How many experts have rows.
 TOUCHED = (1, 2, 3, 4, 5, 6, 7, 8, 11)
-# The ranks that divide every expert's width, and how many of all experts one, two, four and eight tokens choose.
-WIDTH_RANKS, TOUCHED_OF_ALL = 4, (8, 16, 30, 57)
+# The ranks that divide every expert's width, and how many of all experts four and eight tokens choose.
+WIDTH_RANKS, TOUCHED_OF_ALL = 4, (30, 57)
 Call = Callable[[], object]
 Form = Callable[[Int4FeedForward, MaskedLayout], Call]
 
@@ -61,16 +63,28 @@ def cases() -> Iterator[Case]:
             yield _whole_layers(shape, provider, partial(_even, form, rows), ROUTED, ROUTED * rows)
     yield from _few_touched(ROUTED, EXPERT_WIDTH, TOUCHED)
     yield from _few_touched(EXPERTS, EXPERT_WIDTH // WIDTH_RANKS, TOUCHED_OF_ALL)
+    yield from _few_tokens(EXPERT_WIDTH // WIDTH_RANKS)
 
 
 def _few_touched(experts: int, width: int, counts: tuple[int, ...]) -> Iterator[Case]:
-    forms: dict[str, Form] = {"few tokens": _few, "tiles": _tiles, "two products": _apart}
+    forms: dict[str, Form] = {"one kernel": _together, "two products": _apart}
     few = _FewTouched(experts, width)
     for touched in counts:
         for provider, form in forms.items():
             shape = f"INT4 experts' whole layers, {experts} of {HIDDEN} by {width}, {touched} have a few rows"
             rows = sum(_few_rows(touched))
             yield _whole_layers(shape, provider, partial(few.layer, form, touched), touched, rows, width)
+
+
+def _few_tokens(width: int) -> Iterator[Case]:
+    few = _FewTokens(width)
+    for tokens in range(1, few_tokens.MOST_TOKENS + 1):
+        for provider, form in (("few tokens", _unplaced), ("placed, in tiles", _placed)):
+            shape = (
+                f"INT4 experts' whole layers, {EXPERTS} of {HIDDEN} by {width}, {CHOICES} for each of {tokens} tokens"
+            )
+            copies = tokens * CHOICES
+            yield _whole_layers(shape, provider, partial(few.layer, form, tokens), copies, copies, width)
 
 
 def _whole_layers(
@@ -119,6 +133,31 @@ class _FewTouched:
         return form(self._experts, MaskedLayout(torch.zeros(1, CHOICES, dtype=torch.int64), counts.cuda(), 64))
 
 
+class _FewTokens:
+    """Layers with the same weights. Tokens of each call choose other experts, whose weights are not in the cache."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._experts: Int4FeedForward | None = None
+        self._first = 0
+
+    def layer(self, form: Callable[[Int4FeedForward, torch.Tensor, torch.Tensor], object], tokens: int) -> Call:
+        self._experts = self._experts or _feed_forward(EXPERTS, self._width)
+        choices = (self._first + torch.arange(tokens * CHOICES).view(tokens, CHOICES)) % EXPERTS
+        self._first += tokens * CHOICES
+        x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+        return partial(form, self._experts, x, choices.cuda())
+
+
+def _unplaced(experts: Int4FeedForward, x: torch.Tensor, choices: torch.Tensor) -> object:
+    return few_tokens_feed_forward(x, choices, experts, None, experts.input_scales)
+
+
+def _placed(experts: Int4FeedForward, x: torch.Tensor, choices: torch.Tensor) -> object:
+    rows, layout = place_rows(x, choices, EXPERTS, None, experts.input_scales)
+    return w4a8_feed_forward(rows, experts, layout)
+
+
 def _few_rows(touched: int) -> list[int]:
     return [1 + index % 8 for index in range(touched)]
 
@@ -130,16 +169,6 @@ def _even(form: Form, rows: int) -> Call:
 def _together(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
     x = _static_rows(layout, HIDDEN, experts)
     return lambda: w4a8_feed_forward(x, experts, layout)
-
-
-def _few(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
-    x = _static_rows(layout, HIDDEN, experts)
-    return lambda: few_rows.w4a8_feed_forward(x, experts, layout)
-
-
-def _tiles(experts: Int4FeedForward, layout: MaskedLayout) -> Call:
-    x = _static_rows(layout, HIDDEN, experts)
-    return lambda: warpgroups.w4a8_feed_forward(x, experts, layout)
 
 
 def _apart(experts: Int4FeedForward, layout: MaskedLayout) -> Call:

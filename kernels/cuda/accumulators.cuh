@@ -2,6 +2,7 @@
 
 #pragma once
 
+#define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_12 NAMES_8 ", %8, %9, %10, %11"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"

@@ -19,12 +19,14 @@ __all__ = [
     "Int4Experts",
     "Int4FeedForward",
     "ScaledRows",
+    "few_tokens_feed_forward",
     "gate_and_up",
     "int4_experts",
     "int4_feed_forward",
     "pack_tiles",
     "profiled",
     "take_turns",
+    "takes_few_tokens",
     "unpack_tiles",
     "w4a8_feed_forward",
     "w4a8_grouped_gemm",
@@ -51,8 +53,42 @@ def w4a8_feed_forward(x: ScaledRows, experts: Int4FeedForward, layout: Layout) -
     """
     _check(x, experts.gate_up, layout)
     assert x.static
-    outputs: torch.Tensor = _feed_forward_backend(experts, layout).w4a8_feed_forward(x, experts, layout)
+    outputs: torch.Tensor = _backend(experts.gate_up).w4a8_feed_forward(x, experts, layout)
     return outputs
+
+
+def takes_few_tokens(x: torch.Tensor, choices: torch.Tensor, experts: Int4FeedForward) -> bool:
+    """Whether `few_tokens_feed_forward` computes this, and is the faster way: one or two tokens on a Hopper GPU, and
+    experts that are not large.
+
+    x: [tokens, hidden]; choices: [tokens, k] int64.
+    """
+    if not x.is_cuda:
+        return False
+    from kernels.w4a8_gemm import few_tokens
+
+    return few_tokens.takes(x, choices, experts)
+
+
+def few_tokens_feed_forward(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    experts: Int4FeedForward,
+    pre_scale: torch.Tensor | None,
+    input_scale: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize tokens as `kernels.expert_rows.place_rows` does, and compute `w4a8_feed_forward` of them.
+
+    x: [tokens, hidden] bfloat16, contiguous; choices: [tokens, k] int64, contiguous, distinct within a token, each an
+    expert or negative; pre_scale: [hidden] float32, by which channels are multiplied; input_scale: float32, at least
+    one element, all equal. Returns rows [tokens * k, hidden] bfloat16, and positions [tokens, k] int64: the row of each
+    choice, NOWHERE of a negative one. Rows of negative choices are undefined.
+    """
+    from kernels.w4a8_gemm import few_tokens
+
+    assert takes_few_tokens(x, choices, experts) and x.is_contiguous() and choices.is_contiguous()
+    assert choices.dtype == torch.int64 and (pre_scale is None or pre_scale.shape == x.shape[1:])
+    return few_tokens.feed_forward(x, choices, experts, pre_scale, input_scale)
 
 
 def _check(x: ScaledRows, weight: Int4Experts, layout: Layout) -> None:
@@ -69,12 +105,3 @@ def _backend(weight: Int4Experts) -> ModuleType:
         if warpgroups.takes(weight):
             return warpgroups
     return reference
-
-
-def _feed_forward_backend(experts: Int4FeedForward, layout: Layout) -> ModuleType:
-    if experts.factors.is_cuda:
-        from kernels.w4a8_gemm import few_rows
-
-        if few_rows.takes(experts, layout):
-            return few_rows
-    return _backend(experts.gate_up)

@@ -92,7 +92,7 @@ def spared(copies: float, expert_bytes: int) -> int:
     return SPARE_OF_FEW if copies * expert_bytes <= FEW_BYTES else SPARE
 
 
-# The most expected bytes of chosen experts for which the kernel of few tokens is taken: those of two tokens on one of
-# four ranks that divide the width of R1's experts. Measured: 8 and 16 of 256 experts 512 wide take 20.9 and 34.9 us
-# instead of 29.0 and 39.0, but 30 of them 61.2 instead of 58.2.
+# The most bytes of chosen experts for which the kernel of few tokens is taken: those of two tokens on one of four ranks
+# that divide the width of R1's experts, and of one on one of two. Measured: 8 and 16 of 256 experts 512 wide take 18.4
+# and 30.8 us instead of 29.9 and 40.0. Whole experts lost to tiles.
 MOST_FEW_BYTES = 100_000_000

@@ -22,11 +22,13 @@ from kernels.w4a8_gemm import (
     Int4Experts,
     Int4FeedForward,
     ScaledRows,
+    few_tokens_feed_forward,
     int4_experts,
     int4_feed_forward,
     pack_tiles,
     profiled,
     take_turns,
+    takes_few_tokens,
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
@@ -107,15 +109,19 @@ class W4A8Experts:
         return quantize_rows(hidden, self._gate_up_pre_scale, self._gate_up_input_scale)
 
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = self._shape
+        shape, together = self._shape, self._together
+        pre_scale, scale = self._gate_up_pre_scale, self._gate_up_input_scale
         if isinstance(hidden, ScaledRows):
             rows, layout = place_quantized(hidden, choices, shape.count, shape.first, shape.elsewhere)
         else:
             assert isinstance(hidden, torch.Tensor)
-            scales = self._gate_up_pre_scale, self._gate_up_input_scale
-            rows, layout = place_rows(hidden, choices, shape.count, *scales, shape.first, shape.elsewhere)
-        if self._together is not None:
-            return w4a8_feed_forward(rows, self._together, layout), layout.positions
+            # If other ranks have experts too, tiles are faster.
+            if together is not None and not shape.elsewhere and takes_few_tokens(hidden, choices, together):
+                assert scale is not None
+                return few_tokens_feed_forward(hidden, choices, together, pre_scale, scale)
+            rows, layout = place_rows(hidden, choices, shape.count, pre_scale, scale, shape.first, shape.elsewhere)
+        if together is not None:
+            return w4a8_feed_forward(rows, together, layout), layout.positions
         gate_up = w4a8_grouped_gemm(rows, self._gate_up.weight, layout)
         inner = swiglu_rows(gate_up, layout, self._down_pre_scale)
         return w4a8_grouped_gemm(inner, self._down.weight, layout), layout.positions

@@ -29,7 +29,7 @@ struct Feed {
   static constexpr int STAGES = SLOTS / STRIPS, STAGE_BYTES = STRIPS * SLOT_BYTES;
   const Weight &first, &last;
   const Work<STRIPS> work;
-  // The experts that have rows, in shared memory.
+  // The chosen experts, in shared memory.
   const int* touched;
   // Where this lane's first pieces lie.
   u8* ring;
@@ -91,7 +91,7 @@ struct Feed {
   __device__ __forceinline__ void start(const Weight& weight, int number, const Divisor& each, int begin, int groups,
                                         int step) {
     Unit unit = work.unit(number, each);
-    int expert = touched[unit.place] & 0xFFFF, lane = threadIdx.x % 32;
+    int expert = touched[unit.place], lane = threadIdx.x % 32;
     left = groups, to_next = step * TILE_BYTES;
 #pragma unroll
     for (int i = 0; i < STRIPS; i++) {

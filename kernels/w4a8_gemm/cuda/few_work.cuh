@@ -1,4 +1,4 @@
-// Who computes what of few rows, with all CTAs at once: equal bytes for each, in units of a strip of 16 outputs or a
+// Who computes what of few tokens, with all CTAs at once: equal bytes for each, in units of a strip of 16 outputs or a
 // few.
 
 #pragma once
@@ -9,6 +9,8 @@
 // unit of the last product alone.
 constexpr int WARPS = 16, PARTS = 8, TEAMS = WARPS / PARTS;
 constexpr int STRIP = 16, TILE_STRIPS = TILE_OUTPUTS / STRIP, MOST_STRIPS = 3;
+// Choices of all tokens: a lane each.
+constexpr int MOST_CHOICES = 32;
 
 struct Weight {
   // [experts, output_tiles, groups, TILE_BYTES].
@@ -29,7 +31,7 @@ struct Divisor {
   __device__ __forceinline__ int quotient(int number) const { return static_cast<int>((number + 0.5f) * inverse); }
 };
 
-// An expert's place among those that have rows, and the unit's first strip.
+// An expert's place among those that are chosen, and the unit's first strip.
 struct Unit {
   int place, strip;
 };
@@ -74,18 +76,35 @@ struct Work {
   }
 };
 
-// The experts that have rows, in order, by one thread for each of MOST_EXPERTS: expert + (rows << 16). Returns how many
-// there are.
-__device__ __forceinline__ int find_touched(const int* counts, int experts, int most_rows, int (&of_warp)[WARPS],
-                                            int* touched) {
-  static_assert(WARPS * 32 == MOST_EXPERTS);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = threadIdx.x;
-  int count = expert < experts ? counts[expert] : 0;
-  u32 found = __ballot_sync(~0u, count > 0);
-  if (lane == 0) of_warp[warp] = __popc(found);
-  __syncthreads();
-  int other = lane < WARPS ? of_warp[lane] : 0, before = __reduce_add_sync(~0u, lane < warp ? other : 0);
-  if (count > 0) touched[before + __popc(found & ((1u << lane) - 1))] = expert | min(count, most_rows) << 16;
-  __syncthreads();
-  return __reduce_add_sync(~0u, other);
-}
+// The choices of an expert, one of each token: as many tokens' as there are.
+struct Pairs {
+  static constexpr u32 NONE = 0xFF;
+  // A byte for each token: the choice's number among all tokens', or NONE.
+  u32 bytes;
+
+  __device__ __forceinline__ bool has(int token) const { return of(token) != NONE; }
+  __device__ __forceinline__ u32 of(int token) const { return bytes >> token * 8 & 0xFF; }
+};
+
+// The experts that tokens have chosen, each once, by their first choice.
+struct Touched {
+  int experts[MOST_CHOICES];
+  Pairs pairs[MOST_CHOICES];
+  int count;
+
+  // Called by one warp, whose lanes have one choice each, token after token; no expert is chosen twice by a token.
+  // choice: the expert, negative for none; choices: of a token.
+  __device__ __forceinline__ void find(int choice, int choices) {
+    int lane = threadIdx.x % 32;
+    u32 same = __match_any_sync(~0u, choice), of_first = ~0u >> (MOST_CHOICES - choices);
+    bool first = choice >= 0 && lane == __ffs(same) - 1;
+    u32 found = __ballot_sync(~0u, first);
+    int place = __popc(found & ((1u << lane) - 1));
+    u32 by_first = same & of_first, by_second = same & ~of_first;
+    if (first) {
+      experts[place] = choice;
+      pairs[place].bytes = (by_first ? __ffs(by_first) - 1 : Pairs::NONE) | (by_second ? __ffs(by_second) - 1 : Pairs::NONE) << 8;
+    }
+    if (lane == 0) count = __popc(found);
+  }
+};

@@ -1,4 +1,4 @@
-// INT4 weights as wgmma's register operand: their decoding, and products of 64 outputs with 16 to 128 rows over 32 inputs.
+// INT4 weights as wgmma's register operand: their decoding, and products of 64 outputs with 8 to 128 rows over 32 inputs.
 
 #pragma once
 
@@ -38,6 +38,7 @@ __device__ __forceinline__ void pin(u32 (&a)[4]) {
         ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                                             \
         : BIND_##HALF(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                      \
   }
+MULTIPLY(8, 4, 4, 5, 6, 7, 8, 9)
 MULTIPLY(16, 8, 8, 9, 10, 11, 12, 13)
 MULTIPLY(24, 12, 12, 13, 14, 15, 16, 17)
 MULTIPLY(32, 16, 16, 17, 18, 19, 20, 21)

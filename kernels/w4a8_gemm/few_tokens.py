@@ -1,0 +1,118 @@
+"""Our kernel of one or two tokens' experts on Hopper: `cuda/few_tokens.cu`."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper, processors
+from kernels.nvrtc import load_kernel
+from kernels.w4a8_gemm.feed_forward import Int4FeedForward
+from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
+from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
+
+SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
+# The CUDA source has the same constants. MOST_CHOICES: of all tokens.
+MOST_TOKENS, MOST_CHOICES, COUNTER_STRIDE = 2, 32, 8
+# A team of PARTS warps divides the inputs of a unit of the first product; a warp has whole units of the last one. A
+# warp's groups of inputs are HELD_GROUPS at most.
+WARPS, PARTS, TEAMS, HELD_GROUPS = 16, 8, 2, 8
+STRIP, MOST_STRIPS = 16, 3
+
+
+class Weight(ctypes.Structure):
+    """`Weight` of the source."""
+
+    _fields_ = (("tiles", ctypes.c_void_p), ("output_tiles", ctypes.c_int), ("groups", ctypes.c_int))
+
+    @classmethod
+    def of(cls, weight: Int4Experts) -> "Weight":
+        _, outputs, inputs = weight.shape
+        return cls(weight.tiles.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("first", Weight),
+        ("last", Weight),
+        ("x", ctypes.c_void_p),
+        ("pre_scale", ctypes.c_void_p),
+        ("x_scale", ctypes.c_void_p),
+        ("inner_scales", ctypes.c_void_p),
+        ("factors", ctypes.c_void_p),
+        ("chosen", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("inner", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
+        ("tokens", ctypes.c_int),
+        ("choices", ctypes.c_int),
+    )
+
+
+def takes(x: torch.Tensor, choices: torch.Tensor, experts: Int4FeedForward) -> bool:
+    """Whether the kernel supports these, and is the fastest.
+
+    Weights of -8, which no quantizer writes, would take three times as long to decode.
+    """
+    if x.dtype != torch.bfloat16 or not is_hopper(x.device) or not 0 < len(x) <= MOST_TOKENS:
+        return False
+    if experts.gate_up.has_minimum or experts.down.has_minimum or choices.numel() > MOST_CHOICES:
+        return False
+    _, hidden, width = experts.down.shape
+    held = hidden <= PARTS * HELD_GROUPS * GROUP and width <= HELD_GROUPS * GROUP
+    return held and choices.numel() * experts.expert_bytes <= MOST_FEW_BYTES
+
+
+def feed_forward(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    experts: Int4FeedForward,
+    pre_scale: torch.Tensor | None,
+    input_scale: torch.Tensor,
+    ctas: int | None = None,
+    strips: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `few_tokens_feed_forward` says, for what the kernel `takes`.
+
+    ctas: by default one for each multiprocessor that is not spared; strips: of a unit. Results depend on neither.
+    """
+    count, hidden, width = experts.down.shape
+    device, rows = x.device, choices.numel()
+    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=device)
+    inner = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
+    positions = torch.empty_like(choices)
+    assert len(experts.progress) > MOST_CHOICES * COUNTER_STRIDE
+    arguments = Arguments(
+        Weight.of(experts.gate_up), Weight.of(experts.down), x.data_ptr(),
+        None if pre_scale is None else pre_scale.data_ptr(), input_scale.data_ptr(), experts.input_scales.data_ptr(),
+        experts.factors.data_ptr(), choices.data_ptr(), positions.data_ptr(), inner.data_ptr(), out.data_ptr(),
+        experts.progress.data_ptr(), *choices.shape,
+    )  # fmt: skip
+    ctas = ctas or processors(device) - spared(rows, experts.expert_bytes)
+    strips = strips or choose_strips(min(rows, count), hidden, width, ctas)
+    kernel = load_kernel(SOURCE, f"w4a8_few_tokens_{strips}", device.index or 0)
+    kernel.launch((ctas, 1, 1), WARPS * 32, arguments, dependent=True)
+    return out, positions
+
+
+@cache
+def choose_strips(touched: int, hidden: int, width: int, ctas: int) -> int:
+    """Strips of a unit with which the busiest warp has the least to do."""
+
+    def cost(strips: int) -> float:
+        first = touched * ceil_divide(2 * width // STRIP, strips)
+        last = touched * ceil_divide(hidden // STRIP, strips)
+        groups = ceil_divide(first, TEAMS * ctas) * ceil_divide(hidden // GROUP, PARTS)
+        groups += ceil_divide(last, WARPS * ctas) * (width // GROUP)
+        # A group takes half as long as one of its strips beside its strips.
+        return groups * (strips + 0.5)
+
+    return min(range(MOST_STRIPS, 0, -1), key=cost)
+
+
+def ceil_divide(value: int, by: int) -> int:
+    return -(-value // by)
