@@ -32,7 +32,7 @@ from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import Normalized
 from engine.parallel.config import ParallelConfig
-from engine.parallel.layout import Layout
+from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import Peers
 from engine.protocol.frames import FrameEncoder
 from engine.protocol.messages import Stop
@@ -49,6 +49,8 @@ SHAPE = "r1"
 PREFILL_STEPS = 4
 # Kernels of the exchange. Their times include the waits for other ranks.
 NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|all_sum_norm|norm_gather)_"} | GROUPS
+# How many sums over the ranks follow one another when they are timed.
+TIMED_SUMS = 40
 # Longest step that the heartbeat allows; here nobody reads it.
 STEP_SECONDS = 60.0
 
@@ -84,6 +86,16 @@ class Options:
         return [Case(*what, count, self.next_n, shares) for shares in columns for count in requests]
 
 
+@dataclass(frozen=True)
+class Alone:
+    """Seconds that parts of a step take outside of one."""
+
+    # One layer's routed experts, with their exchanges.
+    routed: float
+    # All sums over the ranks of a TP group, one after the other.
+    sums: float
+
+
 def measure(options: Options, cases: Sequence[Case], exchange: PeerExchange) -> list[Row]:
     """Run by all ranks at once. A rank that follows another measures nothing."""
     ceilings = [measure_ceilings(torch.device("cuda"), seconds) for seconds in (0.0, SUSTAINED_SECONDS)]
@@ -92,11 +104,12 @@ def measure(options: Options, cases: Sequence[Case], exchange: PeerExchange) -> 
     with tempfile.TemporaryDirectory() as scratch:
         resolved = _resolved(Path(scratch), options, sorted({case.requests for case in cases}))
         model = make_rank(resolved, exchange)
-        routed = {case.requests: _routed_seconds(model, case.requests * options.row_tokens) for case in cases}
+        rows = {case.requests: case.requests * options.row_tokens for case in cases}
+        alone = {requests: _alone(model, exchange, count) for requests, count in rows.items()}
         acceptance = InjectedAcceptance(options.most_drafts, most_requests, model.device)
         with acceptance.injected():
             bench = NodeBench(options, resolved, model, exchange, exchange.peers, acceptance)
-            return bench.measure(cases, ceilings, routed)
+            return bench.measure(cases, ceilings, alone)
 
 
 class NodeBench:
@@ -119,10 +132,8 @@ class NodeBench:
         self._clock = AgreementClock(peers)
         self._prompt_rate: float | None = None
 
-    def measure(
-        self, cases: Sequence[Case], ceilings: Sequence[Ceilings], routed_seconds: dict[int, float]
-    ) -> list[Row]:
-        """cases: cases with equal shares must follow one another."""
+    def measure(self, cases: Sequence[Case], ceilings: Sequence[Ceilings], alone: dict[int, Alone]) -> list[Row]:
+        """cases: cases with equal shares must follow one another; alone: by the number of requests."""
         rows = []
         for shares, together in groupby(cases, key=lambda case: case.acceptance):
             # Each rank sets the shares after all have stopped and before any begins again.
@@ -130,17 +141,17 @@ class NodeBench:
             if not self._exchange.place.leads:
                 _follow(self._backend, self._clock.agreement, self._peers)
                 continue
-            rows += self._lead(list(together), ceilings, routed_seconds)
+            rows += self._lead(list(together), ceilings, alone)
         return rows
 
-    def _lead(self, cases: list[Case], ceilings: Sequence[Ceilings], routed_seconds: dict[int, float]) -> list[Row]:
+    def _lead(self, cases: list[Case], ceilings: Sequence[Ceilings], alone: dict[int, Alone]) -> list[Row]:
         engine = Engine(self._config, self._backend, time.monotonic, agreement=self._clock.agreement)
         load = RankLoad(engine, self._backend)
         if self._prompt_rate is None:
             self._prompt_rate = _prompt_rate(self._options, load)
         rows = []
         for case in cases:
-            rows.append(self._row(case, load, ceilings, routed_seconds[case.requests], self._prompt_rate))
+            rows.append(self._row(case, load, ceilings, alone[case.requests], self._prompt_rate))
             if self._options.out is not None and self._exchange.place.rank == 0:
                 append_rows(self._options.out, rows[-1:])
         engine.stop()
@@ -148,9 +159,7 @@ class NodeBench:
             engine.step()
         return rows
 
-    def _row(
-        self, case: Case, load: RankLoad, ceilings: Sequence[Ceilings], routed_seconds: float, prompt_rate: float
-    ) -> Row:
+    def _row(self, case: Case, load: RankLoad, ceilings: Sequence[Ceilings], alone: Alone, prompt_rate: float) -> Row:
         options, requests = self._options, case.requests
         start_steps(load, requests, options.steps, options.most_drafts, case.acceptance)
         self._clock.restart()
@@ -165,10 +174,11 @@ class NodeBench:
             step_ms=timed.step_ms,
             floor_ms=floors[0],
             sustained_floor_ms=floors[1],
-            wire_ms=wire_ms,
+            # Few rows are limited by the way to the other ranks and back, not by bytes.
+            wire_ms=max(wire_ms, alone.sums * 1000),
             idle_share=trace.idle_share,
             exchange_us=breakdown.get("exchange", 0.0) / mixtures,
-            routed_us=routed_seconds * 1e6,
+            routed_us=alone.routed * 1e6,
             agreement_us=agreement_seconds * 1e6,
             prompt_rate=prompt_rate,
             breakdown=breakdown,
@@ -206,6 +216,10 @@ def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> Resol
     return resolve(config, Hardware(torch.cuda.device_count(), 0))
 
 
+def _alone(model: Model, exchange: Exchange, rows: int) -> Alone:
+    return Alone(_routed_seconds(model, rows), _sums_seconds(model, exchange, rows))
+
+
 def _routed_seconds(model: Model, rows: int) -> float:
     """Time of one layer: gate, dispatch, this rank's experts, their sums, and the way back. A TP group divides its
     rows among its ranks. If it has few, every rank has all of them: then there is no dispatch, and the sums go back
@@ -224,6 +238,17 @@ def _routed_seconds(model: Model, rows: int) -> float:
 
     with torch.inference_mode():
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]
+
+
+def _sums_seconds(model: Model, exchange: Exchange, rows: int) -> float:
+    """Time of two sums over the ranks in each layer, one after the other in a graph, if all ranks have all rows; else
+    0, for then rows travel otherwise.
+    """
+    if not model.group.has_everywhere(rows):
+        return 0.0
+    values = torch.randn(rows, model.config.hidden_size, device="cuda").bfloat16()
+    with torch.inference_mode():
+        return 2 * len(model.layers) * time_graph([lambda: exchange.all_reduce(values, Group.TP)] * TIMED_SUMS)
 
 
 def _prompt_rate(options: Options, load: RankLoad) -> float:

@@ -28,7 +28,7 @@ class Case:
 class Row:
     case: Case
     step_ms: float
-    # The floor of bytes and FLOPs at a burst's rates, the same at the rates that a card keeps up, and the wire's time.
+    # The floor of bytes and FLOPs at a burst's rates, the same at the rates that a card keeps up, and the exchanges'.
     floor_ms: float
     sustained_floor_ms: float
     wire_ms: float
