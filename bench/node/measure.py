@@ -100,13 +100,12 @@ def measure(options: Options, cases: Sequence[Case], exchange: PeerExchange) -> 
     """Run by all ranks at once. A rank that follows another measures nothing."""
     ceilings = [measure_ceilings(torch.device("cuda"), seconds) for seconds in (0.0, SUSTAINED_SECONDS)]
     torch.cuda.empty_cache()
-    most_requests = max(case.requests for case in cases)
+    rows = {case.requests: case.requests * options.row_tokens for case in cases}
     with tempfile.TemporaryDirectory() as scratch:
-        resolved = _resolved(Path(scratch), options, sorted({case.requests for case in cases}))
+        resolved = resolve_for(Path(scratch), options, sorted(rows), torch.cuda.device_count())
         model = make_rank(resolved, exchange)
-        rows = {case.requests: case.requests * options.row_tokens for case in cases}
         alone = {requests: _alone(model, exchange, count) for requests, count in rows.items()}
-        acceptance = InjectedAcceptance(options.most_drafts, most_requests, model.device)
+        acceptance = InjectedAcceptance(options.most_drafts, max(rows), model.device)
         with acceptance.injected():
             bench = NodeBench(options, resolved, model, exchange, exchange.peers, acceptance)
             return bench.measure(cases, ceilings, alone)
@@ -200,7 +199,8 @@ def _floors(
     return [decode_floor(operations, each) * 1000 for each in ceilings], received / options.wire_rate * 1000
 
 
-def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> ResolvedEngineConfig:
+def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: int) -> ResolvedEngineConfig:
+    """The configuration of a rank whose steps have these numbers of requests, on a host with so many GPUs."""
     layout = options.layout
     config = EngineConfig(
         **options.model.settings(scratch, mtp_modules=min(options.most_drafts, 1)),
@@ -213,7 +213,7 @@ def _resolved(scratch: Path, options: Options, requests: Sequence[int]) -> Resol
         warm_up="off",
         drafts=DraftsConfig(next_n=options.next_n),
     )
-    return resolve(config, Hardware(torch.cuda.device_count(), 0))
+    return resolve(config, Hardware(gpus, 0))
 
 
 def _alone(model: Model, exchange: Exchange, rows: int) -> Alone:

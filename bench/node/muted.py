@@ -1,4 +1,4 @@
-"""An exchange that can be muted. A muted rank uses its own tensors in place of those of all ranks."""
+"""Exchanges that are left out, to tell what a rank computes from what it waits for."""
 
 from collections.abc import Sequence
 
@@ -6,57 +6,94 @@ import torch
 
 from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
-from engine.parallel.layout import Group
+from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
 from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
-class MutedExchange:
-    """engine.exchange.interface.Exchange. While it is muted, the results of steps are meaningless."""
+class NoExchange:
+    """engine.exchange.interface.Exchange of a rank that uses its own tensors in place of those of all ranks.
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.place = exchange.place
-        self.muted = False
-        self._exchange = exchange
+    There need be no other ranks. The results of steps are meaningless.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
-        if not self.muted:
-            return self._exchange.all_gather(part, group)
         return part.repeat(len(self.place.members(group)), *(1 for _ in part.shape[1:]))
 
     def begin_all_gather(
         self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
     ) -> Begun[None]:
-        if not self.muted:
-            return self._exchange.begin_all_gather(outputs, parts, group, beside=beside)
         for output, part in zip(outputs, parts, strict=True):
             output.unflatten(0, (-1, len(part))).copy_(part)
         return Begun(lambda: None)
 
     def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
-        if not self.muted:
-            return self._exchange.begin_reduce_scatter(values, group, beside=beside)
         return Begun(lambda: values[: len(values) // len(self.place.members(group))])
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
-        return values if self.muted else self._exchange.all_reduce(values, group)
+        return values
 
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
     ) -> tuple[torch.Tensor | None, Quantized | None] | None:
-        return None if self.muted else self._exchange.add_rms_norm(delta, residual, norm, group)
+        return None
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
-        return values if self.muted else self._exchange.broadcast(values, group, source)
+        return values
 
     def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
-        if not self.muted:
-            self._exchange.copy_between(tensors, group, sources)
+        pass
 
     def barrier(self, group: Group) -> None:
-        if not self.muted:
-            self._exchange.barrier(group)
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+class MutedExchange:
+    """engine.exchange.interface.Exchange that is left out while it is muted."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.place = exchange.place
+        self.muted = False
+        self._exchange, self._none = exchange, NoExchange(exchange.place)
+
+    @property
+    def _way(self) -> Exchange:
+        return self._none if self.muted else self._exchange
+
+    def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
+        return self._way.all_gather(part, group)
+
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
+        return self._way.begin_all_gather(outputs, parts, group, beside=beside)
+
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+        return self._way.begin_reduce_scatter(values, group, beside=beside)
+
+    def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        return self._way.all_reduce(values, group)
+
+    def add_rms_norm(
+        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
+    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
+        return self._way.add_rms_norm(delta, residual, norm, group)
+
+    def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
+        return self._way.broadcast(values, group, source)
+
+    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
+        self._way.copy_between(tensors, group, sources)
+
+    def barrier(self, group: Group) -> None:
+        self._way.barrier(group)
 
     def check(self) -> None:
         self._exchange.check()
