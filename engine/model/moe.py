@@ -103,8 +103,8 @@ class MixtureOfExperts:
         if not joined and allocate.group.has_everywhere(1) and shared * width % (ranks * BLOCK) == 0:
             self._shared_part = FeedForward(hidden, shared * width, allocate, allocate.group.share)
         self._side_stream = allocate.side_stream
-        # Padding chooses no expert, which counts like an expert of another rank.
-        self._skips_padding = group.share.count > 1
+        # One rank on a CPU pads no step, and saves looking.
+        self._skips_padding = group.share.count > 1 or allocate.device.type != "cpu"
         of_shared = frozenset() if self._shared is None else self._shared.input_forms
         # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({InputForm.PLAIN, self.experts.input_form}) | of_shared
@@ -132,10 +132,10 @@ class MixtureOfExperts:
     ) -> Turns[Delta]:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
-        counted: [tokens] bool, whether a token is of a request; None if all are. If ranks divide the experts, padding
-        goes to no expert: among few tokens each expert that is chosen costs the time to read it. beside: exchanges with
-        other ranks must not hold up computations that take turns with this one. everywhere: all ranks have these
-        tokens, which are few; what comes out is this rank's part of a sum over the ranks.
+        counted: [tokens] bool, whether a token is of a request; None if all are. Padding goes to no expert: among few
+        tokens each expert that is chosen costs the time to read it. beside: exchanges with other ranks must not hold up
+        computations that take turns with this one. everywhere: all ranks have these tokens, which are few; what comes
+        out is this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:

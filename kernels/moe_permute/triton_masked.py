@@ -34,30 +34,26 @@ def count_choices(experts, copy, own, counted, first, stop, choices, CHUNK: tl.c
 def _place_copies(
     values, scales, experts, positions, counts, out_values, out_scales, choices, first, expert_count, capacity,
     scale_stride, out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr,
-    SCALES: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, PARTIAL: tl.constexpr,
-    NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
+    SCALES: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, NOWHERE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     copy = tl.program_id(0)
     token = (copy // CHOICES).to(tl.int64)
     columns, groups = tl.arange(0, VALUES_TILE), tl.arange(0, SCALES_TILE)
-    width, factor_count = VALUES, SCALES
     counted = copy * COUNTED + tl.arange(0, COUNTED)
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     own = tl.load(experts + copy).to(tl.int32) - first
-    stop = choices
-    if PARTIAL:
-        held = (own >= 0) & (own < expert_count)
-        width, factor_count = tl.where(held, VALUES, 0), tl.where(held, SCALES, 0)
-        # Most programs have no row, and count no expert.
-        stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, tl.where(held, copy, 0))
-    copied, factored = columns < width, groups < factor_count
+    held = (own >= 0) & (own < expert_count)
+    copied, factored = columns < tl.where(held, VALUES, 0), groups < tl.where(held, SCALES, 0)
+    # Most programs count no expert, and need only the choices before their copy, if this has a row.
+    stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, tl.where(held, copy, 0))
     found = tl.load(values + token * VALUES + columns, mask=copied)
     if SCALES:
         factors = tl.load(scales + token + groups * scale_stride, mask=factored)
     place, count = count_choices(experts, copy, own, counted, first, stop, choices, CHUNK, COUNTED)
     row = (own * capacity + place).to(tl.int64)
-    tl.store(positions + copy, tl.where(held, row, NOWHERE) if PARTIAL else row)
+    tl.store(positions + copy, tl.where(held, row, NOWHERE))
     tl.store(out_values + row * VALUES + columns, found, mask=copied)
     if SCALES:
         target = own.to(tl.int64) * SCALES * out_scale_stride + place
@@ -88,8 +84,8 @@ def place_copies(
     launch(_place_copies, (copies,), experts.device,
         values, scales, experts, layout.positions, layout.counts, out_values, out_scales, copies, first, expert_count,
         layout.capacity, scale_stride(scales), scale_stride(out_scales), choices, width,
-        next_power_of_2(width), groups, next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
-        layout.elsewhere > 0, NOWHERE, num_warps=4,
+        next_power_of_2(width), groups, next_power_of_2(max(groups, 1)), counted, chunk_size(copies), NOWHERE,
+        num_warps=4,
     )  # fmt: skip
 
 

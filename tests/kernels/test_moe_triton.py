@@ -136,12 +136,13 @@ def test_tokens_are_copied_in_order_of_their_experts(
     assert len(found.rows) == tokens * choices and torch.equal(found.rows[:placed], expected.rows[:placed])
 
 
-@pytest.mark.parametrize(("tokens", "experts", "held", "first", "choices", "width"), RANGES)
+@pytest.mark.parametrize(("tokens", "experts", "held", "first", "choices", "width"), [*RANGES, (17, 8, 8, 0, 3, 256)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_choices_of_experts_elsewhere_have_no_row(
+def test_choices_of_experts_elsewhere_and_padding_have_no_row(
     tokens: int, experts: int, held: int, first: int, choices: int, width: int, masked: bool, device: torch.device
 ) -> None:
     chosen = random_choice(tokens, experts, choices, device)
+    chosen[1::3] = NO_EXPERT
     x = act_quant.quantize(torch.randn(tokens, width, device=device))
     modules = (triton_moe_permute, moe_permute)
     if masked:

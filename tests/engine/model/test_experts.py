@@ -17,7 +17,7 @@ from engine.model.turns import alone
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import make_workspace
-from kernels.moe_permute import ExpertOutputs, combine
+from kernels.moe_permute import NOWHERE, ExpertOutputs, combine
 from kernels.norm import Delta
 from tests.support.errors import relative_error
 from tools.make_checkpoint import checkpoint_config
@@ -62,6 +62,33 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
     hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
     together, separate = (alone(mixture.forward(hidden, workspace)) for mixture in (joined, apart))
     assert relative_error(summed(together), summed(separate)) < (1e-2 if fp8 else 1e-5)
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("shared_apart", [False, True], ids=["joined", "apart"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "FP8"])
+@pytest.mark.parametrize("tokens", [5, 600])
+def test_padding_goes_to_no_expert(
+    tokens: int, fp8: bool, shared_apart: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_with(1, "float8" if fp8 else "float32")
+    dtype = torch.bfloat16 if fp8 or device.type == "cuda" else torch.float32
+    mixture = mixture_of(config, dtype, shared_apart=shared_apart, device=device)
+    # On a CPU only ranks that divide experts pad steps.
+    monkeypatch.setattr(mixture, "_skips_padding", True)
+    fill_randomly(mixture.parameters("mlp"), device)
+    plain = torch.randn(tokens, config.hidden_size).to(device, dtype)
+    counted = torch.arange(tokens, device=device) % 3 != 1
+    # What padding holds must not matter.
+    plain[~counted] = float("nan")
+    hidden, real = (Normalized(each, quantize(each) if fp8 else None) for each in (plain, plain[counted]))
+    workspace = make_workspace(device)
+    found, expected = (
+        alone(mixture.forward(rows, workspace, mask)) for rows, mask in ((hidden, counted), (real, None))
+    )
+    assert relative_error(summed(found)[counted], summed(expected)) < (1e-5 if dtype == torch.float32 else 1e-2)
+    outputs = mixture.routed(hidden, counted)
+    assert (outputs.positions[~counted] == NOWHERE).all() and (outputs.positions[counted] != NOWHERE).all()
 
 
 @pytest.mark.parametrize("shared_apart", [False, True], ids=["joined", "apart"])
