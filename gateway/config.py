@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from mesh.addresses import split_addresses
-from mesh.config import Config, RedisConfig, ServiceConfig
+from mesh.config import Config, RedisConfig, ServerConfig, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
 
@@ -18,8 +18,11 @@ class HttpConfig(Config):
     """Address to listen on; 0.0.0.0 listens on all of the machine's addresses."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
-    body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    """Largest request body."""
+    body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    """Largest request body. In 8 MiB a prompt of 1,000,000 characters (`limits.prompt_characters`) fits, escaped too,
+    unless most of them are escaped emoji. A shorter body is refused as well if it has so many lists, objects, keys or
+    numbers that decoding it would hold up other requests for more than 0.1 s.
+    """
     body_seconds: float = Field(default=60.0, gt=0)
     """How long a request's body may take to arrive."""
     header_seconds: float = Field(default=10.0, gt=0)
@@ -40,6 +43,15 @@ class HttpConfig(Config):
     """
     cors_origins: tuple[str, ...] = ()
     """Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may."""
+
+
+class GatewayServerConfig(ServerConfig):
+    """Where the gateway listens for gRPC."""
+
+    max_message_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    """Largest gRPC message that is received or sent. 4 MiB hold any prompt of 1,000,000 characters
+    (`limits.prompt_characters`).
+    """
 
 
 class ModelConfig(Config):
@@ -184,6 +196,7 @@ class PublicTlsConfig(Config):
 class GatewayConfig(ServiceConfig):
     """The gateway: clients' requests over gRPC and OpenAI HTTP."""
 
+    server: GatewayServerConfig = GatewayServerConfig()
     public_tls: PublicTlsConfig | None = None
     """TLS of server.port; null is plaintext, for loopback or behind a proxy that terminates TLS."""
     http: HttpConfig = HttpConfig()

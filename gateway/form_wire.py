@@ -6,6 +6,7 @@ import msgspec
 from deepmesh.v1 import gateway_pb2
 
 from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.json_cost import check_decoding
 from mesh.errors import InvalidConstraint
 
 
@@ -15,6 +16,7 @@ def answer_form(form: gateway_pb2.AnswerForm) -> AnswerForm:
     field = f"form.{kind}"
     match kind:
         case "json_schema":
+            check_decoding([form.json_schema], field, InvalidConstraint)
             try:
                 return JsonForm(msgspec.json.decode(form.json_schema, type=dict[str, Any]), field)
             except (msgspec.DecodeError, RecursionError) as error:

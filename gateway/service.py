@@ -19,6 +19,7 @@ from gateway.tenants import Tenant
 from gateway.tokenizer import Tokenizer
 from mesh.domain import wire
 from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import check_logit_bias_count
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
 
@@ -129,6 +130,7 @@ def _scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None) -> Iterator[gatew
 
 def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
     given = request.sampling
+    check_logit_bias_count(len(given.logit_bias))
     return Ask(
         request_id=request_id.get() or new_request_id(),
         model=request.model,

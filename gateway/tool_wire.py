@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from deepmesh.v1 import gateway_pb2
 
+from gateway.json_cost import check_decoding
 from gateway.requests import validate_message_count
 from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta, check_tool_count
 from gateway.turns import ChatMessage
@@ -21,6 +22,7 @@ def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="chat.tool_choice")
         return None
     check_tool_count(len(chat.tools))
+    check_decoding((tool.parameters_json for tool in chat.tools), "tools")
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(chat.tools)]
     if mode == gateway_pb2.TOOL_CHOICE_MODE_NONE and named is None:
         return None

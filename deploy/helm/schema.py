@@ -36,7 +36,8 @@ def schema() -> dict[str, Any]:
         for name, inner in ours.pop("$defs", {}).items():
             definitions[f"{config.__name__}.{name}"] = inner
         _drop(ours, SET_BY_CHART)
-        _drop(definitions[f"{config.__name__}.ServerConfig"], SERVER_SET_BY_CHART)
+        server = type(config.model_fields["server"].default)
+        _drop(definitions[f"{config.__name__}.{server.__name__}"], SERVER_SET_BY_CHART)
         definitions[config.__name__] = ours
     # Secrets' keys are laid over the configuration in values.yaml, which must not have them.
     for name in SECRET_IN_A_SECRET:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.json_cost import check_decoding
 from gateway.openai.unsupported import Refused
 from mesh.errors import InvalidConstraint, InvalidRequest, MissingField
 
@@ -93,6 +94,7 @@ def _schema(given: dict[str, Any] | str, name: str) -> dict[str, Any]:
     """The schema as an object; vLLM's clients may send it as text."""
     if isinstance(given, dict):
         return given
+    check_decoding([given], name, InvalidConstraint)
     try:
         return msgspec.json.decode(given, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:

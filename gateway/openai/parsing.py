@@ -8,13 +8,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gateway.json_cost import MAX_MILLISECONDS, TOO_MANY_VALUES, decoding_ms
 from gateway.openai.known_values import known_values
-from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
+from mesh.errors import BodyTooLarge, InvalidRequest, MissingField, UnknownField, WrongType
 
-# Unknown fields that one body may have if they are ignored; each costs another reading of the body.
+# Unknown fields that one body may have if they are ignored. Each costs another reading of the body, and all readings
+# together may take no longer than one may.
 MAX_IGNORED_FIELDS = 32
-# Most bytes that these readings may read in total; a byte takes about 0.1 us or more.
-MAX_BYTES_READ_AGAIN = 2**24
+# The body is decoded as a tree, encoded without the field, and decoded again.
+READINGS_A_FIELD = 4
 # A longer unknown name resembles none of ours, so it is not compared: one that fills the body would take seconds.
 MAX_MISTAKEN_CHARACTERS = 100
 
@@ -38,15 +40,20 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
     """Decode `content` as `kind`, which must forbid unknown fields.
 
     Raises InvalidRequest naming the first field that is wrong, for malformed JSON too; UnknownField, MissingField and
-    WrongType are kinds of it. With `ignore_unknown` fields that we do not know are left out instead.
+    WrongType are kinds of it, and BodyTooLarge if decoding would hold the event loop for long. With `ignore_unknown`
+    fields that we do not know are left out instead.
     """
+    cost = decoding_ms(content)
+    if cost > MAX_MILLISECONDS:
+        raise BodyTooLarge(f"the body {TOO_MANY_VALUES}")
     ignored: list[str] = []
     while True:
         try:
             return Parsed(msgspec.json.decode(content, type=kind), ignored)
         except msgspec.ValidationError as error:
             unknown = _UNKNOWN.match(str(error))
-            again = (len(ignored) + 1) * len(content) <= MAX_BYTES_READ_AGAIN and len(ignored) < MAX_IGNORED_FIELDS
+            readings = 1 + READINGS_A_FIELD * (len(ignored) + 1)
+            again = readings * cost <= MAX_MILLISECONDS and len(ignored) < MAX_IGNORED_FIELDS
             if unknown is None or not ignore_unknown or not again:
                 raise _complaint(str(error), kind) from error
             place, name = _place(str(error)), unknown["name"]

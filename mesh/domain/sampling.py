@@ -159,11 +159,14 @@ def check_token_ids(token_ids: Sequence[int], vocabulary_size: int | None, *, fi
         raise InvalidRequest(f"{field} holds {_shown(highest)}: the model's token ids are below {size}", field=field)
 
 
+def check_logit_bias_count(count: int) -> None:
+    """Raises InvalidRequest if there are too many biases. Check before converting any."""
+    if count > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"logit_bias names {count} tokens, the limit is {MAX_LOGIT_BIASES}", field="logit_bias")
+
+
 def _check_logit_bias(logit_bias: Mapping[int, float], vocabulary_size: int | None) -> None:
-    if len(logit_bias) > MAX_LOGIT_BIASES:
-        raise InvalidRequest(
-            f"logit_bias names {len(logit_bias)} tokens, the limit is {MAX_LOGIT_BIASES}", field="logit_bias"
-        )
+    check_logit_bias_count(len(logit_bias))
     check_token_ids(list(logit_bias), vocabulary_size, field="logit_bias")
     for token_id, bias in logit_bias.items():
         if not abs(bias) <= MAX_LOGIT_BIAS:

@@ -20,6 +20,8 @@ TOOLS = [
     gateway_pb2.Tool(name="clock"),
 ]
 USER = gateway_pb2.ChatMessage(role="user", content="hello")
+# One schema like this may be decoded, several may not.
+MANY_LISTS = json.dumps({"enum": [[]] * 100_000})
 END = "<｜end▁of▁sentence｜>"
 
 
@@ -82,6 +84,7 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
     [
         ({"tools": [gateway_pb2.Tool(name="a", parameters_json="[1]")]}, "parameters_json"),
         ({"tools": [gateway_pb2.Tool(name="a", parameters_json="{")]}, "parameters_json"),
+        ({"tools": [gateway_pb2.Tool(name="a", parameters_json=MANY_LISTS)] * 4}, "tools has too many lists"),
         ({"tools": [gateway_pb2.Tool(name="a b")]}, "name"),
         (
             {

@@ -53,6 +53,13 @@ async def test_bad_requests_are_refused_by_field_and_never_reach_the_mesh() -> N
         assert mesh.scheduler.queries == []
 
 
+async def test_biases_are_counted_before_they_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.domain.wire.sampling", lambda _: pytest.fail("they were converted"))
+    async with running_mesh() as mesh:
+        error = await refused(collect(mesh, ids_request(sampling=Sampling(logit_bias=dict.fromkeys(range(301), 1)))))
+        assert (error.reason, error.metadata["field"]) == ("INVALID_REQUEST", "logit_bias")
+
+
 async def test_prompt_and_max_tokens_over_the_context_have_a_reason_of_their_own() -> None:
     async with running_mesh() as mesh:
         assert (await refused(collect(mesh, ids_request(max_tokens=5000)))).reason == "CONTEXT_EXCEEDED"

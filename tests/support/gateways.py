@@ -26,7 +26,6 @@ from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
 from mesh.channel import Channels
-from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
 from tests.support.envoy import HOST, running_envoy
 from tests.support.fake_decode import FakeDecodeWorker
@@ -93,7 +92,9 @@ async def running_mesh(
         )
         add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
         registration = Registration(add, GatewayService(gateway), "deepmesh.v1.GatewayService")
-        server = await stack.enter_async_context(MeshServer(ServerConfig(drain_seconds=0.2), "gateway", [registration]))
+        # The page serves metrics.
+        own = config.server.model_copy(update={"metrics_port": None, "drain_seconds": 0.2})
+        server = await stack.enter_async_context(MeshServer(own, "gateway", [registration]))
         listening = HttpServer(
             config.http, application(gateway), drain_seconds=0.2, stalled_seconds=config.limits.stalled_seconds
         )

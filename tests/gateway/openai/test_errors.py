@@ -8,9 +8,10 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, HttpConfig, LimitsConfig
+from gateway.json_cost import MAX_MILLISECONDS, decoding_ms
 from gateway.openai import parsing
 from gateway.openai.errors import error_headers, http_status
-from gateway.openai.parsing import MAX_BYTES_READ_AGAIN, parse
+from gateway.openai.parsing import READINGS_A_FIELD, parse
 from gateway.openai.requests import MAX_CHOICES, CompletionBody
 from gateway.requests import MAX_MESSAGES
 from gateway.tools import MAX_TOOLS
@@ -109,13 +110,19 @@ def test_a_name_as_long_as_a_body_is_compared_with_none_of_ours(monkeypatch: pyt
 
 
 def test_a_large_body_is_not_read_again_for_many_fields_that_are_ignored() -> None:
-    def body(fields: int) -> bytes:
-        ignored = b"".join(b', "u%d": 1' % number for number in range(fields))
-        return b'{"prompt": "%s"%s}' % (b"a" * (MAX_BYTES_READ_AGAIN // 4), ignored)
+    text = b'"%s"' % (b"a" * 1_500_000)
+    assert (
+        (1 + 5 * READINGS_A_FIELD) * decoding_ms(text)
+        < MAX_MILLISECONDS
+        < (1 + 6 * READINGS_A_FIELD) * decoding_ms(text)
+    )
 
-    assert len(parse(CompletionBody, body(3), ignore_unknown=True).ignored) == 3
-    with pytest.raises(UnknownField, match="u3"):
-        parse(CompletionBody, body(5), ignore_unknown=True)
+    def body(fields: int) -> bytes:
+        return b'{"prompt": %s%s}' % (text, b"".join(b', "u%d": 1' % number for number in range(fields)))
+
+    assert len(parse(CompletionBody, body(5), ignore_unknown=True).ignored) == 5
+    with pytest.raises(UnknownField, match="u5"):
+        parse(CompletionBody, body(6), ignore_unknown=True)
 
 
 MALFORMED = {

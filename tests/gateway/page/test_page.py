@@ -10,10 +10,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gateway.config import ApiKeyConfig
+from gateway.config import ApiKeyConfig, GatewayServerConfig
 from gateway.page.server import FILES, POLICY, operator_server
 from mesh.channel import Channels
-from mesh.config import ServerConfig
 from mesh.ports import free_port
 from tests.support.gateways import ids_request, running_mesh
 
@@ -23,7 +22,7 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 @asynccontextmanager
 async def page(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the page, after one answer of three tokens."""
-    async with running_mesh(server=ServerConfig(metrics_port=free_port()), **settings) as mesh:
+    async with running_mesh(server=GatewayServerConfig(metrics_port=free_port()), **settings) as mesh:
         async for _ in mesh.stub.Generate(ids_request(max_tokens=3), timeout=60, metadata=AUTHORIZED):
             pass
         async with (
@@ -66,7 +65,7 @@ async def test_it_shows_the_mesh_its_last_placements_and_answers() -> None:
 
 
 async def test_it_says_when_the_scheduler_does_not_answer() -> None:
-    async with running_mesh(server=ServerConfig(metrics_port=free_port())) as mesh:
+    async with running_mesh(server=GatewayServerConfig(metrics_port=free_port())) as mesh:
         await mesh.scheduler_server.__aexit__(None, None, None)
         async with (
             operator_server(mesh.gateway.config, mesh.gateway, Channels()) as port,
