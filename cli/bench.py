@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.endpoints import GATEWAY
+from cli.endpoints import GATEWAY, ApiKeyOption
 from mesh.config import validate
 from mesh.launch import EXIT_FAILED
 
@@ -28,9 +28,7 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the endpoint asks for one.")
-    ] = None,
+    api_key: ApiKeyOption = None,
     requests: Annotated[int | None, typer.Option(help="How many; by default the dataset, or 100.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --requests.")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.endpoints import GATEWAY, OperatorsCertificates, certified_channels
+from cli.endpoints import GATEWAY, ApiKeyOption, OperatorsCertificates, certified_channels
 
 # More requests than any worker computes at once.
 WIDEST = 65_536
@@ -30,7 +30,7 @@ def calibrate(
     ] = None,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers that the mesh has.")] = 1,
     widths: Annotated[str, typer.Option(help="Requests at once on each decode worker.")] = "1,2,4,8,16,32",
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the mesh asks for one.")] = None,
+    api_key: ApiKeyOption = None,
     scheduler: Annotated[
         str | None,
         typer.Option(

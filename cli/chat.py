@@ -10,7 +10,7 @@ from deepmesh.v1 import common_pb2, gateway_pb2
 from rich.console import Console
 
 from cli.conversation import Conversation
-from cli.endpoints import GATEWAY, GatewayOption
+from cli.endpoints import GATEWAY, ApiKeyOption, GatewayOption
 from cli.terminal import make_console
 from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
@@ -31,9 +31,7 @@ def chat(
     ] = 1024,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability that is drawn from.")] = 0.95,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DEEPMESH_API_KEY", help="Where the gateway asks for one.")
-    ] = None,
+    api_key: ApiKeyOption = None,
 ) -> None:
     """Talk to a mesh. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands; piped input is one message.
 

@@ -1,4 +1,7 @@
-"""The endpoints that commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
+"""The endpoints that commands use, and the credentials that they show there.
+
+Endpoints are the ports of `deepmesh up`, unless an option or the environment names others.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +21,14 @@ GatewayOption = Annotated[
 ]
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", envvar="DEEPMESH_SCHEDULER", metavar="HOST:PORT", help="The scheduler.")
+]
+
+
+# One variable for every command. OPENAI_API_KEY is not read: it may hold a secret of another company, and most meshes
+# are called in plaintext.
+API_KEY_VARIABLE = "DEEPMESH_API_KEY"
+ApiKeyOption = Annotated[
+    str | None, typer.Option("--api-key", envvar=API_KEY_VARIABLE, help="Where the endpoint asks for one.")
 ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from cli.endpoints import ApiKeyOption
 from cli.launcher.shipped_model import shipped_model
 from mesh.config import validate
 
@@ -35,9 +36,7 @@ def evaluate(
     concurrency: Annotated[int, typer.Option(help="Questions in flight at once.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one answer, its waiting included.")] = 3600,
     served_model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the endpoint asks for one.")
-    ] = None,
+    api_key: ApiKeyOption = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from cli.endpoints import API_KEY_VARIABLE
 from cli.launcher.composition import compose, device_list
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
@@ -172,7 +173,7 @@ async def _serve(
     supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels, keys: GatewayKeys
 ) -> None:
     await supervisor.start()
-    api_key = os.environ.get("DEEPMESH_API_KEY") or keys.written
+    api_key = os.environ.get(API_KEY_VARIABLE) or keys.written
     # A gateway whose API key we do not know works as well; we only cannot ask it for its workers.
     with suppress(Unauthenticated):
         await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)

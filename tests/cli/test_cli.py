@@ -257,6 +257,12 @@ def test_help_names_no_python_type(command: str) -> None:
     assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
 
 
+@pytest.mark.parametrize("command", ["chat", "bench", "eval", "calibrate"])
+def test_every_command_takes_the_key_from_the_same_variable(command: str) -> None:
+    out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output
+    assert re.findall(r"env var: (\w+API_KEY)", out) == ["DEEPMESH_API_KEY"]
+
+
 def test_help_asks_for_the_certificate_that_a_command_needs() -> None:
     for command, whose in (("status", "An operator's"), ("role", "An autoscaler's")):
         out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output
