@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.endpoints import GATEWAY, ApiKeyOption
+from cli.endpoints import GATEWAY, ApiKeyOption, MaybeGatewayOption
 from mesh.config import validate
 from mesh.launch import EXIT_FAILED
 
@@ -18,15 +18,7 @@ def bench(
         Path | None, typer.Option(help="JSON lines with messages or prompt, text with one prompt a line, or tasks.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI API, e.g. http://127.0.0.1:8000/v1.")] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint",
-            envvar="DEEPMESH_GATEWAY",
-            metavar="HOST:PORT",
-            help=f"A deepmesh gateway's gRPC; by default {GATEWAY}.",
-        ),
-    ] = None,
+    endpoint: MaybeGatewayOption = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
     api_key: ApiKeyOption = None,
     requests: Annotated[int | None, typer.Option(help="How many; by default the dataset, or 100.")] = None,
@@ -82,6 +74,6 @@ def bench(
         "good_share": good_share,
         "output": output,
     }
-    report = main(validate(LoadOptions, values, "deepmesh bench"))
+    report = main(validate(LoadOptions, values, "bench"))
     if not report.summary.completed:
         raise typer.Exit(EXIT_FAILED)

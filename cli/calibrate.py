@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.endpoints import GATEWAY, ApiKeyOption, OperatorsCertificates, certified_channels
+from cli.endpoints import (
+    GATEWAY,
+    ApiKeyOption,
+    MaybeGatewayOption,
+    MeasuredSchedulerOption,
+    OperatorsCertificates,
+    certified_channels,
+)
 
 # More requests than any worker computes at once.
 WIDEST = 65_536
@@ -19,26 +26,11 @@ def calibrate(
     rank: Annotated[
         Path | None, typer.Option(metavar="JSON", help="rank.json of bench.rank, instead of a mesh that runs.")
     ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint",
-            envvar="DEEPMESH_GATEWAY",
-            metavar="HOST:PORT",
-            help=f"A deepmesh gateway's gRPC; by default {GATEWAY}.",
-        ),
-    ] = None,
+    endpoint: MaybeGatewayOption = None,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers that the mesh has.")] = 1,
     widths: Annotated[str, typer.Option(help="Requests at once on each decode worker.")] = "1,2,4,8,16,32",
     api_key: ApiKeyOption = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DEEPMESH_SCHEDULER",
-            metavar="HOST:PORT",
-            help="Its scheduler, for what workers have measured of pushes and fetches, and of sparse prompts.",
-        ),
-    ] = None,
+    scheduler: MeasuredSchedulerOption = None,
     certificates: OperatorsCertificates = None,
 ) -> None:
     """Measure the time of steps, prompts and calls, and write it to a cost file with its error.

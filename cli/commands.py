@@ -15,6 +15,7 @@ from cli.certs import certs
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
+from cli.endpoints import API_KEY_VARIABLE
 from cli.eval import evaluate
 from cli.health import health
 from cli.make_checkpoint import make_checkpoint
@@ -31,7 +32,8 @@ from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
 HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
 
 `deepmesh up` listens on 127.0.0.1: OpenAI HTTP on 8000, the gateway's gRPC on 8001, the scheduler on 8002. The other
-commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (host:port) says otherwise.
+commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (host:port) says otherwise. Gateways with
+API keys get the one in DEEPMESH_API_KEY.
 """
 
 
@@ -62,7 +64,7 @@ def run() -> None:
     try:
         build()()
     except MeshError as error:
-        how = " (--api-key KEY)" if isinstance(error, Unauthenticated) else ""
+        how = f" (--api-key KEY, or {API_KEY_VARIABLE})" if isinstance(error, Unauthenticated) else ""
         sys.stderr.write(f"deepmesh: {error.message}{how}\n")
         final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
         sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
+from mesh.addresses import checked_address
 from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -16,11 +17,32 @@ from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 GATEWAY = f"{HOST}:{GRPC_PORT}"
 SCHEDULER = f"{HOST}:{SCHEDULER_PORT}"
 
-GatewayOption = Annotated[
-    str, typer.Option("--endpoint", envvar="DEEPMESH_GATEWAY", metavar="HOST:PORT", help="A gateway's gRPC.")
+
+def _checked(address: str | None) -> str | None:
+    try:
+        return None if address is None else checked_address(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _endpoint(name: str, variable: str, what: str) -> Any:
+    return typer.Option(name, envvar=variable, metavar="HOST:PORT", help=what, callback=_checked)
+
+
+GatewayOption = Annotated[str, _endpoint("--endpoint", "DEEPMESH_GATEWAY", "A gateway's gRPC.")]
+# For commands that can do without a gateway.
+MaybeGatewayOption = Annotated[
+    str | None,
+    _endpoint("--endpoint", "DEEPMESH_GATEWAY", f"A deepmesh gateway's gRPC; by default {GATEWAY}."),
 ]
-SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", envvar="DEEPMESH_SCHEDULER", metavar="HOST:PORT", help="The scheduler.")
+SchedulerOption = Annotated[str, _endpoint("--scheduler", "DEEPMESH_SCHEDULER", "The scheduler.")]
+MeasuredSchedulerOption = Annotated[
+    str | None,
+    _endpoint(
+        "--scheduler",
+        "DEEPMESH_SCHEDULER",
+        "Its scheduler, for what workers have measured of pushes and fetches, and of sparse prompts.",
+    ),
 ]
 
 

@@ -17,8 +17,6 @@ from mesh.config import validate
 if TYPE_CHECKING:
     from eval.perplexity import Document
 
-COMMAND = "deepmesh eval"
-
 
 def evaluate(
     model: Annotated[
@@ -89,7 +87,7 @@ def _one(values: dict[str, Any], perplexity: bool, console: Console) -> None:
     from eval import evaluation, report
     from eval.options import EvalOptions
 
-    options = asyncio.run(evaluation.named(validate(EvalOptions, values, COMMAND)))
+    options = asyncio.run(evaluation.named(validate(EvalOptions, values, "eval")))
     result = asyncio.run(evaluation.evaluate(options, _documents(perplexity, console), console))
     console.print(report.score_sheet(result).terminal(f"{result.model}, {options.suite}"))
     for note in report.notes(result):
@@ -105,7 +103,7 @@ def _matrix(values: dict[str, Any], perplexity: bool, named: Sequence[str], page
 
     forms = matrix.checkpoints(named)
     out = values["out"] or Path("out/eval/matrix")
-    options = validate(EvalOptions, {**values, "model_dir": forms["fp8"], "out": out}, COMMAND)
+    options = validate(EvalOptions, {**values, "model_dir": forms["fp8"], "out": out}, "eval")
     documents = _documents(perplexity, console)
     found = asyncio.run(matrix.evaluate_matrix(options, forms, documents, console))
     commands = [*matrix.preparation(forms, forms), shlex.join(["deepmesh", *sys.argv[1:]])]

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from mesh.addresses import split_addresses
+from mesh.addresses import Addresses, split_addresses
 from mesh.config import Config, RedisConfig, ServerConfig, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
@@ -202,7 +202,7 @@ class GatewayConfig(ServiceConfig):
     http: HttpConfig = HttpConfig()
     gateway_id: str | None = None
     """Identifies this gateway to workers, across its restarts; by default the host's name and server.port."""
-    scheduler: str
+    scheduler: Addresses
     """host:port of the scheduler; like a worker's, it has no default. Several are separated by commas; the gateway uses
     whichever answers.
     """

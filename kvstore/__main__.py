@@ -12,6 +12,7 @@ from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.center import Center
 from kvstore.config import KvStoreConfig
+from kvstore.disk.tier import prepare_directory
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
@@ -66,7 +67,9 @@ def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: No
 
 @asynccontextmanager
 async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIterator[MeshServer]:
-    """A ready store, until the block ends."""
+    """A ready store, until the block ends. Raises ConfigError."""
+    if config.disk.path is not None:
+        prepare_directory(config.disk.path)
     servicer, epoch = KvStoreServicer(), uuid.uuid4().hex
     add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
     registration = Registration(add, servicer, SERVICE, serves=SERVES)

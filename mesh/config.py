@@ -241,8 +241,10 @@ def _length(is_text: bool, bounds: Mapping[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is no text in UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
     if values is None:
@@ -288,8 +290,10 @@ def _in_file(path: Path) -> Any:
     """A value from a file, which keeps it off command lines. It may be a secret, so no message may quote it."""
     try:
         return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is no text in UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from mesh.addresses import Address
 from mesh.config import Config, ServiceConfig
 
 
@@ -108,7 +109,7 @@ class SchedulerConfig(ServiceConfig):
     objectives: ObjectivesConfig = ObjectivesConfig()
     scaling: ScalingConfig = ScalingConfig()
     pods: PodsConfig = PodsConfig()
-    stores: tuple[str, ...] = ()
+    stores: tuple[Address, ...] = ()
     """host:port of the KV stores; workers must be given the same."""
     store_link: StoreLinkConfig = StoreLinkConfig()
     decisions: int = Field(default=2000, ge=1)

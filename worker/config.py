@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 
 from engine.config import EngineConfig
-from mesh.addresses import split_addresses
+from mesh.addresses import Address, Addresses, split_addresses
 from mesh.config import Config, ServiceConfig
 from transfer.block_macs import Authorship
 
@@ -36,7 +36,7 @@ class WorkerConfig(ServiceConfig):
     """What a worker computes with, and how it takes part in the mesh."""
 
     engine: EngineConfig
-    scheduler: str
+    scheduler: Addresses
     """host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told about.
     While the scheduler is away, the worker serves those who know it. Several are separated by commas; the worker
     reports to each.
@@ -45,7 +45,7 @@ class WorkerConfig(ServiceConfig):
     """Unique in the mesh and stable across restarts; by default host:port."""
     status_interval_seconds: float = Field(default=0.05, gt=0)
     """Least time between two reports to the scheduler."""
-    stores: tuple[str, ...] = ()
+    stores: tuple[Address, ...] = ()
     """host:port of the KV stores; the scheduler must be given the same."""
 
     kv: KvAuthenticityConfig = KvAuthenticityConfig()

@@ -8,7 +8,7 @@ from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.workload import Job, Message
 from mesh.channel import Channels
-from mesh.errors import EndpointUnavailable, MeshError, Unauthenticated, UnknownModel
+from mesh.errors import EndpointUnavailable, MeshError, Retry, Unauthenticated, UnknownModel
 from mesh.failures import from_rpc_error
 
 
@@ -31,6 +31,8 @@ class GrpcClient:
             raise
         except MeshError as error:
             message = f"{self._options.grpc} does not answer as a deepmesh gateway does: {error.message}"
+            if error.retry is Retry.THIS_CALL:
+                message = f"no gateway answers at {self._options.grpc}: is deepmesh up running?"
             raise EndpointUnavailable(message) from error
         found = next((model for model in response.models if self._model in (None, model.name)), None)
         if found is None:

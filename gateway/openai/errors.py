@@ -80,7 +80,8 @@ def error_response(error: MeshError) -> Response:
 async def route_error(request: Request, error: Exception) -> Response:
     """Answers unknown paths and methods with an error in the usual form."""
     assert isinstance(error, HTTPException)
-    message = shortened(f"{request.method} {request.url.path}: {error.detail.lower()}")
+    advice = "; /docs lists the routes" if error.status_code == 404 else ""
+    message = f"{shortened(f'{request.method} {request.url.path}')}: {error.detail.lower()}{advice}"
     code = "method_not_supported" if error.status_code == 405 else "unknown_url"
     body = ErrorBody(ErrorDetail(message, "invalid_request_error", code))
     return Response(msgspec.json.encode(body), error.status_code, error.headers, "application/json")

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.json_cost import MAX_MILLISECONDS, TOO_MANY_VALUES, decoding_ms
 from gateway.openai.known_values import known_values
+from gateway.openai.malformed import malformed
 from mesh.errors import BodyTooLarge, InvalidRequest, MissingField, UnknownField, WrongType
 
 # Unknown fields that one body may have if they are ignored. Each costs another reading of the body, and all readings
@@ -20,6 +21,12 @@ READINGS_A_FIELD = 4
 # A longer unknown name resembles none of ours, so it is not compared: one that fills the body would take seconds.
 MAX_MISTAKEN_CHARACTERS = 100
 
+# Fields that other endpoints have, for clients that send one to the wrong endpoint.
+_ELSEWHERE = {
+    "messages": "/v1/chat/completions takes it",
+    "prompt": "/v1/completions takes it",
+    "input": "/v1/responses takes it",
+}
 _PLACE = re.compile(r".* - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at |$)", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$.*`)?$", re.DOTALL)
@@ -65,17 +72,17 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
                 raise _complaint(str(error), kind) from error
             ignored.append(_join(place, name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+            raise malformed(content, error) from error
 
 
 def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     place = _place(message)
     if (unknown := _UNKNOWN.match(message)) is not None:
         name = unknown["name"]
+        field = _join(place, name)
         comparable = not place and len(name) <= MAX_MISTAKEN_CHARACTERS
         near = get_close_matches(name, kind.__struct_fields__, 1) if comparable else []
-        advice = f"did you mean {near[0]!r}?" if near else "leave it out"
-        field = _join(place, name)
+        advice = f"did you mean {near[0]!r}?" if near else _ELSEWHERE.get(field, "leave it out")
         return UnknownField(f"unknown field {field!r}: {advice}", field=field)
     if (missing := _MISSING.match(message)) is not None:
         field = _join(place, missing["name"])
@@ -85,8 +92,9 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
         return InvalidRequest(f"{place} is {value['value']}: it takes {known}", field=place)
     if place:
         wrong = message.partition(" - at ")[0]
-        return WrongType(f"{place}: {wrong[0].lower()}{wrong[1:]}", field=place)
-    return InvalidRequest(message)
+        subject = f"a key of {place}" if message.partition(" - at ")[2].startswith("`key`") else place
+        return WrongType(f"{subject}: {wrong[0].lower()}{wrong[1:]}", field=place)
+    return InvalidRequest(f"the body: {message[0].lower()}{message[1:]}")
 
 
 def _place(message: str) -> str:
@@ -112,7 +120,7 @@ def _without(content: bytes, place: str, name: str) -> bytes:
     try:
         tree: Any = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+        raise malformed(content, error) from error
     node = tree
     for step in _steps(place):
         node = node[step]

@@ -5,12 +5,15 @@ disk only costs a recomputation: after a failed write the block is in memory onl
 its lookup before that block.
 """
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
@@ -23,6 +26,7 @@ from kvstore.disk.slot_table import SlotTable
 from kvstore.keys import Key
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 from mesh.breaker import CircuitBreaker
+from mesh.errors import ConfigError
 from mesh.metrics import KVSTORE_DISK_BLOCKS
 from mesh.observe import span
 from transfer.kept_macs import KeptMacs
@@ -34,6 +38,18 @@ FAILURES = 3
 REST_SECONDS = 10.0
 # Number of slots between two log lines during recovery.
 RECOVERY_NEWS = 4096
+
+
+def prepare_directory(path: Path) -> None:
+    """Make the directory of `disk.path` if it is missing. Raises ConfigError if it is none, or may not be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileExistsError:
+        raise ConfigError(f"disk.path: {path} is not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"disk.path: cannot write to {path}: {(error.strerror or str(error)).lower()}") from error
 
 
 class Blocks(Protocol):
@@ -167,7 +183,6 @@ class DiskTier:
 
     def _open(self, layers: int, block_bytes: int) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             # One more buffer, for writes.
             file = BlockFile(self._path, layers, block_bytes, self._config.bytes, self._config.threads + 1)
         except (OSError, TooSmall) as error:

@@ -263,6 +263,18 @@ def test_every_command_takes_the_key_from_the_same_variable(command: str) -> Non
     assert re.findall(r"env var: (\w+API_KEY)", out) == ["DEEPMESH_API_KEY"]
 
 
+@pytest.mark.parametrize("command", [["chat"], ["bench", "--rate", "1"], ["calibrate"]])
+@pytest.mark.parametrize("address", ["localhost", "http://127.0.0.1:8001"])
+def test_an_endpoint_is_a_host_and_a_port(command: list[str], address: str) -> None:
+    found = CliRunner().invoke(build(), [*command, "--endpoint", address], env={"COLUMNS": "200"})
+    assert (found.exit_code, f"expected host:port, not '{address}'" in found.output) == (2, True)
+
+
+async def test_bench_says_where_no_gateway_answers() -> None:
+    status, _, err = await deepmesh("bench", "--rate", "1", "--requests", "1", "--endpoint", "127.0.0.1:1")
+    assert (status, err) == (1, "deepmesh: no gateway answers at 127.0.0.1:1: is deepmesh up running?\n")
+
+
 def test_help_asks_for_the_certificate_that_a_command_needs() -> None:
     for command, whose in (("status", "An operator's"), ("role", "An autoscaler's")):
         out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output
@@ -306,7 +318,7 @@ async def test_make_checkpoint_refuses_a_malformed_setting(tmp_path: Path, setti
 
 async def test_bench_names_the_option_that_is_wrong() -> None:
     status, _, err = await deepmesh("bench", "--rate", "-1")
-    assert (status, err.startswith("deepmesh: deepmesh bench: rate:")) == (2, True)
+    assert (status, err.startswith("deepmesh: bench: rate:")) == (2, True)
 
 
 @pytest.mark.parametrize("widths", ["0", "a,b", "1,,2", "-1", "99999999999"])
@@ -322,7 +334,7 @@ async def test_calibrate_measures_nothing_that_it_cannot_write(tmp_path: Path) -
 
 async def test_eval_refuses_more_problems_than_can_be_drawn() -> None:
     status, _, err = await deepmesh("eval", "--url", f"http://{NOWHERE}/v1", "--problems", "99999999999999")
-    assert (status, err) == (2, "deepmesh: deepmesh eval: problems: expected integer >= 1 and <= 10000\n")
+    assert (status, err) == (2, "deepmesh: eval: problems: expected integer >= 1 and <= 10000\n")
 
 
 async def test_the_version_is_that_of_the_distribution() -> None:

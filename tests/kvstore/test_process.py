@@ -5,11 +5,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
+import pytest
 
 from cli.launcher.process import Child
+from kvstore.disk.tier import prepare_directory
 from mesh.channel import Channels
+from mesh.errors import ConfigError
 from mesh.ports import free_port
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
@@ -45,6 +49,24 @@ async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_
         assert printed and [line for line in printed if " INFO  kvstore " not in line] == []
     finally:
         await child.stop(5)
+
+
+async def test_a_store_whose_path_is_a_file_does_not_start_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path / "file", "is not a directory"), (tmp_path / "file/below", "not a directory")):
+        child = store(f"server.port={free_port()}", "server.metrics_port=0", f"disk.path={path}")
+        await child.start()
+        assert await child.wait() == 2
+        assert f"disk.path: {path} {why}" in child.last_words or f"cannot write to {path}: {why}" in child.last_words
+
+
+def test_a_directory_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_directory(tmp_path / "made/for/it")
+    assert (tmp_path / "made/for/it").is_dir()
+    # Tests may run as root, who may write anywhere.
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=rf"disk\.path: cannot write to {tmp_path}: permission denied"):
+        prepare_directory(tmp_path)
 
 
 async def test_a_store_with_a_redis_url_that_is_none_does_not_start_and_says_why() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from mesh.addresses import is_loopback, split_addresses
+from mesh.addresses import checked_address, checked_addresses, is_loopback, split_addresses
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3:80", "localhost:1", "::1", "[::1]:8002", "[::1]"])
@@ -24,3 +24,15 @@ def test_a_comma_more_is_no_address(written: str) -> None:
 def test_a_list_of_no_address_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         split_addresses(written)
+
+
+@pytest.mark.parametrize("address", ["localhost", "http://localhost:80", "a:", "a:b", "", "a:1,b", "a:1:", "::1"])
+def test_an_address_without_a_port_and_a_url_are_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port, not"):
+        checked_addresses(address or "/")
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "a.b-c:65535", "[::1]:8002"])
+def test_an_address_is_taken_as_it_is(address: str) -> None:
+    assert checked_address(address) == address
+    assert checked_addresses(f"{address}, b:2") == f"{address}, b:2"

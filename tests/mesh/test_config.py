@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 
+from gateway.config import GatewayConfig
 from mesh.config import Config, ServerConfig, ServiceConfig, load
 from mesh.errors import ConfigError
+from scheduler.config import SchedulerConfig
 
 
 class Inner(Config):
@@ -29,6 +31,13 @@ def written(directory: Path, text: str) -> Path:
     path = directory / "service.yaml"
     path.write_text(text)
     return path
+
+
+def test_an_address_without_a_port_is_told_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"scheduler: expected host:port, not 'localhost'"):
+        load(GatewayConfig, overrides=["scheduler=localhost"])
+    with pytest.raises(ConfigError, match=r"stores\.1: expected host:port, not 'b'"):
+        load(SchedulerConfig, overrides=["stores=[a:1, b]"])
 
 
 def test_no_file_gives_the_defaults() -> None:
