@@ -1,13 +1,18 @@
-"""What `bench.node.disaggregation` will measure, as the cost model predicts it.
+"""Predicts, without a GPU, how well four or eight GPUs serve DeepSeek-R1, divided into workers in different ways.
 
-`python -m sim.disaggregation [--gpus N] [--rates 4 7] [--seconds 20] [--warm-up 0] [--cool-down 0] [--isl 3500]
-[--osl 500] [--layers N] [--tpot 50] [--meshes NAME ...] [--set SERVICE.KEY=VALUE]`
+`python -m sim.disaggregation` simulates the meshes that `bench.node.disaggregation` measures on real GPUs, with the
+same requests at the same times. It prints a line for each mesh and rate: which share of the requests was good, and the
+times that they took. A request is good if its first token came within 2 s and its others kept the bound of --tpot.
 
-It simulates the same meshes with the same settings under the same requests at the same times (docs/fleet.md). Engines,
-alignment of prompts, the choice of a rank and placement are the product's own, and a worker's ranks step together.
-Times are those that bench.node measured (bench/node/measured), scaled to the number of layers. With --warm-up and
---cool-down the requests of the first and of the last seconds are served but not counted; the good requests a second are
-then the share of good requests times the rate.
+The meshes:
+
+  ifb          one worker of all GPUs, which computes prompts beside the tokens of other requests
+  aligned ifb  the same, and prompts wait for each other, so that all GPUs compute prompts in the same steps
+  divided ifb  the same as ifb, and all GPUs compute a part of each prompt
+  pd           two workers of half of the GPUs: one for prompts, one for tokens
+
+Engines, placement and the choice of a GPU are the product's own code. Only the time of a step is predicted, from
+measurements (bench/node/measured) that are scaled to the number of layers. docs/fleet.md says how well that works.
 """
 
 import argparse
@@ -17,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import typer
@@ -201,19 +207,41 @@ def _rows(rate: float, options: Options, number: int) -> list[TraceRow]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, choices=(4, 8), default=4)
-    parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 7.0], help="requests a second")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals, for each rate")
-    parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of arrivals that are not counted")
-    parser.add_argument("--cool-down", type=float, default=0.0, help="the same of the last")
-    parser.add_argument("--isl", type=int, default=3500)
-    parser.add_argument("--osl", type=int, default=500)
-    parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument("--tpot", type=float, default=TPOT_MS, help="ms a token of all 61 layers that are good")
-    parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
-    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
-    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
+    parser = argparse.ArgumentParser(
+        prog="python -m sim.disaggregation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def option(name: str, metavar: str, meaning: str, **more: Any) -> None:
+        parser.add_argument(name, metavar=metavar, help=f"{meaning} (default: %(default)s)", **more)
+
+    parser.add_argument("--gpus", type=int, choices=(4, 8), default=4, help="GPUs of the mesh (default: 4)")
+    option(
+        "--rates",
+        "RATE",
+        "requests a second; each rate is simulated by itself",
+        type=float,
+        nargs="+",
+        default=[4.0, 7.0],
+    )
+    option("--seconds", "S", "how long requests arrive, at each rate", type=float, default=20.0)
+    option("--warm-up", "S", "do not count requests that arrive in the first S seconds", type=float, default=0.0)
+    option("--cool-down", "S", "do not count requests that arrive in the last S seconds", type=float, default=0.0)
+    option("--isl", "N", "tokens of a prompt on average; they vary by 30%%", type=int, default=3500)
+    option("--osl", "N", "tokens of an answer on average; they vary by 30%%", type=int, default=500)
+    option("--layers", "N", f"layers of the model; all of DeepSeek-R1 are {WHOLE}", type=int, default=30)
+    option(
+        "--tpot", "MS", f"longest time per token of a good request with {WHOLE} layers; fewer have less in proportion",
+        type=float, default=TPOT_MS,
+    )  # fmt: skip
+    option("--max-requests", "N", "most requests that a GPU serves at once", type=int, default=128)
+    parser.add_argument(
+        "--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE",
+        help="a setting of prefill.engine or decode.engine, as for `deepmesh up`; may be repeated. Simulated are "
+        + ", ".join(SIMULATED_KEYS),
+    )  # fmt: skip
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES, help="which meshes (default: all)")
     given = parser.parse_args()
     wrong = wrong_setting(given.settings)
     if wrong is not None:

@@ -219,9 +219,17 @@ def draw(found: Sequence[tuple[Comparison, Sequence[Row]]], path: Path) -> None:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("out/goodput.png"),
-    seconds: Annotated[float, typer.Option(help="Of arrivals that count, a point.")] = SECONDS,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the picture.")] = Path("out/goodput.png"),
+    seconds: Annotated[
+        float,
+        typer.Option(metavar="S", help="How long counted requests arrive in each simulation, after as long a warm-up."),
+    ] = SECONDS,
 ) -> None:
+    """Compare GPUs that all compute prompts and tokens with the same GPUs divided in halves, one for prompts and one
+    for tokens. No GPU is needed: times are predicted from measurements on one H200, without the communication between
+    GPUs. For each comparison a table is printed, and a picture drawn, of how many requests kept their bounds at each
+    rate: 2 s to the first token, and 20 or 25 tokens a second.
+    """
     found = []
     for compared in comparisons():
         points = [(case, rate, bound) for case in compared.cases for rate in compared.rates for bound in TPOT_MS]
