@@ -46,9 +46,8 @@ class Mesh:
     def __init__(self, workers: int, seed: int = 1) -> None:
         self.clock = Clock()
         self._random = Random(seed)
-        self._registry = Registry(
-            self.clock, 10.0, 0.25, RegistryLimits(workers=workers, cached_blocks=workers * BLOCKS)
-        )
+        knobs, limits = PlacementKnobs(), RegistryLimits(workers=workers, cached_blocks=workers * BLOCKS)
+        self._registry = Registry(self.clock, 10.0, 0.25, knobs.costs, limits)
         self.coordinator = Coordinator(
             self._registry,
             Stores(),
@@ -56,7 +55,7 @@ class Mesh:
             PlacedRequests(self.clock),
             DecisionLog(2000),
             OutputLengths(),
-            PlacementKnobs(),
+            knobs,
             Objectives(),
             self.clock,
         )

@@ -43,11 +43,11 @@ class PromptPaceMeter:
         self._sparse = _Kind()
 
     def observe(self, prompts: PromptTokens, seconds: float, decay: float) -> None:
-        sparse_seconds = seconds * self._sparse_share(prompts)
+        sparse_share = self._sparse_share(prompts)
         if prompts.exact:
-            self._exact.observe(prompts.exact, prompts.exact_context, seconds - sparse_seconds, decay)
+            self._exact.observe(prompts.exact, prompts.exact_context, seconds, 1.0 - sparse_share, decay)
         if prompts.sparse:
-            self._sparse.observe(prompts.sparse, prompts.sparse_context, sparse_seconds, decay)
+            self._sparse.observe(prompts.sparse, prompts.sparse_context, seconds, sparse_share, decay)
 
     @property
     def exact(self) -> PromptPace | None:
@@ -70,12 +70,15 @@ class _Kind:
     def __init__(self) -> None:
         self._rate = SmoothedRatio()
         self._context = SmoothedRatio()
+        self._step_tokens = SmoothedRatio()
 
-    def observe(self, tokens: int, context: float, seconds: float, decay: float) -> None:
-        self._rate.observe(tokens, seconds, decay)
+    def observe(self, tokens: int, context: float, seconds: float, share: float, decay: float) -> None:
+        """A step of `seconds`, of which these tokens took `share`."""
+        self._rate.observe(tokens, seconds * share, decay)
         self._context.observe(context, tokens, decay)
+        self._step_tokens.observe(tokens, share, decay)
 
     @property
     def pace(self) -> PromptPace | None:
         rate = self._rate.value
-        return None if rate is None else PromptPace(rate, self._context.value or 0.0)
+        return None if rate is None else PromptPace(rate, self._context.value or 0.0, self._step_tokens.value)

@@ -59,9 +59,10 @@ def compose(
     """The scheduler's parts, put together: its registry, its scaler, its deletion costs, and its gRPC services."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
     gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
-    registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
-    stores, decisions = Stores(links), DecisionLog(config.decisions)
     placement = placement_knobs(config.placement)
+    lease = config.lease.seconds, config.lease.settle_seconds
+    registry = Registry(time.monotonic, *lease, placement.costs, limits, gather_seconds)
+    stores, decisions = Stores(links), DecisionLog(config.decisions)
     objectives = Objectives(**config.objectives.model_dump())
     coordinator = Coordinator(
         registry,

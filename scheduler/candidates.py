@@ -11,6 +11,7 @@ from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 from scheduler.joint_prompts import JointPrompts
+from scheduler.prompt_steps import LastStep, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,10 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     measures: Measures | None = None
     # The prompts of all ranks of the worker, if it decodes with several ranks and says how they step.
     joint_prompts: JointPrompts | None = None
+    # Most prompt tokens that it computes in a step; None if unknown.
+    step_tokens: int | None = None
+    # The last of the steps that compute the prompts that it has.
+    last_prompt_step: LastStep = LastStep()
 
     @property
     def requests(self) -> int:
@@ -164,7 +169,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
             left = self.prompts_until - now
             return left * 1000 if left > 0 else 0.0
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
-        return pace.prompt_slowness * costs.prefill_ms(queued)
+        steps = steps_of(queued, self.step_tokens)
+        return pace.prompt_slowness * (costs.prefill_ms(queued) + steps * costs.prefill_step_ms)
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):

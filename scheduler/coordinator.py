@@ -170,9 +170,8 @@ class Coordinator:
         """The request and these workers; for a worker with several ranks, the rank that it would choose."""
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
-        costs = self._knobs.costs
         for worker in workers:
-            candidate = worker.candidate(request.prompt_tokens, holders, costs)
+            candidate = worker.candidate(request.prompt_tokens, holders)
             (decode if worker.decodes else prefill).append(candidate)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
         return Comparison(request, candidates, self._knobs, self._objectives)
@@ -194,10 +193,10 @@ class Coordinator:
 
     def candidates(self, model: str) -> Candidates:
         """The live workers of a model, each as a whole, holding nothing of any prompt."""
-        workers, costs = self._registry.serving_model(model), self._knobs.costs
+        workers = self._registry.serving_model(model)
         return Candidates(
-            [worker.whole(costs) for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [worker.whole(costs) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            [worker.whole() for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [worker.whole() for worker in workers if worker.identity.role is WorkerRole.PREFILL],
             now=self._registry.now,
         )
 

@@ -66,7 +66,7 @@ def measures(
 ) -> Measures:
     """A worker's measurements, in the form that `paces` compares."""
     return Measures(
-        measured(_prompt_slowness(load, costs), measured_at.prefill),
+        measured(prompt_slowness(load, costs), measured_at.prefill),
         measured(_sparse_gain(load, costs), measured_at.sparse),
         measured(_slowness(load, costs), measured_at.step),
         measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
@@ -139,8 +139,9 @@ def _mean(weight: float, total: float, assumed: float) -> float:
     return (ASSUMED_WEIGHT * assumed + total) / (ASSUMED_WEIGHT + weight)
 
 
-def _prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:
-    """The measured time per token of exact prompts, relative to the cost model's with as many tokens before them.
+def prompt_slowness(load: WorkerLoad, costs: CostModel) -> float | None:
+    """The measured time per token of exact prompts, relative to the cost model's with as many tokens before them and as
+    many in a step.
 
     A worker that measured only sparse prompts is assumed to be as fast with exact ones. None if it measured none.
     """
@@ -161,7 +162,13 @@ def _sparse_gain(load: WorkerLoad, costs: CostModel) -> float | None:
 
 
 def _relative(pace: PromptPace, costs: CostModel, sparse: bool) -> float:
-    return 1000 / pace.tokens_per_second / costs.prompt_token_ms(pace.context_tokens, sparse)
+    return 1000 / pace.tokens_per_second / paced_token_ms(pace, costs, sparse)
+
+
+def paced_token_ms(pace: PromptPace, costs: CostModel, sparse: bool) -> float:
+    """The cost model's milliseconds of a token at this pace's context, with its part of the step that computes it."""
+    token_ms = costs.prompt_token_ms(pace.context_tokens, sparse)
+    return token_ms if pace.step_tokens is None else token_ms + costs.prefill_step_ms / pace.step_tokens
 
 
 def _slowness(load: WorkerLoad, costs: CostModel) -> float | None:

@@ -24,15 +24,14 @@ class JointPrompts(msgspec.Struct, frozen=True, gc=False):
     # Least size, in tokens, of a prompt that all ranks compute together; None if there are no such prompts.
     divided_tokens: int | None = None
 
-    def begins_at(self, comes_at: float, next_step_at: float, token_seconds: float, wait_seconds: float) -> float:
+    def begins_at(self, comes_at: float, next_step_at: float, step_seconds: float, wait_seconds: float) -> float:
         """When a further prompt begins that comes at `comes_at` and has a place from the step at `next_step_at` on.
 
-        token_seconds: time per token of a prompt; wait_seconds: the longest wait for prompts of other ranks.
+        step_seconds: time of a step full of prompts; wait_seconds: the longest wait for prompts of other ranks.
         """
         if comes_at < self.begin_at:
             return next_step_at if self.others_wait else max(self.begin_at, next_step_at)
         if comes_at < self.end_at:
-            step_seconds = self.step_tokens * token_seconds
             step_ends_at = self.begin_at + ceil((comes_at - self.begin_at) / step_seconds) * step_seconds
             # The ranks have already agreed on their last step with these prompts: a prompt that comes during it must
             # wait.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.rank_choice import choose_rank
 from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
@@ -13,6 +12,7 @@ from scheduler.ends import PlacementKey
 from scheduler.joint_prompts import JointPrompts
 from scheduler.placed_work import PlacedWork
 from scheduler.prefix_index import Holders
+from scheduler.prompt_steps import LastStep
 from scheduler.ranks import Rank
 
 # Why a worker in this state takes no requests.
@@ -52,10 +52,9 @@ class Worker:
     bits: int = field(init=False)
     # Whether it decodes; other workers only compute prompts.
     decodes: bool = field(init=False)
-    # By rank, for one cost model. Cached, because a placement looks at dozens of workers, few of which have changed
-    # since the last placement.
+    # By rank. Cached, because a placement looks at dozens of workers, few of which have changed since the last
+    # placement.
     _candidates: dict[int, CandidateWorker] = field(default_factory=dict)
-    _costs: CostModel | None = None
 
     def __post_init__(self) -> None:
         self.number = self.ranks[0].number
@@ -88,7 +87,7 @@ class Worker:
             for rank, status in zip(self.ranks, statuses, strict=True):
                 rank.observe(status, now)
             return
-        unseen = any(rank.unseen_prompt_seconds for rank in self.ranks)
+        unseen = any(rank.has_unseen_prompts for rank in self.ranks)
         if not unseen and not any(status.load.waiting_requests for status in statuses):
             # The waiting prompts have begun, or there were none.
             self.prompts_begin_at = min(self.prompts_begin_at, now)
@@ -143,6 +142,7 @@ class Worker:
             before,
             unreported=rank.unreported,
             prompts_until=rank.prompts_until,
+            last_prompt_step=rank.last_step,
             ends=rank.known_ends(before.max_requests),
         )
 
@@ -152,25 +152,20 @@ class Worker:
             return [0] * len(self.ranks)
         return [holders.prefix(rank.number) for rank in self.ranks]
 
-    def candidate(self, prompt_tokens: int, holders: Holders, costs: CostModel) -> CandidateWorker:
+    def candidate(self, prompt_tokens: int, holders: Holders) -> CandidateWorker:
         """The rank to which the worker would give such a prompt, with its part of the worker's room and the blocks that
         it holds of the prompt.
-
-        costs: the cost model that its measurements will be compared with.
         """
         held = self.prefixes(holders)
         index = self._rank_for(prompt_tokens, held) if len(self.ranks) > 1 else 0
-        found = self.rank_candidate(index, costs)
+        found = self.rank_candidate(index)
         return structs.replace(found, cached_blocks=held[index]) if held[index] else found
 
-    def rank_candidate(self, index: int, costs: CostModel) -> CandidateWorker:
+    def rank_candidate(self, index: int) -> CandidateWorker:
         """One rank, holding nothing of any prompt."""
-        if self._costs is not costs:
-            self._candidates.clear()
-            self._costs = costs
         found = self._candidates.get(index)
         if found is None:
-            found = self._candidates[index] = self._candidate(index, self.ranks[index], costs)
+            found = self._candidates[index] = self._candidate(index, self.ranks[index])
         return found
 
     def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
@@ -179,10 +174,10 @@ class Worker:
         outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
         return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // len(self.ranks))
 
-    def whole(self, costs: CostModel) -> CandidateWorker:
+    def whole(self) -> CandidateWorker:
         """The worker with all its ranks, holding nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
-            return self.rank_candidate(0, costs)
+            return self.rank_candidate(0)
         return self._made(
             None,
             self.identity.total_blocks,
@@ -198,9 +193,10 @@ class Worker:
             (),
             None,
             None,
+            LastStep(),
         )
 
-    def _candidate(self, index: int, rank: Rank, costs: CostModel) -> CandidateWorker:
+    def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
         ranks = len(self.ranks)
         return self._made(
             index if ranks > 1 else None,
@@ -215,8 +211,9 @@ class Worker:
             rank.step_began,
             rank.quiet_step_ms,
             rank.known_ends(self.identity.max_requests // ranks),
-            rank.measures(costs),
+            rank.measures,
             self._joint_prompts(rank),
+            rank.last_step,
         )
 
     def _made(
@@ -235,6 +232,7 @@ class Worker:
         ends: Sequence[float],
         measures: Measures | None,
         joint_prompts: JointPrompts | None,
+        last_prompt_step: LastStep,
     ) -> CandidateWorker:
         identity = self.identity
         return CandidateWorker(
@@ -267,4 +265,6 @@ class Worker:
             ends,
             measures,
             joint_prompts,
+            identity.max_step_tokens,
+            last_prompt_step,
         )

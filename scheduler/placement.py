@@ -146,7 +146,7 @@ def _alone(
     """Terms of a decode worker that computes the prompt itself."""
     worker = share.candidate
     store = candidates.stores.get(worker.namespace) if candidates.stores else None
-    found = source(request, worker, pace, store, knobs)
+    found = source(request, worker, pace, store, candidates.now, knobs)
     queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
     wait_ms, joint = share.wait_ms, worker.joint_prompts
     if joint is None:
@@ -159,13 +159,17 @@ def _alone(
     delay_ms = 0.0
     # The delay counts only if a prefill worker could compute the prompt instead.
     if candidates.prefill:
-        # The first tokens are computed in a decode step that runs anyway.
+        # The first tokens are computed in a decode step that runs anyway. If there are no others, no other step is
+        # needed.
         short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
-        riding = short / tokens if tokens > short else 1.0
-        ttft_ms += riding * (share.tpot_ms - found.computing_ms)
+        riding, riding_ms = 1.0, found.computing_ms
+        if tokens > short:
+            riding = short / tokens
+            riding_ms = riding * (found.computing_ms - found.steps_ms)
+        ttft_ms += riding * share.tpot_ms - riding_ms
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
-        delay_ms = others * (1 - riding) * found.computing_ms
+        delay_ms = others * (found.computing_ms - riding_ms)
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, wait_ms, verdict)
 
 

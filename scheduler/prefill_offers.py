@@ -57,7 +57,7 @@ def best_offers(
     calls_ms = knobs.costs.handover_ms / 2
     for worker, pace in zip(candidates.prefill, paces, strict=True):
         store = candidates.stores.get(worker.namespace) if candidates.stores else None
-        found = source(request, worker, pace, store, knobs)
+        found = source(request, worker, pace, store, candidates.now, knobs)
         queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
         if worker.joint_prompts is not None:
             called_at = candidates.now + calls_ms / 1000

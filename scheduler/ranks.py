@@ -1,15 +1,16 @@
 """One DP rank of a live worker, as the registry keeps it: its load, the age of that, and the placements since."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.costs import CostModel
-from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
 from scheduler.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.ends import Ends, PlacementKey
-from scheduler.estimates import measures
+from scheduler.estimates import measures, paced_token_ms, prompt_slowness
 from scheduler.placed_work import PlacedWork
+from scheduler.prompt_steps import LastStep, last_step_of, steps_of
 
 # Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
@@ -32,14 +33,24 @@ class Measurement:
             self.value, self.changed_at = value, now
 
 
-def queued_seconds(load: WorkerLoad) -> float | None:
-    """Seconds that a rank needs for the prompts that it has, at its measured rates; None if it measured none."""
-    exact = load.exact_pace
-    if exact is None:
+def queued_seconds(load: WorkerLoad, costs: CostModel, most: int | None) -> float | None:
+    """Seconds that a rank needs for the prompts that it has, as fast as it measured; None if it measured nothing.
+
+    most: tokens of a step; None if unknown.
+    """
+    exact, slowness = load.exact_pace, prompt_slowness(load, costs)
+    if exact is None or slowness is None:
         return None
-    sparse = load.sparse_prompts or exact
-    exact_tokens = load.queued_prefill_tokens - load.queued_sparse_tokens
-    return exact_tokens / exact.tokens_per_second + load.queued_sparse_tokens / sparse.tokens_per_second
+    sparse, queued = load.sparse_prompts or exact, load.queued_prefill_tokens
+    seconds = _tokens_seconds(queued - load.queued_sparse_tokens, exact, costs, exact is load.sparse_prompts)
+    seconds += _tokens_seconds(load.queued_sparse_tokens, sparse, costs, sparse is load.sparse_prompts)
+    return seconds + slowness * steps_of(queued, most) * costs.prefill_step_ms / 1000
+
+
+def _tokens_seconds(tokens: int, pace: PromptPace, costs: CostModel, sparse: bool) -> float:
+    """Seconds of so many tokens besides what their steps take."""
+    alone_ms = costs.prompt_token_ms(pace.context_tokens, sparse)
+    return tokens / pace.tokens_per_second * (alone_ms / paced_token_ms(pace, costs, sparse))
 
 
 @dataclass(slots=True)
@@ -48,6 +59,9 @@ class Rank:
 
     # The rank's number in the prefix index.
     number: int
+    # What its measurements are compared with, and the most tokens that it computes in a step; None if unknown.
+    costs: CostModel = field(default_factory=CostModel)
+    step_tokens: int | None = None
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
     # Placements that the last status may not include yet, and when they were made.
     placed: dict[PlacementKey, tuple[float, PlacedWork]] = field(default_factory=dict)
@@ -55,6 +69,8 @@ class Rank:
     unreported: Unreported = field(default_factory=Unreported)
     # When it will have computed its prompts, as far as this scheduler can tell; None if unknown.
     prompts_until: float | None = None
+    # The last step with prompts until then.
+    last_step: LastStep = field(default_factory=LastStep)
     # Smoothed duration of steps without prompts, as far as reports tell; None before the first.
     quiet_step_ms: float | None = None
     # The latest ends of requests that were placed here to decode and have not been reported as ended.
@@ -68,8 +84,8 @@ class Rank:
     _fetch_bandwidth: Measurement = field(default_factory=Measurement)
     _push_bandwidth: Measurement = field(default_factory=Measurement)
     _disk_fetch_bandwidth: Measurement = field(default_factory=Measurement)
-    # Cached result of `measures` since the last status, for one cost model.
-    _measures: tuple[CostModel, Measures] | None = None
+    # Cached result of `measures` since the last status.
+    _measures: Measures | None = None
 
     @property
     def requests(self) -> int:
@@ -125,13 +141,14 @@ class Rank:
         """When its current step began, according to its reports; None before the first."""
         return None if self._load_at == float("-inf") else self._load_at
 
-    def measures(self, costs: CostModel) -> Measures:
-        """Its measurements, relative to these costs."""
-        if self._measures is None or self._measures[0] is not costs:
+    @property
+    def measures(self) -> Measures:
+        """Its measurements, relative to the cost model."""
+        if self._measures is None:
             load, transfers = self.status.load, self.status.transfers
             rates = transfers.fetch_bytes_per_second, transfers.disk_fetch_bytes_per_second
-            self._measures = costs, measures(load, *rates, self.measured_at, costs)
-        return self._measures[1]
+            self._measures = measures(load, *rates, self.measured_at, self.costs)
+        return self._measures
 
     def known_ends(self, most: int) -> Sequence[float]:
         """The ends of its running requests at the latest, ascending; empty if it has fewer than `most`, or if some are
@@ -148,27 +165,43 @@ class Rank:
         if work.ends_at is not None:
             self.ends.add(key, work.ends_at)
         if work.prompt_seconds:
-            self.prompts_until = max(now, work.comes_at, begins_at, self.prompts_until or now) + work.prompt_seconds
+            comes_at, tokens = max(now, work.comes_at), work.load.prefill_tokens
+            until = max(comes_at, begins_at, self.prompts_until or now) + work.prompt_seconds
+            self.last_step = self.last_step.after(tokens, comes_at, until, work.prompt_seconds, self.step_tokens)
+            self.prompts_until = until
 
     @property
-    def unseen_prompt_seconds(self) -> float:
-        """Seconds of prompts that its next report may not include yet."""
+    def has_unseen_prompts(self) -> bool:
+        """Whether its next report may lack prompts that were placed on it."""
+        return any(work.prompt_seconds for work in self._unseen())
+
+    def _unseen(self) -> list[PlacedWork]:
+        """The work that its next report may not include yet."""
         since = self._load_at - ON_ITS_WAY_SECONDS
-        return sum(work.prompt_seconds for at, work in self.placed.values() if max(at, work.comes_at) >= since)
+        return [work for at, work in self.placed.values() if max(at, work.comes_at) >= since]
 
     def _correct_prompts(self, load: WorkerLoad, now: float, begin_at: float) -> None:
         """Correct `prompts_until` by a report: the rank has ended a step and begun another with the requests that it
         knows.
 
-        Prompts that came during the step are not in the reported load. So the report gives a lower bound of the work
-        left, and the unseen prompts added to it give an upper bound.
+        Prompts that came during the step are not in the reported load, and less so those that have not come yet. So the
+        report with the latter gives a lower bound of the work left, and with all unseen prompts an upper bound.
         """
-        queued = queued_seconds(load)
+        queued = queued_seconds(load, self.costs, self.step_tokens)
         if queued is None:
             return
-        unseen = self.unseen_prompt_seconds
+        works = self._unseen()
+        # Those that are on their way wait for the step behind the one that has begun.
+        later = [work for work in works if work.comes_at > now]
+        unseen, later_seconds = _prompt_seconds(works), _prompt_seconds(later)
         latest = max(now, begin_at) if unseen or load.waiting_requests else now
-        self.prompts_until = min(max(self.prompts_until or now, now + queued), latest + queued + unseen)
+        until = min(max(self.prompts_until or now, now + queued + later_seconds), latest + queued + unseen)
+        if later:
+            self.last_step = last_step_of(_prompt_tokens(later), until - later_seconds, until, self.step_tokens)
+        else:
+            tokens = load.queued_prefill_tokens + _prompt_tokens(works)
+            self.last_step = last_step_of(tokens, latest, until, self.step_tokens)
+        self.prompts_until = until
 
     def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:
         """Measure a step that had no prompts, judged by the previous report and by the placements before the step
@@ -205,3 +238,11 @@ class Rank:
 
     def _forget(self, key: PlacementKey) -> None:
         self.unreported -= self.placed.pop(key)[1].load
+
+
+def _prompt_seconds(works: Iterable[PlacedWork]) -> float:
+    return sum(work.prompt_seconds for work in works)
+
+
+def _prompt_tokens(works: Iterable[PlacedWork]) -> int:
+    return sum(work.load.prefill_tokens for work in works)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
+from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
@@ -39,7 +40,7 @@ class RegistryLimits:
 
 
 class Registry:
-    """Owns every worker record. `clock` is monotonic, in seconds.
+    """Owns every worker record. `clock` is monotonic, in seconds. `costs` is what measurements are compared with.
 
     For `gather_seconds` after its creation the registry may lack live workers that have not reported to it yet.
     """
@@ -49,6 +50,7 @@ class Registry:
         clock: Callable[[], float],
         lease_seconds: float,
         settle_seconds: float,
+        costs: CostModel,
         limits: RegistryLimits | None = None,
         gather_seconds: float = 0.0,
     ) -> None:
@@ -58,6 +60,7 @@ class Registry:
         self._clock = clock
         self._complete_at = clock() + gather_seconds
         self._settle_seconds = settle_seconds
+        self._costs = costs
         self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
         self._roles: Counter[WorkerRole] = Counter()
@@ -253,7 +256,8 @@ class Registry:
 
     def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
         free = (number for number in count() if number not in self._by_number)
-        ranks = [Rank(number) for number in islice(free, identity.ranks)]
+        step_tokens = identity.max_step_tokens
+        ranks = [Rank(number, self._costs, step_tokens) for number in islice(free, identity.ranks)]
         worker = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
         self._workers[identity.worker_id] = worker
         self._roles[identity.role] += 1

@@ -21,8 +21,9 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: int
     # Predicted milliseconds of fetch and computation.
     ms: float
-    # The computation's part of `ms`.
+    # The computation's part of `ms`, and the part of this that its steps take besides the tokens.
     computing_ms: float = 0.0
+    steps_ms: float = 0.0
     # How many of the uncached tokens attend sparsely.
     sparse_tokens: int = 0
 
@@ -37,17 +38,18 @@ def source(
     candidate: CandidateWorker,
     pace: Pace,
     store: StoreTarget | None,
+    now: float,
     knobs: PlacementKnobs,
 ) -> Source:
     """The quickest of three ways: compute all that the candidate lacks, fetch first what the store has of it in memory,
     or fetch also what it has on its disk.
 
-    pace: the candidate's pace.
+    pace: the candidate's pace. now: see `Candidates`.
     """
     own, reusable = candidate.cached_blocks, request.reusable_blocks
     if own > reusable:
         own = reusable
-    best = _computed(request, own, candidate, pace, knobs)
+    best = _computed(request, own, candidate, pace, now, knobs)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
@@ -55,7 +57,7 @@ def source(
         blocks = min(target.blocks, request.reusable_blocks)
         if blocks <= own:
             continue
-        rest = _computed(request, blocks, candidate, pace, knobs)
+        rest = _computed(request, blocks, candidate, pace, now, knobs)
         ms = rest.ms + _fetch_ms(candidate, pace, own, min(blocks, in_memory), blocks, knobs)
         if ms < best.ms:
             best = msgspec.structs.replace(rest, store=target, ms=ms)
@@ -63,18 +65,27 @@ def source(
 
 
 def _computed(
-    request: PlacementRequest, cached_blocks: int, candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs
+    request: PlacementRequest,
+    cached_blocks: int,
+    candidate: CandidateWorker,
+    pace: Pace,
+    now: float,
+    knobs: PlacementKnobs,
 ) -> Source:
     cached_tokens, costs = cached_blocks * BLOCK_TOKENS, knobs.costs
     uncached_tokens = request.prompt_tokens - cached_tokens
+    steps_ms = 0.0
+    if costs.prefill_step_ms:
+        steps = candidate.last_prompt_step.further_steps(uncached_tokens, now, candidate.step_tokens)
+        steps_ms = pace.prompt_slowness * steps * costs.prefill_step_ms
     if request.sparse_from is None or not candidate.sparse:
-        ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens)
-        return Source(None, cached_blocks, uncached_tokens, ms, ms)
+        ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens) + steps_ms
+        return Source(None, cached_blocks, uncached_tokens, ms, ms, steps_ms)
     sparse = sparse_part(cached_tokens, request.prompt_tokens, request.sparse_from)
     exact = uncached_tokens - sparse
-    ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens)
+    ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens) + steps_ms
     ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)
-    return Source(None, cached_blocks, uncached_tokens, ms, ms, sparse)
+    return Source(None, cached_blocks, uncached_tokens, ms, ms, steps_ms, sparse)
 
 
 def _fetch_ms(

@@ -67,14 +67,15 @@ def prompt_begins_ms(
     """
     comes_at = now + knobs.costs.request_ms / 4000
     longest_ms = 0.0
-    token_ms = found.computing_ms / found.uncached_tokens
+    token_ms = (found.computing_ms - found.steps_ms) / found.uncached_tokens
+    full_step_ms = joint.step_tokens * token_ms + pace.prompt_slowness * knobs.costs.prefill_step_ms
     divided = joint.divided_tokens is not None and found.uncached_tokens >= joint.divided_tokens
     if found.is_tail or divided:
         if comes_at < joint.begin_at:
             return wait_ms
     elif candidate.requests or candidate.requests_beside:
         longest_ms = joint.wait_steps * quiet_step_ms(candidate, pace, knobs)
-    begins_at = joint.begins_at(comes_at, comes_at + wait_ms / 1000, token_ms / 1000, longest_ms / 1000)
+    begins_at = joint.begins_at(comes_at, comes_at + wait_ms / 1000, full_step_ms / 1000, longest_ms / 1000)
     return (begins_at - comes_at) * 1000
 
 

@@ -36,15 +36,15 @@ class SimulatedScheduler:
     """Places without taking simulated time: the cost model includes the time of the call."""
 
     def __init__(self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store]) -> None:
-        lease = config.lease
+        lease, knobs = config.lease, placement_knobs(config.placement, costs)
         self.registry = Registry(
             timeline,
             lease.seconds,
             lease.settle_seconds,
+            knobs.costs,
             RegistryLimits(workers=lease.max_workers, cached_blocks=lease.max_cached_blocks),
             lease.gather_seconds or 0.0,
         )
-        knobs = placement_knobs(config.placement, costs)
         objectives = Objectives(**config.objectives.model_dump())
         lengths = MostOutput() if config.assumed_output == "most" else OutputLengths()
         self._coordinator = Coordinator(

@@ -84,12 +84,18 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
 
 
 def _merge_paces(paces: Sequence[PromptPace | None]) -> PromptPace | None:
-    """The sum of the known rates, at the mean context of their tokens."""
+    """The sum of the known rates, at the mean context of their tokens and in steps of the mean size."""
     known = [pace for pace in paces if pace is not None]
     if not known:
         return None
     rate = sum(pace.tokens_per_second for pace in known)
-    return PromptPace(rate, sum(pace.context_tokens * pace.tokens_per_second for pace in known) / rate)
+    context_tokens = sum(pace.context_tokens * pace.tokens_per_second for pace in known) / rate
+    steps_per_second = 0.0
+    for pace in known:
+        if pace.step_tokens is None:
+            return PromptPace(rate, context_tokens)
+        steps_per_second += pace.tokens_per_second / pace.step_tokens
+    return PromptPace(rate, context_tokens, rate / steps_per_second)
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:

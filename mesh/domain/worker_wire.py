@@ -278,7 +278,9 @@ def rank_message(rank: RankStatus) -> workers_pb2.RankStatus:
 
 def _prompt_pace(message: workers_pb2.PromptPace) -> PromptPace | None:
     rate = _measured(message.tokens_per_second)
-    return None if rate is None else PromptPace(rate, _measured(message.context_tokens) or 0.0)
+    if rate is None:
+        return None
+    return PromptPace(rate, _measured(message.context_tokens) or 0.0, _measured(message.step_tokens))
 
 
 def _prompt_pace_message(pace: PromptPace | None) -> workers_pb2.PromptPace | None:

@@ -137,6 +137,9 @@ class PromptPace(msgspec.Struct, frozen=True):
     tokens_per_second: float
     # Mean number of tokens before each computed token: attention takes longer the more there are.
     context_tokens: float = 0.0
+    # Mean number of these tokens in a step that computes no others, i.e. over how many tokens the time is spread that
+    # such a step takes whatever it computes. None while unknown.
+    step_tokens: float | None = None
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ def test_nothing_is_known_before_it_was_measured() -> None:
     meter = PromptPaceMeter()
     assert (meter.exact, meter.sparse) == (None, None)
     meter.observe(chunk(0, 1000), 1.0, 0.9)
-    assert (meter.exact, meter.sparse) == (PromptPace(1000.0, 500.0), None)
+    assert (meter.exact, meter.sparse) == (PromptPace(1000.0, 500.0, 1000.0), None)
 
 
 def test_each_kind_has_its_pace_and_the_tokens_before_its_own() -> None:
@@ -58,6 +58,17 @@ def test_steps_of_both_kinds_change_neither_pace_while_they_take_what_both_take_
         meter.observe(chunk(0, 1000).with_chunk(4000, 6000, 0), 0.75, 0.9)
     assert meter.exact is not None and meter.exact.tokens_per_second == pytest.approx(2000)
     assert meter.sparse is not None and meter.sparse.tokens_per_second == pytest.approx(8000)
+
+
+def test_the_time_of_a_step_is_spread_over_the_tokens_of_a_kind_that_such_a_step_would_have() -> None:
+    meter = PromptPaceMeter()
+    meter.observe(chunk(0, 1500), 0.75, 1.0)
+    meter.observe(chunk(0, 500), 0.25, 1.0)
+    assert meter.exact is not None and meter.exact.step_tokens == pytest.approx(1000)
+    # Half of the time of this step is that of sparse tokens, as all take equally long until both kinds are known.
+    meter.observe(chunk(0, 1000).with_chunk(4000, 5000, 0), 1.0, 1.0)
+    assert meter.exact.step_tokens == pytest.approx(3000 / 2.5)
+    assert meter.sparse is not None and meter.sparse.step_tokens == pytest.approx(1000 / 0.5)
 
 
 def test_a_worker_whose_steps_all_have_both_kinds_measures_one_rate() -> None:

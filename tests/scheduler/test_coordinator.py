@@ -25,7 +25,8 @@ class Scheduling:
 
     def __init__(self, gather_seconds: float = 0.0, **knobs: Any) -> None:
         self.clock = ManualClock()
-        self.registry = Registry(self.clock, lease_seconds=10.0, settle_seconds=0.25, gather_seconds=gather_seconds)
+        constants = PlacementKnobs(**knobs)
+        self.registry = Registry(self.clock, 10.0, 0.25, constants.costs, gather_seconds=gather_seconds)
         self.decisions = DecisionLog(100)
         self.coordinator = Coordinator(
             self.registry,
@@ -34,7 +35,7 @@ class Scheduling:
             PlacedRequests(self.clock),
             self.decisions,
             OutputLengths(),
-            PlacementKnobs(**knobs),
+            constants,
             Objectives(),
             self.clock,
         )

@@ -38,7 +38,7 @@ def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
 
 def scheduler_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> tuple[Coordinator, DeletionCosts]:
     clock = ManualClock()
-    registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25)
+    registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25, costs=KNOBS.costs)
     for identity, load in workers:
         registry.update(registry.attach(identity), WorkerState.SERVING, load)
     placed, decisions = PlacedRequests(clock), DecisionLog(1)

@@ -23,7 +23,7 @@ COSTS = CostModel(decode_steps=((1.0, 10.0),), prefill_tokens_per_second=RATE)
 
 def begins_at(comes_at: float, begin_at: float, end_at: float, others_wait: bool = False) -> float:
     joint = JointPrompts(begin_at, end_at, others_wait, STEP_TOKENS, wait_steps=30)
-    return joint.begins_at(comes_at, comes_at + 0.005, TOKEN_SECONDS, WAIT_SECONDS)
+    return joint.begins_at(comes_at, comes_at + 0.005, TOKEN_SECONDS * STEP_TOKENS, WAIT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_the_wait_for_other_ranks_is_a_part_of_the_time_to_the_first_token() -> 
 
 
 def several(role: WorkerRole = WorkerRole.DECODE, ranks: int = 2, **changes: Any) -> tuple[Registry, Any, Any]:
-    registry, clock = make_registry()
+    registry, clock = make_registry(COSTS)
     identity = make_identity("w", role=role, ranks=ranks, max_step_tokens=STEP_TOKENS, prompt_wait_steps=30, **changes)
     return registry, clock, registry.attach(identity)
 
 
 def candidates(registry: Registry) -> list[CandidateWorker]:
     (worker,) = registry.workers()
-    return [worker.rank_candidate(rank, COSTS) for rank in range(len(worker.ranks))]
+    return [worker.rank_candidate(rank) for rank in range(len(worker.ranks))]
 
 
 def joint(registry: Registry, rank: int = 0) -> JointPrompts:
@@ -201,7 +201,7 @@ def test_on_a_prefill_worker_a_prompt_waits_for_the_step_that_runs_alone() -> No
 
 @pytest.mark.parametrize("changes", [{"ranks": 1}, {"max_step_tokens": None}])
 def test_nothing_is_foretold_of_one_rank_or_of_a_worker_that_says_nothing(changes: dict[str, Any]) -> None:
-    registry, _ = make_registry()
+    registry, _ = make_registry(COSTS)
     registry.attach(
         make_identity("w", **{"ranks": 2, "max_step_tokens": STEP_TOKENS, "prompt_wait_steps": 30} | changes)
     )

@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from scheduler.candidates import MeasurementTimes, Unreported
@@ -178,7 +177,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
         )
         rates = TransferCounters(fetch_bytes_per_second=bandwidth, disk_fetch_bytes_per_second=disk)
         registry.update(lease, WorkerState.SERVING, load, rates)
-        return registry.workers()[0].whole(CostModel()).measured_at
+        return registry.workers()[0].whole().measured_at
 
     def times(
         prefill: float, step: float, fetch: float, push: float, disk_fetch: float, sparse: float = 1

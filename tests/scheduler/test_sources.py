@@ -27,7 +27,7 @@ def found_by(
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
     constants = replace(KNOBS, costs=CostModel(**costs))
     ((pace,), _) = paces(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants)
-    return source(request or make_request(), candidate, pace, store, constants)
+    return source(request or make_request(), candidate, pace, store, 0.0, constants)
 
 
 def test_a_store_that_has_more_is_asked_for_it() -> None:

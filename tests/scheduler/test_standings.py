@@ -3,6 +3,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.costs import CostModel
 from mesh.domain.workers import WorkerRole, WorkerState
 from scheduler.registry import Registry
 from scheduler.standings import LOOKS, SMALL_FIELD, Standing
@@ -13,7 +14,7 @@ MANY = 3 * SMALL_FIELD
 
 def make_registry(workers: int, **identity: object) -> Registry:
     """Worker n runs n requests."""
-    registry = Registry(ManualClock(), 10.0, 0.25)
+    registry = Registry(ManualClock(), 10.0, 0.25, CostModel())
     for number in range(workers):
         lease = registry.attach(make_identity(f"w{number:03}", max_requests=1000, **identity))
         registry.update(lease, WorkerState.SERVING, make_load(running_requests=number))
@@ -86,7 +87,7 @@ def test_a_standing_keeps_every_member_once_in_order(changes: list[tuple[int, fl
 
 def test_the_chosen_ones_of_many_are_hardly_worse_than_the_best_of_all() -> None:
     random = Random(1)
-    registry = Registry(ManualClock(), 10.0, 0.25)
+    registry = Registry(ManualClock(), 10.0, 0.25, CostModel())
     for number in range(300):
         lease = registry.attach(make_identity(f"w{number:03}", max_requests=64))
         load = make_load(running_requests=random.randrange(64), decode_step_ms=random.uniform(9, 11))

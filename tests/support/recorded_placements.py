@@ -106,7 +106,7 @@ class DrawnMesh:
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._random, self._clock = scene, Random(seed), ManualClock()
-        self._registry = Registry(self._clock, lease_seconds=1e6, settle_seconds=0.25)
+        self._registry = Registry(self._clock, lease_seconds=1e6, settle_seconds=0.25, costs=scene.knobs.costs)
         stores: list[Store] = [DrawnStore()] if scene.stores else []
         self._log = DecisionLog(10)
         self._coordinator = Coordinator(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mesh.costs import CostModel
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock
 
@@ -10,9 +11,9 @@ LEASE = 10.0
 SETTLE = 0.25
 
 
-def make_registry(**limits: Any) -> tuple[Registry, ManualClock]:
+def make_registry(costs: CostModel | None = None, **limits: Any) -> tuple[Registry, ManualClock]:
     clock = ManualClock()
-    return Registry(clock, LEASE, SETTLE, RegistryLimits(**limits)), clock
+    return Registry(clock, LEASE, SETTLE, costs or CostModel(), RegistryLimits(**limits)), clock
 
 
 def held_of(registry: Registry, chain: Sequence[bytes]) -> dict[str, list[int]]:

@@ -42,6 +42,13 @@ def test_paces_of_prompts_add_up_behind_the_mean_context_of_their_tokens() -> No
     assert (merged.queued_sparse_tokens, merged.waiting_blocks) == (12, 7)
 
 
+def test_steps_of_ranks_have_the_mean_of_their_tokens() -> None:
+    """Two steps a second of 500 tokens, and three of 1,000."""
+    small, large = PromptPace(1000.0, 0.0, 500.0), PromptPace(3000.0, 0.0, 1000.0)
+    merged = merge_loads([WorkerLoad(exact_prompts=small), WorkerLoad(exact_prompts=large)])
+    assert merged.exact_prompts == PromptPace(4000.0, 0.0, 800.0)
+
+
 def test_transfers_add_up_by_name() -> None:
     one = TransferCounters(1, 2, 3, 8, 7, 0, {"tcp": 5}, {"tcp": 1}, {"replayed": 1}, 4, 40, 100.0)
     two = TransferCounters(1, 0, 0, 8, 8, 1, {"tcp": 5, "posix": 2}, {}, {"replayed": 2}, 1, 10, None)

@@ -127,12 +127,14 @@ class WorkerLoad(_message.Message):
     def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ..., waiting_blocks: _Optional[int] = ...) -> None: ...
 
 class PromptPace(_message.Message):
-    __slots__ = ("tokens_per_second", "context_tokens")
+    __slots__ = ("tokens_per_second", "context_tokens", "step_tokens")
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens_per_second: float
     context_tokens: float
-    def __init__(self, tokens_per_second: _Optional[float] = ..., context_tokens: _Optional[float] = ...) -> None: ...
+    step_tokens: float
+    def __init__(self, tokens_per_second: _Optional[float] = ..., context_tokens: _Optional[float] = ..., step_tokens: _Optional[float] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("load", "transfers", "cached_blocks")
