@@ -7,7 +7,8 @@ it knows when the request arrives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.blocks import BLOCK_TOKENS, blocks_for
+from mesh.block_room import lacking_blocks
+from mesh.blocks import BLOCK_TOKENS
 
 # A request that is already on a rank delays a new one about as much as this many prompt tokens would: each of its steps
 # computes a token for it and reads its KV.
@@ -25,6 +26,8 @@ class RankOutlook:
     free_blocks: int
     # Leading blocks of the new request's prompt that the rank holds.
     cached_blocks: int
+    # Blocks that those live requests take which have none yet.
+    pending_blocks: float = 0.0
 
 
 def choose_rank(
@@ -37,8 +40,9 @@ def choose_rank(
     """Index of the rank that has room and the least predicted work, including the request's own.
 
     A rank has room if the request would run at once: at most `requests_a_rank` run together, and there are enough free
-    blocks. Ties go to the rank that holds most of the prefix, then to the first. `computes_prompt` is False if the
-    prompt's KV comes from another worker.
+    blocks for those that wait, for this one, and for all to grow by. If none has room, it is the rank that lacks the
+    fewest blocks. Ties go to the rank that holds most of the prefix, then to the first. `computes_prompt` is False if
+    the prompt's KV comes from another worker.
 
     booked: the rank on which the scheduler counts the request. It is chosen unless it lacks room that the best rank
     has, or has more work than the best rank by a request and half of the prompt. In that case, what the scheduler did
@@ -49,16 +53,18 @@ def choose_rank(
     def uncached_tokens(rank: RankOutlook) -> int:
         return prompt_tokens - rank.cached_blocks * BLOCK_TOKENS if computes_prompt else 0
 
-    def cost(index: int) -> tuple[bool, int, int, int]:
+    def cost(index: int) -> tuple[bool, float, int, int, int]:
         rank = ranks[index]
-        lacking_blocks = blocks_for(prompt_tokens) - rank.cached_blocks
-        waits = rank.live_requests >= requests_a_rank or lacking_blocks > rank.free_blocks
+        lacking = lacking_blocks(
+            prompt_tokens, rank.cached_blocks, rank.pending_blocks, rank.live_requests, rank.free_blocks
+        )
+        waits = rank.live_requests >= requests_a_rank or lacking > 0
         work = rank.queued_tokens + rank.live_requests * TOKENS_A_REQUEST + uncached_tokens(rank)
-        return waits, work, -rank.cached_blocks, index
+        return waits, max(lacking, 0), work, -rank.cached_blocks, index
 
     best = min(range(len(ranks)), key=cost)
     if booked is None or booked >= len(ranks):
         return best
-    (best_waits, least_work, _, _), (waits, work, _, _) = cost(best), cost(booked)
+    (best_waits, _, least_work, _, _), (waits, _, work, _, _) = cost(best), cost(booked)
     clearly_less = TOKENS_A_REQUEST + uncached_tokens(ranks[best]) // 2
     return best if waits > best_waits or work - least_work > clearly_less else booked

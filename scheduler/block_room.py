@@ -1,13 +1,13 @@
 """How many of a decode worker's requests have KV blocks, and how many must end before one more gets them. Pure.
 
-The engine admits the head of its queue once the pool has free blocks for all its tokens, and one more for each running
-request to grow into (`engine/batcher.py`). A request that lacks blocks is not overtaken. The worker reports how many
-blocks are free, and how many its waiting requests need; a placement says how many it needs (`placed_work`). How many a
-running request holds on average follows from the blocks that are not free.
+`mesh/block_room.py` says when the engine admits a request. The worker reports how many blocks are free, and how many
+its waiting requests need; a placement says how many it needs (`placed_work`). How many a running request holds on
+average follows from the blocks that are not free.
 """
 
+from mesh.block_room import lacking_blocks, mean_blocks, waiting_blocks
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import CandidateWorker, blocks
+from scheduler.candidates import CandidateWorker
 
 
 def batch(candidate: CandidateWorker) -> float:
@@ -28,26 +28,16 @@ def ends_for_blocks(candidate: CandidateWorker, prompt_tokens: int, held_blocks:
     held_blocks: blocks of the new request's prompt that the worker holds. output_tokens: mean length of the answers
     that end.
     """
-    requests = candidate.requests
-    own = blocks(prompt_tokens + 1) - held_blocks
-    lacking = own + _pending_blocks(candidate) + requests - candidate.load.free_blocks
+    requests, free_blocks = candidate.requests, candidate.load.free_blocks
+    lacking = lacking_blocks(prompt_tokens, held_blocks, _pending_blocks(candidate), requests, free_blocks)
     if lacking <= 0:
         return 0
     # Until one request ends, the others together grow by about as much as it has grown since its start. So on balance
     # its end frees only the blocks that it began with.
-    freed = _mean_blocks(candidate) - output_tokens / 2 / BLOCK_TOKENS
+    freed = mean_blocks(candidate.load, candidate.total_blocks) - output_tokens / 2 / BLOCK_TOKENS
     return min(lacking / max(freed, 1), requests)
 
 
 def _pending_blocks(candidate: CandidateWorker) -> float:
     """Blocks for the requests that have none yet: those that wait, and those placed since the last report."""
-    load, placed = candidate.load, candidate.unreported.blocks
-    if load.waiting_requests and not load.waiting_blocks:
-        return load.waiting_requests * _mean_blocks(candidate) + placed
-    return load.waiting_blocks + placed
-
-
-def _mean_blocks(candidate: CandidateWorker) -> float:
-    """Mean number of blocks that a running request holds, at least one."""
-    running = candidate.load.running_requests
-    return max((candidate.total_blocks - candidate.load.free_blocks) / running, 1) if running else 1
+    return waiting_blocks(candidate.load, candidate.total_blocks) + candidate.unreported.blocks

@@ -171,8 +171,12 @@ class Worker:
     def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
         """The rank for a prompt. held: how many leading blocks of it each rank holds."""
         computes_prompt = self.identity.can_prefill or not self.decodes
-        outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
-        return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // len(self.ranks))
+        total_blocks, most = (
+            self.identity.total_blocks // len(self.ranks),
+            self.identity.max_requests // len(self.ranks),
+        )
+        outlooks = [rank.outlook(blocks, total_blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
+        return choose_rank(outlooks, prompt_tokens, computes_prompt, most)
 
     def whole(self) -> CandidateWorker:
         """The worker with all its ranks, holding nothing of any prompt. Its first rank's measurements count for all."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from mesh.block_room import waiting_blocks
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
@@ -96,14 +97,15 @@ class Rank:
     def load(self) -> WorkerLoad:
         return self.status.load
 
-    def outlook(self, cached_blocks: int) -> RankOutlook:
+    def outlook(self, cached_blocks: int, total_blocks: int) -> RankOutlook:
         """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         load, unreported = self.load, self.unreported
         return RankOutlook(
             self.requests,
             load.queued_prefill_tokens + unreported.prefill_tokens,
-            load.free_blocks - unreported.blocks,
+            load.free_blocks,
             cached_blocks,
+            waiting_blocks(load, total_blocks) + unreported.blocks,
         )
 
     def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:

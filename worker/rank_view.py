@@ -1,11 +1,22 @@
 """One rank of a worker as its service sees it: its last reports, and the requests submitted since."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from engine.protocol.messages import Output, Ready, StepResult, Submit
+from mesh.blocks import blocks_for
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
 from worker.chains import Chains
+
+
+@dataclass(slots=True)
+class _Live:
+    """A live request: prompt tokens that the rank has yet to compute for it, and blocks that its prompt takes."""
+
+    uncomputed_tokens: int
+    blocks: int
 
 
 class RankView:
@@ -21,8 +32,8 @@ class RankView:
         self.load = WorkerLoad(free_blocks=ready.total_blocks)
         self.transfers = TransferCounters()
         self.chains = Chains()
-        # By key of each live request: prompt tokens that the rank has yet to compute for it.
-        self._uncomputed_tokens: dict[int, int] = {}
+        # By key, in the order in which they were submitted.
+        self._live: dict[int, _Live] = {}
 
     @property
     def status(self) -> RankStatus:
@@ -31,14 +42,22 @@ class RankView:
     def outlook(self, cached_blocks: int) -> RankOutlook:
         """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         return RankOutlook(
-            live_requests=len(self._uncomputed_tokens),
-            queued_tokens=sum(self._uncomputed_tokens.values()),
+            live_requests=len(self._live),
+            queued_tokens=sum(live.uncomputed_tokens for live in self._live.values()),
             free_blocks=self.load.free_blocks,
             cached_blocks=cached_blocks,
+            pending_blocks=self.load.waiting_blocks + self._unreported_blocks,
         )
 
+    @property
+    def _unreported_blocks(self) -> int:
+        """Blocks for the requests that the load does not include yet: those submitted last."""
+        unreported = len(self._live) - self.load.running_requests - self.load.waiting_requests
+        return sum(live.blocks for live in islice(reversed(self._live.values()), max(unreported, 0)))
+
     def submitted(self, submit: Submit) -> None:
-        self._uncomputed_tokens[submit.key] = 0 if submit.remote_prefill else len(submit.request.token_ids)
+        tokens = len(submit.request.token_ids)
+        self._live[submit.key] = _Live(0 if submit.remote_prefill else tokens, blocks_for(tokens + 1))
 
     def observe(self, result: StepResult) -> None:
         self.load = result.load
@@ -50,13 +69,13 @@ class RankView:
             result.stored_tenants,
             result.draftless_blocks,
         )
-        if self._uncomputed_tokens:
+        if self._live:
             self._count(result.outputs)
 
     def _count(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
             if output.finish is not None or output.refusal is not None:
-                del self._uncomputed_tokens[output.key]
+                del self._live[output.key]
             elif output.cached_tokens is not None:
                 # cached_tokens comes with the first token, so the prompt is computed.
-                self._uncomputed_tokens[output.key] = 0
+                self._live[output.key].uncomputed_tokens = 0

@@ -3,8 +3,8 @@ import pytest
 from mesh.rank_choice import TOKENS_A_REQUEST, RankOutlook, choose_rank
 
 
-def outlook(live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0) -> RankOutlook:
-    return RankOutlook(live_requests=live, queued_tokens=queued, free_blocks=free, cached_blocks=cached)
+def outlook(live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0, pending: int = 0) -> RankOutlook:
+    return RankOutlook(live, queued, free_blocks=free, cached_blocks=cached, pending_blocks=pending)
 
 
 def choose(
@@ -45,8 +45,23 @@ def test_a_rank_where_the_request_would_wait_is_the_last_resort() -> None:
     assert choose(outlook(live=9), outlook(live=8)) == 1
 
 
+def test_a_request_waits_behind_those_that_wait_for_blocks_though_its_own_are_free() -> None:
+    assert choose(outlook(live=1, free=20), outlook(live=3)) == 0
+    assert choose(outlook(live=1, free=20, pending=9), outlook(live=3)) == 1
+
+
+def test_each_request_needs_a_block_to_grow_by() -> None:
+    """The prompt takes 11 blocks with the first token."""
+    assert choose(outlook(live=3, free=14), outlook(live=4)) == 0
+    assert choose(outlook(live=3, free=13), outlook(live=4)) == 1
+
+
+def test_of_ranks_without_room_the_one_that_lacks_the_fewest_blocks_is_chosen() -> None:
+    assert choose(outlook(free=5, pending=80), outlook(live=5, free=5, pending=30)) == 1
+
+
 def test_blocks_that_a_rank_has_need_no_room() -> None:
-    assert choose(outlook(free=1, cached=9), outlook(live=1)) == 0
+    assert choose(outlook(free=2, cached=9), outlook(live=1)) == 0
 
 
 def test_the_booked_rank_is_chosen_unless_the_best_has_less_to_do_by_a_request_and_half_of_the_prompt() -> None:

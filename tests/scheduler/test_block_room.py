@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from mesh.costs import CostModel
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerState
 from scheduler.block_room import batch
 from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.placed_work import PlacedWork
 from scheduler.terms import Terms
-from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
+from tests.support.registries import make_registry
+from tests.support.scheduling import make_candidate, make_identity, make_load, make_request, predict_alone
 
 # Steps take 20 ms, however many requests they have.
 KNOBS = PlacementKnobs(costs=CostModel(decode_steps=((1.0, 20.0),)))
@@ -107,3 +110,30 @@ def test_no_block_that_others_wait_for_brings_the_first_token_forward(candidate:
 def test_nobody_waits_for_more_ends_than_there_are_requests(candidate: CandidateWorker) -> None:
     terms = predicted(candidate)
     assert terms.wait_ms <= candidate.requests * terms.drain_ms + terms.tpot_ms
+
+
+@pytest.mark.parametrize(("waiting_blocks", "expected"), [(0, 0), (20, 0), (50, 1)])
+def test_a_rank_is_named_whose_waiting_requests_leave_blocks(waiting_blocks: int, expected: int) -> None:
+    """The first has less to do. Its pool is half full; what waits there comes before this request."""
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("w", ranks=2, total_blocks=200, max_requests=100))
+    waiting = make_load(5, free_blocks=50, waiting_requests=1 if waiting_blocks else 0, waiting_blocks=waiting_blocks)
+    loads = [waiting, make_load(8, free_blocks=50)]
+    registry.update(
+        lease, WorkerState.SERVING, loads[0], None, [RankStatus(load, TransferCounters(), 0) for load in loads]
+    )
+    (worker,) = registry.workers()
+    assert worker.candidate(640, registry.holders([])).rank == expected
+
+
+def test_a_rank_is_named_on_which_placements_since_its_report_leave_blocks() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("w", ranks=2, total_blocks=200, max_requests=100))
+    loads = [make_load(5, free_blocks=50), make_load(8, free_blocks=50)]
+    registry.update(
+        lease, WorkerState.SERVING, loads[0], None, [RankStatus(load, TransferCounters(), 0) for load in loads]
+    )
+    (worker,) = registry.workers()
+    assert worker.candidate(640, registry.holders([])).rank == 0
+    registry.add_placement("w", 0, ("r", 0), PlacedWork(Unreported(1, 0, 35)))
+    assert worker.candidate(640, registry.holders([])).rank == 1

@@ -50,7 +50,7 @@ identities = st.builds(
     prompt_wait_steps=counts,
     divided_tokens=st.none() | positive,
 )
-paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32))
+paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32), rates)
 loads = st.builds(
     WorkerLoad,
     counts,
