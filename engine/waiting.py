@@ -3,12 +3,34 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from engine.request import Request
 from engine.standing import ALONE, Standing
 from mesh.domain.sparse_prefill import sparse_part
 
-_Entry = tuple[int, int, int, int, int, Request]
+
+class _Entry(NamedTuple):
+    """Entries are compared as tuples. No two requests have equal positions, so the fields before it and the position
+    decide.
+    """
+
+    priority: int
+    batch: int
+    # Prompt tokens to compute here, as estimated on entry.
+    uncached_tokens: int
+    position: int
+    # Free blocks that admitting it takes, as estimated on entry.
+    blocks: int
+    request: Request
+
+    @property
+    def sparse_tokens(self) -> int:
+        """How many of the tokens will be attended to sparsely. They are the last ones of the prompt."""
+        if not self.uncached_tokens or self.request.sparse_from is None:
+            return 0
+        end = len(self.request.progress.token_ids)
+        return sparse_part(end - self.uncached_tokens, end, self.request.sparse_from)
 
 
 class WaitingQueue:
@@ -17,7 +39,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        # By tenant. `arrival` is unique, so the first four elements decide every comparison.
+        # By tenant.
         self._entries: dict[str, list[_Entry]] = {}
         self._entry_by_key: dict[int, _Entry] = {}
         # Sum of the estimates, and how many of these tokens will be attended to sparsely.
@@ -37,17 +59,17 @@ class WaitingQueue:
         yielded counts as served and held for those behind it.
         """
         if standing is ALONE:
-            return (entry[-1] for entries in self._entries.values() for entry in entries)
+            return (entry.request for entries in self._entries.values() for entry in entries)
         return self._interleaved(standing)
 
     def add(self, request: Request, uncached_tokens: int, blocks: int) -> None:
         batch, position = request.arrival
-        entry = (request.share.priority, batch, uncached_tokens, position, blocks, request)
+        entry = _Entry(request.share.priority, batch, uncached_tokens, position, blocks, request)
         insort(self._entries.setdefault(request.share.tenant, []), entry)
         self._entry_by_key[request.key] = entry
         self.tokens += uncached_tokens
         self.blocks += blocks
-        self.sparse_tokens += _sparse_tokens(entry)
+        self.sparse_tokens += entry.sparse_tokens
 
     def remove(self, request: Request) -> None:
         entry = self._entry_by_key.pop(request.key)
@@ -55,27 +77,19 @@ class WaitingQueue:
         del entries[bisect_left(entries, entry)]
         if not entries:
             del self._entries[request.share.tenant]
-        self.tokens -= entry[2]
-        self.blocks -= entry[4]
-        self.sparse_tokens -= _sparse_tokens(entry)
+        self.tokens -= entry.uncached_tokens
+        self.blocks -= entry.blocks
+        self.sparse_tokens -= entry.sparse_tokens
 
     def _interleaved(self, standing: Standing) -> Iterator[Request]:
         heads = [(*standing.of(tenant), tenant, 0) for tenant in self._entries]
         heapify(heads)
         while heads:
             served, held, tenant, index = heads[0]
-            _, _, tokens, _, _, request = self._entries[tenant][index]
+            entry = self._entries[tenant][index]
+            tokens, request = entry.uncached_tokens, entry.request
             yield request
             if index + 1 < len(self._entries[tenant]):
                 heapreplace(heads, (served + (tokens + 1) / request.share.weight, held + 1, tenant, index + 1))
             else:
                 heappop(heads)
-
-
-def _sparse_tokens(entry: _Entry) -> int:
-    """How many of the entry's tokens will be attended to sparsely. They are the last ones of the prompt."""
-    *_, tokens, _, _, request = entry
-    if not tokens or request.sparse_from is None:
-        return 0
-    end = len(request.progress.token_ids)
-    return sparse_part(end - tokens, end, request.sparse_from)
