@@ -27,7 +27,7 @@ def test_prompts_of_any_length_take_their_steps(prefill: int, per_second: float,
         prefill={"replicas": prefill, **each},
         decode={"replicas": 4, "can_prefill": not prefill, "captured_rows": 96, **each},
     )
-    _, result = ran(fleet, make_workload(per_second, seconds=60, warm_up_seconds=15, **LENGTHS))
+    _, result = ran(fleet, make_workload(per_second, seconds=30, warm_up_seconds=8, **LENGTHS))
     assert result.predictions is not None
     # While placement took a step for nothing but its tokens, 62 and 53% did.
     assert result.predictions.ttft_within_20_percent > 0.9
