@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -235,14 +236,21 @@ def replay(exchange: PeerExchange, count: int = 300) -> None:
     exchange.check()
 
 
-def soak(exchange: PeerExchange, seconds: float = 25.0) -> int:
-    """Run and compare replays and random operations until `seconds` have passed; returns how many rounds."""
+def soak(exchange: PeerExchange, seconds: float) -> int:
+    """Run and compare replays and random operations until `seconds` have passed; returns how many rounds.
+
+    The first rank says after each minute how far it is.
+    """
     ended = torch.zeros(1)
-    started, rounds = time.monotonic(), 0
+    started, rounds, told = time.monotonic(), 0, 0
     while not ended:
         replay(exchange, 500)
         exchange_at_random(exchange, 50)
         rounds += 1
+        minutes = int(time.monotonic() - started) // 60
+        if exchange.place.rank == 0 and minutes > told:
+            told = minutes
+            sys.stderr.write(f"{minutes} min: {rounds} rounds of 500 replays and 50 random exchanges are right\n")
         ended = exchange.broadcast(torch.tensor([float(time.monotonic() - started > seconds)]), Group.WORLD, 0)
     return rounds
 
