@@ -108,7 +108,7 @@ def check_nesting(schema: Any, field: str) -> None:
     level: list[Any] = [schema]
     for _ in range(MAX_NESTING):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
-        # Of a million numbers none is looked at in Python.
+        # No number is looked at in Python, for there may be a million.
         deeper = (parts for parts in inner if not _CONTAINERS.isdisjoint(map(type, parts)))
         level = [part for parts in deeper for part in parts if type(part) in _CONTAINERS]
     if level:

@@ -42,7 +42,7 @@ struct Arguments {
   const u8* x;
   // [first.groups * 128]: what channels are multiplied by; null for 1.
   const float* pre_scale;
-  // Of x, the same for all experts; [experts], of gated rows.
+  // The scale of x, which is the same for all experts, and those of gated rows: [experts].
   const float *x_scale, *inner_scales;
   // [experts, width]: what gated values are multiplied by before they are rounded.
   const float* factors;
@@ -167,7 +167,7 @@ struct Layer {
   // multiplies what it finds, for the others' sake.
   __device__ __forceinline__ void multiply_group(int held, bool has, float (&total)[STRIPS][4]) {
     u64 b = descriptor<1>(shared_address(shared.columns[warp / 4][held]));
-    // Of two strips at a time, one is decoded while the other is multiplied.
+    // One strip is decoded while the one before it is multiplied.
     u32 a[2][4][4], scales[2];
     float sums[2][4];
     wait_for_copies<Feed<STRIPS>::STAGES - 1>();
