@@ -239,14 +239,7 @@ def _length(is_text: bool, bounds: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: it is no text in UTF-8") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
+    values = _in_file(path)
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -171,10 +171,8 @@ class Worker:
     def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
         """The rank for a prompt. held: how many leading blocks of it each rank holds."""
         computes_prompt = self.identity.can_prefill or not self.decodes
-        total_blocks, most = (
-            self.identity.total_blocks // len(self.ranks),
-            self.identity.max_requests // len(self.ranks),
-        )
+        ranks = len(self.ranks)
+        total_blocks, most = self.identity.total_blocks // ranks, self.identity.max_requests // ranks
         outlooks = [rank.outlook(blocks, total_blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
         return choose_rank(outlooks, prompt_tokens, computes_prompt, most)
 

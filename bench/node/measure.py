@@ -87,7 +87,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Alone:
+class PartSeconds:
     """Seconds that parts of a step take outside of one."""
 
     # One layer's routed experts, with their exchanges.
@@ -131,7 +131,7 @@ class NodeBench:
         self._clock = AgreementClock(peers)
         self._prompt_rate: float | None = None
 
-    def measure(self, cases: Sequence[Case], ceilings: Sequence[Ceilings], alone: dict[int, Alone]) -> list[Row]:
+    def measure(self, cases: Sequence[Case], ceilings: Sequence[Ceilings], alone: dict[int, PartSeconds]) -> list[Row]:
         """cases: cases with equal shares must follow one another; alone: by the number of requests."""
         rows = []
         for shares, together in groupby(cases, key=lambda case: case.acceptance):
@@ -143,7 +143,7 @@ class NodeBench:
             rows += self._lead(list(together), ceilings, alone)
         return rows
 
-    def _lead(self, cases: list[Case], ceilings: Sequence[Ceilings], alone: dict[int, Alone]) -> list[Row]:
+    def _lead(self, cases: list[Case], ceilings: Sequence[Ceilings], alone: dict[int, PartSeconds]) -> list[Row]:
         engine = Engine(self._config, self._backend, time.monotonic, agreement=self._clock.agreement)
         load = RankLoad(engine, self._backend)
         if self._prompt_rate is None:
@@ -158,7 +158,9 @@ class NodeBench:
             engine.step()
         return rows
 
-    def _row(self, case: Case, load: RankLoad, ceilings: Sequence[Ceilings], alone: Alone, prompt_rate: float) -> Row:
+    def _row(
+        self, case: Case, load: RankLoad, ceilings: Sequence[Ceilings], alone: PartSeconds, prompt_rate: float
+    ) -> Row:
         options, requests = self._options, case.requests
         start_steps(load, requests, options.steps, options.most_drafts, case.acceptance)
         self._clock.restart()
@@ -216,8 +218,8 @@ def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: 
     return resolve(config, Hardware(gpus, 0))
 
 
-def _alone(model: Model, exchange: Exchange, rows: int) -> Alone:
-    return Alone(_routed_seconds(model, rows), _sums_seconds(model, exchange, rows))
+def _alone(model: Model, exchange: Exchange, rows: int) -> PartSeconds:
+    return PartSeconds(_routed_seconds(model, rows), _sums_seconds(model, exchange, rows))
 
 
 def _routed_seconds(model: Model, rows: int) -> float:

@@ -4,22 +4,20 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.exchange.alone import Alone
 from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
-from engine.parallel.layout import Group, Place
+from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
 from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
-class NoExchange:
+class NoExchange(Alone):
     """engine.exchange.interface.Exchange of a rank that uses its own tensors in place of those of all ranks.
 
     There need be no other ranks. The results of steps are meaningless.
     """
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         return part.repeat(len(self.place.members(group)), *(1 for _ in part.shape[1:]))
@@ -27,32 +25,11 @@ class NoExchange:
     def begin_all_gather(
         self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
     ) -> Begun[None]:
-        for output, part in zip(outputs, parts, strict=True):
-            output.unflatten(0, (-1, len(part))).copy_(part)
-        return Begun(lambda: None)
+        wholes = [output.unflatten(0, (-1, len(part))) for output, part in zip(outputs, parts, strict=True)]
+        return super().begin_all_gather(wholes, parts, group, beside=beside)
 
     def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
         return Begun(lambda: values[: len(values) // len(self.place.members(group))])
-
-    def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
-        return values
-
-    def add_rms_norm(
-        self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm, group: Group
-    ) -> tuple[torch.Tensor | None, Quantized | None] | None:
-        return None
-
-    def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
-        return values
-
-    def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
-        pass
-
-    def barrier(self, group: Group) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
 
 
 class MutedExchange:

@@ -8,6 +8,7 @@ import torch
 
 from kernels.hopper import is_hopper, processors
 from kernels.nvrtc import load_kernel
+from kernels.tile_sizes import cdiv
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
 from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
@@ -104,15 +105,11 @@ def choose_strips(touched: int, hidden: int, width: int, ctas: int) -> int:
     """Strips of a unit with which the busiest warp has the least to do."""
 
     def cost(strips: int) -> float:
-        first = touched * ceil_divide(2 * width // STRIP, strips)
-        last = touched * ceil_divide(hidden // STRIP, strips)
-        groups = ceil_divide(first, TEAMS * ctas) * ceil_divide(hidden // GROUP, PARTS)
-        groups += ceil_divide(last, WARPS * ctas) * (width // GROUP)
+        first = touched * cdiv(2 * width // STRIP, strips)
+        last = touched * cdiv(hidden // STRIP, strips)
+        groups = cdiv(first, TEAMS * ctas) * cdiv(hidden // GROUP, PARTS)
+        groups += cdiv(last, WARPS * ctas) * (width // GROUP)
         # A group takes half as long as one of its strips beside its strips.
         return groups * (strips + 0.5)
 
     return min(range(MOST_STRIPS, 0, -1), key=cost)
-
-
-def ceil_divide(value: int, by: int) -> int:
-    return -(-value // by)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.node.measure import Alone, NodeBench, Options
+from bench.node.measure import NodeBench, Options, PartSeconds
 from bench.node.rows import Row, read_rows
 from bench.rank import steps
 from bench.rank.acceptance import InjectedAcceptance
@@ -67,7 +67,9 @@ def test_ranks_measure_steps_in_which_as_many_drafts_are_accepted_as_wanted(
         resolved, exchange = resolve(config, Hardware(0, 1 << 30)), HostExchange(peers)
         acceptance = acceptances[threading.get_ident()] = InjectedAcceptance(2, 2, torch.device("cpu"))
         bench = NodeBench(options, resolved, make_rank(resolved, exchange), exchange, peers, acceptance)
-        return bench.measure(cases, [Ceilings(1e11, 1e12, 2e12)] * 2, {count: Alone(1e-6, 0.0) for count in (1, 2)})
+        return bench.measure(
+            cases, [Ceilings(1e11, 1e12, 2e12)] * 2, {count: PartSeconds(1e-6, 0.0) for count in (1, 2)}
+        )
 
     rows, others = on_each_rank(layout, act)
     assert [row.case for row in rows] == cases and read_rows(out) == rows
