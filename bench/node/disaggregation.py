@@ -1,8 +1,8 @@
 """Prompts beside answers compared with prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--settle 0]
-[--isl 3500] [--osl 400] [--layers N] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N] [--role-changes]
-[--set SERVICE.KEY=VALUE] [--output FILE] [--plot FILE]`
+[--isl 3500] [--osl 400] [--layers N] [--tpot-ms MS] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N]
+[--role-changes] [--set SERVICE.KEY=VALUE] [--output FILE] [--plot FILE]`
 
 Each mesh is what `deepmesh up --gpus N` starts with --split 1D ("ifb": one worker, dp and ep N; "aligned ifb": with
 engine.parallel.prompt_wait_steps; "divided ifb": with engine.parallel.context_parallel_tokens instead, all ranks
@@ -11,12 +11,12 @@ layers with random weights, INT4 experts and KV in FP8, or the checkpoint --mode
 lengths are uniform within 30% of --isl and --osl. Requests at the first rate warm the mesh up and are not counted. Then
 each rate follows the one before without a pause, so that new requests meet answers at all positions. With --settle,
 requests of a rate's first and last seconds do not count, because they meet answers of another rate. A request is good
-if its first token comes within 2 s and the others in 50 ms each, the latter scaled by the share of R1's 61 layers that
-the model has. With --same-prompts each rate first sends the requests of the rate before once more, of which all but 1
-to 64 tokens are cached. With --next-n an MTP module drafts tokens; its weights are random too, so that no draft is
-right. With --role-changes the prefill worker of "pd" finally becomes a decode worker and then a prefill worker again,
-and requests are sent after each change. --plot draws good requests, times per token, and how evenly tokens come, over
-the rates.
+if its first token comes within 2 s and the others in --tpot-ms each, by default 50 ms scaled by the share of R1's 61
+layers that the model has. With --same-prompts each rate first sends the requests of the rate before once more, of which
+all but 1 to 64 tokens are cached. With --next-n an MTP module drafts tokens; its weights are random too, so that no
+draft is right. With --role-changes the prefill worker of "pd" finally becomes a decode worker and then a prefill worker
+again, and requests are sent after each change. --plot draws good requests, times per token, and how evenly tokens come,
+over the rates.
 """
 
 import argparse
@@ -187,6 +187,7 @@ def main() -> int:
     parser.add_argument("--isl", type=int, default=3500)
     parser.add_argument("--osl", type=int, default=400)
     parser.add_argument("--layers", type=int, default=9)
+    parser.add_argument("--tpot-ms", type=float, help="the most a token of a good request takes")
     parser.add_argument("--model", type=Path, help="a checkpoint's directory")
     parser.add_argument("--max-requests", type=int, default=128, help="that a rank runs at once")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SERVICE.KEY=VALUE")
@@ -207,7 +208,7 @@ def main() -> int:
     options = Options(
         tuple(given.rates), given.seconds, given.isl, given.osl, given.layers, given.model, given.max_requests,
         given.gpus, tuple(given.meshes), tuple(given.settings), given.warm_up, given.same_prompts, given.next_n,
-        given.role_changes, given.settle,
+        given.role_changes, given.settle, given.tpot_ms,
     )  # fmt: skip
     console = Console(width=150, highlight=False)
     result = uvloop.run(run(options, output.with_suffix(".log"), console))

@@ -43,9 +43,13 @@ class Options:
     role_changes: bool = False
     # Requests of so many seconds at the beginning and at the end of each rate do not count.
     settle_seconds: float = 0.0
+    # The most milliseconds a token may take; None: in proportion to the layers.
+    most_tpot_ms: float | None = None
 
     @property
     def tpot_ms(self) -> float:
+        if self.most_tpot_ms is not None:
+            return self.most_tpot_ms
         return TPOT_MS * self.layers / int(DEEPSEEK_R1["num_hidden_layers"])
 
 

@@ -43,8 +43,9 @@ def test_a_later_rate_sends_the_prompts_of_an_earlier_one_if_asked_to(same_promp
     assert first & second == (first if same_prompts else set())
 
 
-def test_the_bound_of_a_token_is_in_proportion_to_the_layers() -> None:
+def test_the_bound_of_a_token_is_in_proportion_to_the_layers_unless_one_is_given() -> None:
     assert Options((), 0.0, 0, 0, 61, None, 1).tpot_ms == 50.0
+    assert Options((), 0.0, 0, 0, 6, None, 1, most_tpot_ms=20.0).tpot_ms == 20.0
     assert Options((), 0.0, 0, 0, 6, None, 1).tpot_ms < 5.0
 
 
