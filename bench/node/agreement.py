@@ -3,8 +3,9 @@
 `python -m bench.node.agreement [--pauses-ms 0 20] [--evicted-mb 4] [--steps 150]`
 
 Between steps a rank sleeps, writes other memory, so that the agreement's code leaves the processor's caches, and comes
-up to 0.1 ms late, at random. Printed are medians over both ranks' steps: the time without the waits for each other, and
-the time from the later rank's arrival until both have agreed.
+up to 0.1 ms late, at random. The ranks propose either the same in all steps, or each something else in each step.
+Printed are medians over both ranks' steps: the time without the waits for each other, and the time from the later
+rank's arrival until both have agreed.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 
 from rich.console import Console
@@ -43,15 +45,15 @@ class Step:
     busy: float
 
 
-def agree_on_a_core(pause_seconds: float, evicted_bytes: int, steps: int, peers: Peers) -> list[Step]:
+def agree_on_a_core(pause_seconds: float, evicted_bytes: int, steps: int, alike: bool, peers: Peers) -> list[Step]:
     """One rank's steps, in a process that keeps to one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[peers.place.rank % len(cores)]})
-    return agree(peers, pause_seconds, evicted_bytes, steps)
+    return agree(peers, pause_seconds, evicted_bytes, steps, alike)
 
 
-def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) -> list[Step]:
-    """One rank's steps."""
+def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int, alike: bool) -> list[Step]:
+    """One rank's steps. alike: whether both ranks propose the same in all of them."""
     clock, evicted, late = AgreementClock(peers), bytearray(evicted_bytes), random.Random(peers.place.rank)
     measured = []
     for step in range(steps):
@@ -62,8 +64,7 @@ def agree(peers: Peers, pause_seconds: float, evicted_bytes: int, steps: int) ->
             _spin(late.uniform(0, LATEST_SECONDS))
         clock.restart()
         begun = time.perf_counter()
-        # The numbers change from step to step, and differ between the ranks.
-        rows = 64 + (step + peers.place.rank) % 3
+        rows = 64 if alike else 64 + (step + peers.place.rank) % 3
         clock.agreement.agree(StepShape(rows, drawing=rows, decodes=True, rows=rows))
         measured.append(Step(begun, time.perf_counter(), clock.mean_seconds()))
     return measured
@@ -82,18 +83,19 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     arguments = parser.parse_args()
     table = Table(title="us of an agreement between two ranks")
-    for column in ("pause, ms", "a host is busy", "p90", "both have agreed"):
+    for column in ("pause, ms", "proposals", "a host is busy", "p90", "both have agreed"):
         table.add_column(column, justify="right")
-    for pause_ms in arguments.pauses_ms:
+    for pause_ms, alike in product(arguments.pauses_ms, (True, False)):
         evicted_bytes = int(arguments.evicted_mb * (1 << 20))
-        ranks = on_each_rank(LAYOUT, partial(agree_on_a_core, pause_ms / 1000, evicted_bytes, arguments.steps))
-        counted = [steps[arguments.steps // WARM_SHARE :] for steps in ranks]
+        act = partial(agree_on_a_core, pause_ms / 1000, evicted_bytes, arguments.steps, alike)
+        counted = [steps[arguments.steps // WARM_SHARE :] for steps in on_each_rank(LAYOUT, act)]
         busy = sorted(step.busy for steps in counted for step in steps)
         together = [
             max(step.ended for step in pair) - max(step.begun for step in pair) for pair in zip(*counted, strict=True)
         ]
         times = median(busy), busy[len(busy) * 9 // 10], median(together)
-        table.add_row(f"{pause_ms:g}", *(f"{seconds * 1e6:.1f}" for seconds in times))
+        cells = (f"{seconds * 1e6:.1f}" for seconds in times)
+        table.add_row(f"{pause_ms:g}", "the same" if alike else "others", *cells)
     Console(highlight=False).print(table)
     return 0
 

@@ -67,8 +67,10 @@ class Lockstep:
             (bit, each[rank], [pair for pair in enumerate(each) if pair[0] != rank])
             for bit, each in zip((0, 1, 1, 0), places, strict=True)
         ]
-        # The last round in which this rank has proposed.
+        # The last round in which this rank has proposed, what, and packed: most steps are like the one before.
         self._round = 0
+        self._proposed: StepShape | None = None
+        self._packed = 0
 
     @property
     def due(self) -> bool:
@@ -84,7 +86,9 @@ class Lockstep:
         self._round = number = self._round + 1
         bit, own, others = self._rounds[number & 3]
         words = self._words
-        words[own] = bit << PACKED_BITS | packed(proposal)
+        if proposal != self._proposed:
+            self._proposed, self._packed = proposal, packed(proposal)
+        words[own] = written = bit << PACKED_BITS | self._packed
         for rank, place in others:
             word = words[place]
             if word >> PACKED_BITS != bit:
@@ -93,7 +97,9 @@ class Lockstep:
                     word = self._await(bit, rank, place)
                 elif words[place + 1] == self.rank:
                     self._semaphores.post(rank)
-            proposal = agreed(proposal, word)
+            # The same proposal adds nothing but its waiting prompts.
+            if word != written or proposal.waiting_prompts:
+                proposal = agreed(proposal, word)
         return proposal
 
     def _read(self, bit: int, place: int) -> int | None:

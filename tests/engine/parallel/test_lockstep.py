@@ -23,6 +23,14 @@ def test_ranks_agree_on_a_shape_that_holds_all_proposals() -> None:
     assert agreed == [StepShape(300, decode_only=False, drafts=1, rows=3)] * 3
 
 
+def test_ranks_that_propose_the_same_again_and_again_agree_on_it_and_count_all_waiting_prompts() -> None:
+    def act(peers: Peers) -> list[StepShape]:
+        return [peers.steps.agree(StepShape(7, waiting_prompts=waiting)) for waiting in (0, 0, 1, 1, 0)]
+
+    agreed = [StepShape(7, waiting_prompts=waiting) for waiting in (0, 0, 3, 3, 0)]
+    assert on_each_rank(Layout(dp=3), act) == [agreed] * 3
+
+
 def test_ranks_stop_when_all_want_to() -> None:
     agreed = on_each_rank(Layout(dp=2), lambda peers: peers.steps.agree(StepShape(0, stopping=True)))
     assert [shape.stopping for shape in agreed] == [True, True]
