@@ -119,12 +119,13 @@ check-protos: .venv/installed-dev
 	cd protos && against=$${AGAINST:-$$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)} && \
 	../$(BIN)/buf breaking --against "$$(git rev-parse --path-format=absolute --git-common-dir)#ref=$$(git rev-parse "$$against^{commit}"),subdir=protos"
 
-# Needs a GPU and the CUDA toolkit. In the tests of kernels each tensor has an allocation of its own, so that an access
+# Needs a GPU, for exchanges two, and the CUDA toolkit. In the tests of kernels each tensor has an allocation of its own, so that an access
 # beyond it is noticed. Graphs, and so the engine, need torch's allocator. Large cases are left out: they would take
 # hours and run the same instructions.
 sanitize: .venv/installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/kernels -k "not captured and not even and not long"
 	$(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/engine/test_gpu_engine.py -k "change_no_token"
+	$(SANITIZER) --target-processes all $(BIN)/python -m pytest -o timeout=0 tests/engine/exchange/test_peer.py -k "random or graphs"
 	$(SANITIZER) --tool racecheck $(BIN)/python -m pytest -o timeout=0 tests/kernels/test_mla_decode_gpu.py -k "deepseek and ragged"
 
 # If the interpreter already has a CUDA build of torch, it is kept: the environment then sees the interpreter's
