@@ -16,25 +16,26 @@ MAX_RETRY_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Latencies that the prediction for a request must meet; None demands nothing."""
+    """Latencies that the prediction for a request must meet; None demands nothing.
+
+    wait_margin: how much longer than predicted a wait may take, as a share of it. Waits are for the ends of answers
+    whose lengths nobody knows, so that half of them take longer. If a request had only to be predicted within the time
+    to the first token, a full fleet would keep all of them waiting for about that time, and miss it for half.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-
-
-NO_OBJECTIVES = Objectives()
+    wait_margin: float = 1.5
 
 
 def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
     """The terms; those whose prediction exceeds an objective become rejected."""
-    if objectives == NO_OBJECTIVES:
-        return tuple(terms)
     return tuple(_judge(term, objectives) for term in terms)
 
 
 def meets(objectives: Objectives, term: Terms) -> bool:
     """Whether the terms meet the objectives, so that `admit` leaves them as they are."""
-    return (objectives.ttft_ms is None or term.ttft_ms <= objectives.ttft_ms) and (
+    return (objectives.ttft_ms is None or _latest_ms(term, objectives) <= objectives.ttft_ms) and (
         objectives.tpot_ms is None or term.tpot_ms <= objectives.tpot_ms
     )
 
@@ -66,14 +67,15 @@ def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> Mes
 def _judge(term: Terms, objectives: Objectives) -> Terms:
     if term.rejection is not None or meets(objectives, term):
         return term
-    excess = [
-        f"{name} of {value:.1f} ms is over the objective of {limit:g} ms"
-        for name, value, limit in (
-            ("time to first token", term.ttft_ms, objectives.ttft_ms),
-            ("time per token", term.tpot_ms, objectives.tpot_ms),
+    excess = []
+    if objectives.ttft_ms is not None and (latest_ms := _latest_ms(term, objectives)) > objectives.ttft_ms:
+        margin_ms = latest_ms - term.ttft_ms
+        margin = f", {margin_ms:.1f} ms more if it waits as long as it may," if margin_ms else ""
+        excess.append(
+            f"time to first token of {term.ttft_ms:.1f} ms{margin} is over the objective of {objectives.ttft_ms:g} ms"
         )
-        if limit is not None and value > limit
-    ]
+    if objectives.tpot_ms is not None and term.tpot_ms > objectives.tpot_ms:
+        excess.append(f"time per token of {term.tpot_ms:.1f} ms is over the objective of {objectives.tpot_ms:g} ms")
     return msgspec.structs.replace(
         term, rejection=Rejection.OBJECTIVE, rejected=f"its predicted {' and '.join(excess)}"
     )
@@ -81,9 +83,17 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
 
 def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
     """Predicted milliseconds until this candidate could take the request; None if waiting would not help."""
-    if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None and term.ttft_ms > objectives.ttft_ms:
-        return term.ttft_ms - objectives.ttft_ms
+    if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None:
+        excess_ms = _latest_ms(term, objectives) - objectives.ttft_ms
+        if excess_ms > 0:
+            # The margin becomes less with the wait.
+            return excess_ms / (1 + objectives.wait_margin)
     # A worker is avoided because it refused this request, so to the caller the mesh is full rather than empty.
     if term.rejection in (Rejection.FULL, Rejection.OBJECTIVE, Rejection.AVOIDED):
         return term.drain_ms
     return None
+
+
+def _latest_ms(term: Terms, objectives: Objectives) -> float:
+    """Milliseconds to the first token if the wait takes as long as it may."""
+    return term.ttft_ms + objectives.wait_margin * (term.ttft_ms - term.prompt_ms)

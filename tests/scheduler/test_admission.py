@@ -22,8 +22,21 @@ def test_a_first_token_predicted_too_late_is_refused_until_the_excess_has_draine
     assert choose(terms) is None
     error = refusal("oracle", terms, objectives)
     assert isinstance(error, Overloaded)
-    # 4000 tokens at 1000/s are due at 4000 ms.
-    assert error.retry_after_ms == 3000
+    # 4000 tokens at 1000/s are due at 4000 ms, of which 3360 are a wait: in 3216 ms it is 144, and 216 more at most.
+    assert error.retry_after_ms == 3216
+
+
+def test_a_wait_that_may_take_longer_than_predicted_counts_with_its_margin() -> None:
+    waiting = make_candidate("a", load=make_load(queued_prefill_tokens=400))
+    computing = predict_alone(make_request(prompt_tokens=1040), [make_candidate("a")], KNOBS)
+    (wait,) = predict_alone(make_request(), [waiting], KNOBS)
+    assert computing[0].ttft_ms == wait.ttft_ms == 1040.0
+    assert choose(admit(computing, Objectives(ttft_ms=1050.0))) is not None
+    refused = admit([wait], Objectives(ttft_ms=1050.0))
+    assert choose(refused) is None
+    assert "first token of 1040.0 ms, 600.0 ms more if it waits as long as it may" in refused[0].rejected
+    assert choose(admit([wait], Objectives(ttft_ms=1640.0))) is not None
+    assert choose(admit([wait], Objectives(ttft_ms=1050.0, wait_margin=0.0))) is not None
 
 
 def test_a_token_rate_predicted_too_low_is_refused() -> None:

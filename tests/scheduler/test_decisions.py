@@ -1,13 +1,13 @@
 from typing import Any
 
-from scheduler.admission import NO_OBJECTIVES
+from scheduler.admission import Objectives
 from scheduler.candidates import Candidates, PlacementKnobs
 from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from tests.support.scheduling import make_candidate, make_request
 
-COMPARED = Comparison(make_request(), Candidates([make_candidate()]), PlacementKnobs(), NO_OBJECTIVES)
+COMPARED = Comparison(make_request(), Candidates([make_candidate()]), PlacementKnobs(), Objectives())
 CHOSEN = COMPARED.best().best
 
 

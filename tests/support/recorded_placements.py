@@ -29,7 +29,7 @@ from mesh.domain.workers import (
     WorkerState,
 )
 from mesh.errors import MeshError
-from scheduler.admission import NO_OBJECTIVES, Objectives
+from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, PlacementRequest
 from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, DecisionLog, Outcome
@@ -74,7 +74,7 @@ class Scene:
 
 
 SCENES = (
-    Scene("pairs", 45, 60, True, (1,), PlacementKnobs(), NO_OBJECTIVES, "quiet"),
+    Scene("pairs", 45, 60, True, (1,), PlacementKnobs(), Objectives(), "quiet"),
     Scene(
         "full",
         8,
@@ -85,7 +85,7 @@ SCENES = (
         Objectives(1500.0, 40.0),
         "busy",
     ),
-    Scene("idle", 10, 15, False, (1, 2), PlacementKnobs(), NO_OBJECTIVES, "idle"),
+    Scene("idle", 10, 15, False, (1, 2), PlacementKnobs(), Objectives(), "idle"),
     Scene("alone", 0, 30, True, (1, 4), PlacementKnobs(costs=CURVE), Objectives(ttft_ms=9000.0), "quiet"),
 )
 
