@@ -4,11 +4,9 @@ Structs of msgspec because hundreds are made in every step, and frozen dataclass
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from engine.balance.report import BalanceReport
 from engine.sparse_measure import SparseMeasure
@@ -19,6 +17,11 @@ from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
+
+if TYPE_CHECKING:
+    # Services import this module too, and they need no numpy.
+    import numpy as np
+    import numpy.typing as npt
 
 
 class History(msgspec.Struct, frozen=True):
@@ -35,7 +38,7 @@ class History(msgspec.Struct, frozen=True):
 class TokenMasks(Protocol):
     """Which tokens a row may draw."""
 
-    def wait(self) -> Sequence[npt.NDArray[np.uint8] | None]:
+    def wait(self) -> "Sequence[npt.NDArray[np.uint8] | None]":
         """One mask for each draw of the row: a bit for each token id, lowest first, set if the token may be drawn. None
         in place of a mask if any token may be.
 

@@ -22,9 +22,7 @@ _OF_ANOTHER_LENGTH = ("too_short", "too_long")
 class Config(BaseModel):
     """Base of every configuration model: frozen, with unknown keys refused and defaults validated."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
 
 class ServerConfig(Config):

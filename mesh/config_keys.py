@@ -1,12 +1,17 @@
 """Describes the keys of a configuration model, and finds the key that somebody may have meant."""
 
+import ast
+import inspect
 import json
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
@@ -27,7 +32,8 @@ class Key:
     # Type and bounds, and the default, in words.
     kind: str
     default: str
-    meaning: str
+    # The model that has the key.
+    owner: type[BaseModel]
     # The model of the keys below it; None for a single value.
     section: type[BaseModel] | None = None
 
@@ -35,14 +41,19 @@ class Key:
     def is_text(self) -> bool:
         return self.kind.startswith(("text", "path"))
 
+    @property
+    def meaning(self) -> str:
+        """What the docstring below the field says, or that of the section."""
+        own = _docstrings(self.owner).get(self.path.rpartition(".")[2])
+        return " ".join((own or (self.section.__doc__ if self.section is not None else None) or "").split())
+
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """Every key of `model`: sections, each directly before its own keys, and values."""
     for name, field in model.model_fields.items():
         section = model_in(field.annotation)
-        meaning = field.description or (section.__doc__ if section is not None else None) or ""
         path = f"{prefix}{name}"
-        yield Key(path, _kind(field), _default(field, section), " ".join(meaning.split()), section)
+        yield Key(path, _kind(field), _default(field, section), model, section)
         if section is not None:
             yield from keys_of(section, f"{path}{'[]' if _is_list(field.annotation) else ''}.")
 
@@ -76,6 +87,22 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     same_leaf = [key for key in known if key.rpartition(".")[2] == leaf]
     found = same_leaf or get_close_matches(given, known, 1, _ALIKE)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+    """The docstrings below the fields of a model and its bases. Pydantic can keep them (use_attribute_docstrings), but
+    reads all sources for that whenever a service starts, which takes a seventh of the start.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        (definition,) = ast.parse(dedent(inspect.getsource(each))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, below in pairwise(definition.body):
+            match statement, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = text
+    return found
 
 
 def _kind(field: FieldInfo) -> str:

@@ -24,8 +24,6 @@ SETTINGS_VARIABLE = "DEEPMESH_SETTINGS"
 EXIT_FAILED = 1
 # Starting again cannot help: the configuration or the checkpoint is wrong.
 EXIT_USELESS_TO_RETRY = 2
-# Number of unfreed containers after which Python collects its youngest generation.
-COLLECT_AFTER_OBJECTS = 20_000
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
@@ -79,7 +77,9 @@ def launch(
         if divide is not None:
             config = divide(config)
         configure(service, config.observe)
-        _collect_rarely()
+        # Objects made so far live as long as the process: garbage collections need not visit them.
+        gc.collect()
+        gc.freeze()
         uvloop.run(_run(main, config))
     except MeshError as error:
         sys.stderr.write(f"{service}: {error.message}\n")
@@ -87,15 +87,6 @@ def launch(
     except KeyboardInterrupt:
         return 128 + 2
     return 0
-
-
-def _collect_rarely() -> None:
-    """Exclude everything allocated so far from garbage collection, and collect less often: with the default of 700
-    objects, bursts of messages made it take a fifteenth of a busy gateway's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def _run(main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]], config: ConfigT) -> None:

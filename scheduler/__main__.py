@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 from deepmesh.keda import externalscaler_pb2_grpc
@@ -25,8 +26,6 @@ from scheduler.deletion_costs import DeletionCosts
 from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
 from scheduler.needs import Assumed
-from scheduler.pod_costs import PodCosts
-from scheduler.pods import Cluster, Pods
 from scheduler.registry import Registry, RegistryLimits
 from scheduler.scaler import Scaler
 from scheduler.scaling import ScalingKnobs
@@ -35,6 +34,9 @@ from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from scheduler.unreadable_kv import UnreadableKv
+
+if TYPE_CHECKING:
+    from scheduler.pod_costs import PodCosts
 
 SERVICE = "deepmesh.internal.v1.SchedulerService"
 SERVES = {
@@ -105,21 +107,27 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
     registry, scaler, costs, registrations = compose(config, links)
     async with AsyncExitStack() as stack:
-        pods = None
-        if config.pods.deletion_costs:
-            pods = await stack.enter_async_context(Pods(Cluster.around_this_pod()))
+        pod_costs = await _pod_costs(costs, stack) if config.pods.deletion_costs else None
         server = await stack.enter_async_context(MeshServer(config.server, "scheduler", registrations, tls))
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(UnreadableKv(registry).run(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(link.run()) for link in links]
         tasks += [asyncio.create_task(scaler.run(config.scaling.period_seconds))]
-        if pods is not None:
-            tasks += [asyncio.create_task(PodCosts(costs.now, pods).run(config.pods.period_seconds))]
+        if pod_costs is not None:
+            tasks += [asyncio.create_task(pod_costs.run(config.pods.period_seconds))]
         await server.ready()
         yield server
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _pod_costs(costs: DeletionCosts, stack: AsyncExitStack) -> "PodCosts":
+    # Imported here: httpx takes a sixth of a scheduler's start, and only this needs it.
+    from scheduler.pod_costs import PodCosts
+    from scheduler.pods import Cluster, Pods
+
+    return PodCosts(costs.now, await stack.enter_async_context(Pods(Cluster.around_this_pod())))
 
 
 async def serve(config: SchedulerConfig) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -7,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
-from cli.commands import build
+from cli.commands import build, run
 from cli.config import Service
 from cli.launcher.plan import MODULES
 from cli.main import INTERRUPTED
@@ -31,15 +34,36 @@ DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; mai
 
 
 async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command, run in a thread of this process: to import all that it needs
+    takes a process most of a second.
+    """
+    return await asyncio.to_thread(_run_here, arguments, stdin, environment)
+
+
+def _run_here(arguments: Sequence[str], stdin: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
+    status = 0
+    with ExitStack() as stack:
+        stack.enter_context(patch("sys.argv", ["deepmesh", *arguments]))
+        stack.enter_context(patch("sys.stdin", io.StringIO(stdin)))
+        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **environment}))
+        out = stack.enter_context(redirect_stdout(io.StringIO()))
+        err = stack.enter_context(redirect_stderr(io.StringIO()))
+        try:
+            run()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return status, out.getvalue(), err.getvalue()
+
+
+async def deepmesh_process(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-c", DEEPMESH, *arguments],
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", **environment},
     )
-    out, err = await process.communicate(stdin.encode(errors="surrogateescape"))
+    out, err = await process.communicate(stdin)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -94,7 +118,7 @@ async def test_an_interrupt_while_a_command_is_imported_is_no_fault() -> None:
 
 
 async def test_help_names_every_command_and_the_ports() -> None:
-    status, out, _ = await deepmesh("--help")
+    status, out, _ = await deepmesh_process("--help")
     assert status == 0
     assert all(word in out for word in ("up", "chat", "status", "make-checkpoint", "bench", "demo", "8002"))
 
@@ -179,10 +203,11 @@ async def test_an_empty_pipe_is_refused() -> None:
     assert (status, err.startswith("deepmesh: the message is empty")) == (2, True)
 
 
-@pytest.mark.parametrize(("system", "stdin"), [("\udcff", "two"), ("S", "\udcff")])
-async def test_text_that_is_no_utf_8_is_refused_in_one_line(system: str, stdin: str) -> None:
+@pytest.mark.parametrize(("system", "stdin"), [("\udcff", b"two"), ("S", b"\xff")])
+async def test_text_that_is_no_utf_8_is_refused_in_one_line(system: str, stdin: bytes) -> None:
     async with ScriptedGateway([Delta(text="no")]).served() as server:
-        status, out, err = await deepmesh("chat", "--endpoint", server.endpoint, "--system", system, stdin=stdin)
+        chat = ("chat", "--endpoint", server.endpoint, "--system", system)
+        status, out, err = await deepmesh_process(*chat, stdin=stdin)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("deepmesh: text that is no UTF-8 cannot be sent: ")
 
