@@ -145,7 +145,9 @@ class Peer:
     """A `Side` in another process: `peer.agent("push", ticket, blocks)`."""
 
     def __init__(self, **setup: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Each peer is forked from a process that has imported this module and runs no thread.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, Setup(**setup)), daemon=True)
         self._process.start()
