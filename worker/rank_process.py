@@ -7,15 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.parallel.peers import GroupDescriptors
 from engine.protocol.frames import RECEIVE_BYTES
 from engine.protocol.messages import Start
 from engine.protocol.pulse import Pulse
-from mesh import tether
 from mesh.config import ObserveConfig
+from mesh.tethered import start_tethered
 from transfer.block_macs import Authorship
 
 
@@ -74,13 +73,10 @@ async def _spawn(
 ) -> asyncio.subprocess.Process:
     """Start a rank. own: the descriptors of its connection and its pulse."""
     shared = [] if group is None else group.arguments
-    tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
     # The rank uses our own rule for sys.path, so that it imports the same code as this process.
     path_rule = ["-P"] if sys.flags.safe_path else []
-    return await asyncio.create_subprocess_exec(
-        *tethered,
-        *[sys.executable, *path_rule, "-m", "engine.rank", str(rank), *map(str, own), *shared],
-        stdin=asyncio.subprocess.DEVNULL,
+    return await start_tethered(
+        [sys.executable, *path_rule, "-m", "engine.rank", str(rank), *map(str, own), *shared],
         pass_fds=[*own, *(() if group is None else group.all)],
         env=rank_environment(config),
     )

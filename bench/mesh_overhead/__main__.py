@@ -38,9 +38,9 @@ from bench.meshes.processes import CpuMeter
 from bench.meshes.timed_generation import TimedGeneration, generate
 from bench.rank.model import DEEPSEEK_R1, write_shape
 from cli.launcher.gpus import find_gpus
-from cli.launcher.process import tethered
 from engine.config import EngineConfig
 from mesh.errors import ProcessFailed
+from mesh.tethered import tethered
 from tools.byte_tokenizer import write_tokenizer
 from worker.rank_process import rank_environment
 

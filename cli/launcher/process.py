@@ -3,18 +3,16 @@
 import asyncio
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh import tether
 from mesh.channel import Channels
 from mesh.errors import MeshError, ProcessFailed
+from mesh.tethered import start_tethered
 
 _TAIL_LINES = 20
 _LONGEST_LINE = 64 * 1024
@@ -61,9 +59,8 @@ class Child:
         # has closed it.
         read_end, write_end = os.pipe()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *tethered(self._command),
-                stdin=asyncio.subprocess.DEVNULL,
+            self._process = await start_tethered(
+                self._command,
                 stdout=write_end,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
@@ -149,11 +146,6 @@ class Child:
     def _kill_session(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process_id, signal.SIGKILL)
-
-
-def tethered(command: Sequence[str]) -> list[str]:
-    """`command`, wrapped so that the kernel kills it when this process dies. Start it from the main thread."""
-    return [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *command]
 
 
 async def until_ready(endpoint: str, channels: Channels) -> None:

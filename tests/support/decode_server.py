@@ -27,6 +27,7 @@ from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.forking import forked_services
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from worker.rank_group import RankGroup
 from worker.rank_host import RankHost
@@ -100,7 +101,8 @@ async def running_worker(
     changes["engine"] = {"parallel": {"dp": ranks}, **changes.get("engine", {})}
     config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels(), AnyTarget())
     async with serving(config) as (servicer, server):
-        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
+        with forked_services():
+            host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
         worker = DecodeWorker(config, host, prefill_link)
         try:
             servicer.open(worker)

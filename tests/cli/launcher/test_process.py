@@ -34,7 +34,7 @@ import asyncio, sys
 from cli.launcher.process import Child
 
 async def main():
-    inner = "import subprocess, time; from cli.launcher.process import tethered; "
+    inner = "import subprocess, time; from mesh.tethered import tethered; "
     inner += f"p = subprocess.Popen(tethered([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])); "
     inner += "print(p.pid, flush=True); time.sleep(60)"
     child = Child("child", [sys.executable, "-c", inner], lambda name, line: print(child.process_id, line, flush=True))
