@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 from mesh.tether import die_with
-from mesh.tethered import start_tethered
 
 FORK = multiprocessing.get_context("forkserver")
 _SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore", "engine.rank")
@@ -71,17 +70,12 @@ async def _start(
     start_new_session: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """mesh.tethered.start_tethered, for `python -m` of a service."""
-    module = command[command.index("-m") + 1] if "-m" in command else ""
-    if module not in _SERVICES:
-        return await start_tethered(
-            command, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=start_new_session, env=env
-        )
+    """mesh.tethered.start_tethered, for `python -m MODULE`."""
+    module, *arguments = command[command.index("-m") + 1 :]
     descriptors = {number: number for number in pass_fds}
     if stdout is not None:
         assert stderr == asyncio.subprocess.STDOUT
         descriptors |= {1: stdout, 2: stdout}
-    arguments = command[command.index("-m") + 2 :]
     environment = dict(os.environ if env is None else env)
     setup = (module, arguments, environment, _Descriptors(descriptors), start_new_session)
     process = FORK.Process(target=_become, args=setup, daemon=True)
@@ -128,7 +122,7 @@ def _become(
     os.environ.update(environment)
     sys.argv = [module, *arguments]
     # runpy would warn that the module is there.
-    del sys.modules[f"{module}.__main__"]
+    sys.modules.pop(f"{module}.__main__", None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:

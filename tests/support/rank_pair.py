@@ -10,6 +10,7 @@ from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, 
 from mesh.config import ObserveConfig
 from mesh.domain.workers import TransferCounters
 from tests.support.engines import Transcript
+from tests.support.forking import forked_services
 from tests.support.remote_prompts import first_output_of, first_token_of, prefill_of
 from transfer.events import PushEnded
 from worker.rank_client import RankClient
@@ -82,7 +83,8 @@ async def rank_pair(
     decode: EngineConfig, prefill: EngineConfig, observe: ObserveConfig | None = None
 ) -> AsyncIterator[RankPair]:
     """Start the two ranks. observe: that of the prefill rank."""
-    clients = [await RankClient.start(decode), await RankClient.start(prefill, observe)]
+    with forked_services():
+        clients = [await RankClient.start(decode), await RankClient.start(prefill, observe)]
     pair = RankPair(clients[0], clients[1])
     followers = [asyncio.create_task(pair.follow_decode()), asyncio.create_task(pair.follow_prefill())]
     try:

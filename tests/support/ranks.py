@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from engine.config import EngineConfig
 from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript
+from tests.support.forking import forked_services
 from transfer.block_macs import Authorship
 from worker.rank_client import RankClient
 from worker.rank_group import RankGroup
@@ -15,7 +16,8 @@ from worker.rank_group import RankGroup
 
 @asynccontextmanager
 async def running_rank(config: EngineConfig, authorship: Authorship | None = None) -> AsyncIterator[RankClient]:
-    client = await RankClient.start(config, authorship=authorship)
+    with forked_services():
+        client = await RankClient.start(config, authorship=authorship)
     try:
         yield client
     finally:

@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from engine.config import EngineConfig
 from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript, submit_of
+from tests.support.forking import forked_services
 from worker.rank_group import RankGroup, RankMessage
 
 
 @asynccontextmanager
 async def running_group(config: EngineConfig) -> AsyncIterator[tuple[RankGroup, Transcript]]:
-    group, transcript = await RankGroup.start(config), Transcript()
+    with forked_services():
+        group, transcript = await RankGroup.start(config), Transcript()
 
     def on_message(rank: int, message: RankMessage) -> None:
         assert isinstance(message, StepResult)

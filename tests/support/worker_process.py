@@ -13,6 +13,7 @@ from cli.launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.addresses import NOWHERE
+from tests.support.forking import forked_services
 from tests.support.waiting import eventually
 
 
@@ -55,7 +56,8 @@ async def worker_process(module: str, *settings: str, port: int | None = None) -
     options = [part for setting in (*defaults, *settings) for part in ("--set", setting)]
     lines: list[str] = []
     child = Child(module, [sys.executable, "-m", module, *options], lambda _, line: lines.append(line))
-    await child.start()
+    with forked_services():
+        await child.start()
     try:
         yield WorkerProcess(child, f"127.0.0.1:{port}", lines)
     finally:

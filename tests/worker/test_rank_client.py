@@ -23,6 +23,7 @@ from mesh.config import ObserveConfig
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError, EngineFailed, MeshError, NamespaceMismatch, RemoteError
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
+from tests.support.forking import forked_services
 from tests.support.waiting import eventually, wait_until
 from worker.rank_client import RankClient, _start_error
 
@@ -31,7 +32,8 @@ RANK_OWNER = Path(__file__).parents[1] / "support" / "rank_owner.py"
 
 @asynccontextmanager
 async def rank(**settings: Any) -> AsyncIterator[RankClient]:
-    client = await RankClient.start(oracle_config(**settings))
+    with forked_services():
+        client = await RankClient.start(oracle_config(**settings))
     try:
         yield client
     finally:

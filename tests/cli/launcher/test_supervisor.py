@@ -15,6 +15,7 @@ from cli.launcher.restart import RestartPolicy
 from cli.launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
+from tests.support.forking import forked_services
 from tests.support.waiting import eventually
 
 QUICK = RestartPolicy(first_delay_seconds=0.05, attempts=2)
@@ -29,7 +30,8 @@ async def supervised(*specs: ServiceSpec, policy: RestartPolicy = QUICK) -> Asyn
     lines: list[str] = []
     supervisor = Supervisor(specs, lambda name, line: lines.append(f"{name}: {line}"), Channels(), policy)
     try:
-        yield supervisor, lines
+        with forked_services():
+            yield supervisor, lines
     finally:
         await supervisor.stop()
 
@@ -64,10 +66,13 @@ async def test_stopping_leaves_no_process() -> None:
 
 async def test_a_worker_sees_its_gpu_first_also_when_it_is_started_again() -> None:
     worker = replace(probe("decode-0"), gpu=Gpu("1", ("0",)))
-    async with supervised(probe("one"), worker) as (supervisor, _):
+    supervisor = Supervisor((probe("one"), worker), lambda name, line: None, Channels())
+    try:
         await supervisor.start()
         await supervisor.restart(["decode-0"])
         environments = {name: psutil.Process(each).environ() for name, each in supervisor.process_ids.items()}
+    finally:
+        await supervisor.stop()
     assert environments["decode-0"]["CUDA_VISIBLE_DEVICES"] == "1,0"
     assert environments["one"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
