@@ -6,33 +6,37 @@ Their command line and /proc/PID/environ are those of that process. Tests of the
 import asyncio
 import atexit
 import fcntl
+import json
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from mesh.tether import die_with
+from mesh.tethered import start_tethered
+from worker.adopted_process import AdoptedProcess
 
 FORK = multiprocessing.get_context("forkserver")
-_SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore", "engine.rank")
+_WORKERS = ("prefill_svc", "decode_svc")
+_SERVICES = ("gateway", "scheduler", *_WORKERS, "kvstore", "engine.rank")
 FORK.set_forkserver_preload([*(f"{each}.__main__" for each in _SERVICES), "tests.support.transfer_peer"])
 # Received descriptors wait above all numbers that they may have to get.
 _ABOVE = 512
+_MOST_BYTES, _MOST_DESCRIPTORS = 1 << 20, 64
+_RANKS_START = "worker.rank_process.start_tethered"
 
 
 @contextmanager
 def forked_services() -> Iterator[None]:
-    """Fork the services and ranks that this process starts in the block."""
-    with (
-        patch("worker.rank_process.start_tethered", _start),
-        patch("cli.launcher.process.start_tethered", _start),
-    ):
+    """Fork the services and ranks that this process starts in the block, and the first rank of each such service."""
+    with patch(_RANKS_START, _start), patch("cli.launcher.process.start_tethered", _start):
         yield
 
 
@@ -61,26 +65,28 @@ class ForkedProcess:
         os.kill(self.pid, signal.SIGKILL)
 
 
-async def _start(
-    command: Sequence[str],
-    *,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    pass_fds: Sequence[int] = (),
-    start_new_session: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> Any:
-    """mesh.tethered.start_tethered, for `python -m MODULE`."""
-    module, *arguments = command[command.index("-m") + 1 :]
-    descriptors = {number: number for number in pass_fds}
-    if stdout is not None:
-        assert stderr == asyncio.subprocess.STDOUT
-        descriptors |= {1: stdout, 2: stdout}
-    environment = dict(os.environ if env is None else env)
-    setup = (module, arguments, environment, _Descriptors(descriptors), start_new_session)
-    process = FORK.Process(target=_become, args=setup, daemon=True)
-    process.start()
-    return ForkedProcess(process)
+class _Program(NamedTuple):
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, command: Sequence[str], environment: Mapping[str, str] | None) -> "_Program":
+        """The program of `python -m MODULE ARGUMENTS`."""
+        module, *arguments = command[command.index("-m") + 1 :]
+        return cls(module, arguments, dict(os.environ if environment is None else environment))
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.argv = [self.module, *self.arguments]
+        # runpy would warn that the module is there.
+        sys.modules.pop(f"{self.module}.__main__", None)
+        try:
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        finally:
+            # Processes that were forked end without.
+            atexit._run_exitfuncs()
 
 
 class _Descriptors:
@@ -96,35 +102,88 @@ class _Descriptors:
         self._received = received
 
     def settle(self) -> None:
-        """Give each the number that it has to have in this process."""
-        waiting = {}
-        for number, each in self._received.items():
-            received = each.detach()
-            waiting[number] = fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-            os.close(received)
-        for number, each in waiting.items():
-            os.dup2(each, number)
-            os.close(each)
+        _settle({number: each.detach() for number, each in self._received.items()})
 
 
-def _become(
-    module: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    descriptors: _Descriptors,
-    start_new_session: bool,
-) -> None:
+async def _start(
+    command: Sequence[str],
+    *,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    pass_fds: Sequence[int] = (),
+    start_new_session: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """mesh.tethered.start_tethered, for `python -m MODULE`."""
+    descriptors = {number: number for number in pass_fds}
+    if stdout is not None:
+        assert stderr == asyncio.subprocess.STDOUT
+        descriptors |= {1: stdout, 2: stdout}
+    arguments = (_Program.of(command, env), _Descriptors(descriptors), start_new_session)
+    process = FORK.Process(target=_become, args=arguments, daemon=True)
+    process.start()
+    return ForkedProcess(process)
+
+
+def _become(program: _Program, descriptors: _Descriptors, start_new_session: bool) -> None:
     die_with(os.getppid())
     if start_new_session:
         os.setsid()
     descriptors.settle()
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = [module, *arguments]
-    # runpy would warn that the module is there.
-    sys.modules.pop(f"{module}.__main__", None)
+    if program.module in _WORKERS:
+        with patch(_RANKS_START, _Spare().start):
+            program.run()
+    else:
+        program.run()
+
+
+class _Spare:
+    """A child that becomes the first rank that this process starts. It is forked while nothing runs here yet."""
+
+    def __init__(self) -> None:
+        service = os.getpid()
+        self._ours: socket.socket | None
+        self._ours, theirs = socket.socketpair()
+        self._process_id = os.fork()
+        if self._process_id == 0:
+            self._ours.close()
+            _wait_to_become(theirs, service)
+        theirs.close()
+
+    async def start(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str]) -> Any:
+        if self._ours is None:
+            return await start_tethered(command, pass_fds=pass_fds, env=env)
+        with self._ours as ours:
+            socket.send_fds(ours, [json.dumps([_Program.of(command, env), pass_fds]).encode()], pass_fds)
+        self._ours = None
+        return AdoptedProcess(self._process_id)
+
+
+def _wait_to_become(requests: socket.socket, service: int) -> None:
+    """Never returns."""
+    status = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        die_with(service)
+        with requests:
+            message, received, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_DESCRIPTORS)
+        if message:
+            program, numbers = json.loads(message)
+            _settle(dict(zip(numbers, received, strict=True)))
+            _Program(*program).run()
+        status = 0
+    except SystemExit as ended:
+        status = int(ended.code or 0)
     finally:
-        # Processes of multiprocessing end without.
-        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _settle(received: Mapping[int, int]) -> None:
+    """Give each received descriptor the number that it has to have in this process."""
+    waiting = {}
+    for number, each in received.items():
+        waiting[number] = fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        os.close(each)
+    for number, each in waiting.items():
+        os.dup2(each, number)
+        os.close(each)
