@@ -25,6 +25,7 @@ from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
+from tests.support.forking import forked_services
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
@@ -237,6 +238,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     endpoint = f"127.0.0.1:{port}"
     async with AsyncExitStack() as stack:
+        stack.enter_context(forked_services())
         first = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
         await first.start()
         stack.push_async_callback(first.stop, 1.0)

@@ -95,14 +95,14 @@ async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_
         gateway_client(other.endpoint) as gateway_other,
     ):
         random_numbers = random.Random(5)
-        for number in range(80):
+        for number in range(40):
             for gateway in (gateway_one, gateway_other):
                 where = {"prefill": random_numbers.choice([first, second]).target} if number % 4 else {}
                 shared = prompt(number % 3 * 100)
                 tokens = [*shared, *prompt(random_numbers.randint(1, 400), number)]
                 await gateway.submit(tokens, random_numbers.randint(1, 40), Sampling(seed=number), **where)
         for gateway in (gateway_one, gateway_other):
-            for stream_id in range(1, 81):
+            for stream_id in range(1, 41):
                 request = await gateway.ended(stream_id)
                 assert went_well(request)
                 assert request.finished == common_pb2.FINISH_REASON_LENGTH

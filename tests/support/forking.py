@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
+from tempfile import TemporaryFile
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -65,25 +67,42 @@ class ForkedProcess:
         os.kill(self.pid, signal.SIGKILL)
 
 
+async def run_forked(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `python arguments`, which begin with -c PROGRAM or -m MODULE."""
+    with TemporaryFile() as out, TemporaryFile() as err:
+        process = await _start([sys.executable, *arguments], stdout=out.fileno(), stderr=err.fileno())
+        status = await process.wait()
+        written = []
+        for each in (out, err):
+            each.seek(0)
+            written.append(each.read().decode())
+    return status, *written
+
+
 class _Program(NamedTuple):
-    module: str
+    # -m or -c, then the module or the program, and its arguments.
+    kind: str
+    what: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
     @classmethod
     def of(cls, command: Sequence[str], environment: Mapping[str, str] | None) -> "_Program":
-        """The program of `python -m MODULE ARGUMENTS`."""
-        module, *arguments = command[command.index("-m") + 1 :]
-        return cls(module, arguments, dict(os.environ if environment is None else environment))
+        kind, what, *arguments = command[next(at for at, each in enumerate(command) if each in ("-m", "-c")) :]
+        return cls(kind, what, arguments, dict(os.environ if environment is None else environment))
 
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self.environment)
-        sys.argv = [self.module, *self.arguments]
-        # runpy would warn that the module is there.
-        sys.modules.pop(f"{self.module}.__main__", None)
+        sys.argv = [self.what, *self.arguments]
         try:
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            if self.kind == "-c":
+                sys.modules["__main__"] = main = ModuleType("__main__")
+                exec(self.what, vars(main))
+            else:
+                # runpy would warn that the module is there.
+                sys.modules.pop(f"{self.what}.__main__", None)
+                runpy.run_module(self.what, run_name="__main__", alter_sys=True)
         finally:
             # Processes that were forked end without.
             atexit._run_exitfuncs()
@@ -114,11 +133,15 @@ async def _start(
     start_new_session: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """mesh.tethered.start_tethered, for `python -m MODULE`."""
+    """mesh.tethered.start_tethered. Only our own version of Python programs is forked."""
+    paths = (each.get("PYTHONPATH") for each in (os.environ, os.environ if env is None else env))
+    if command[0] != sys.executable or len(set(paths)) > 1:
+        return await start_tethered(
+            command, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=start_new_session, env=env
+        )
     descriptors = {number: number for number in pass_fds}
-    if stdout is not None:
-        assert stderr == asyncio.subprocess.STDOUT
-        descriptors |= {1: stdout, 2: stdout}
+    if stdout is not None and stderr is not None:
+        descriptors |= {1: stdout, 2: stdout if stderr == asyncio.subprocess.STDOUT else stderr}
     arguments = (_Program.of(command, env), _Descriptors(descriptors), start_new_session)
     process = FORK.Process(target=_become, args=arguments, daemon=True)
     process.start()
@@ -130,7 +153,7 @@ def _become(program: _Program, descriptors: _Descriptors, start_new_session: boo
     if start_new_session:
         os.setsid()
     descriptors.settle()
-    if program.module in _WORKERS:
+    if program.what in _WORKERS:
         with patch(_RANKS_START, _Spare().start):
             program.run()
     else:

@@ -19,6 +19,7 @@ from mesh.domain.workers import WorkerLoad
 from mesh.errors import ConfigError, EngineFailed
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from tests.support.fake_rank import FakeRankClient
+from tests.support.forking import forked_services
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
 from worker import rank_group
@@ -139,7 +140,9 @@ async def test_the_end_of_one_rank_ends_the_others_with_one_reason() -> None:
 
 @asynccontextmanager
 async def real_group(ranks: int) -> AsyncIterator[RankGroup]:
-    group = await RankGroup.start(oracle_config(total_blocks=200, max_requests=16, parallel=ParallelConfig(dp=ranks)))
+    config = oracle_config(total_blocks=200, max_requests=16, parallel=ParallelConfig(dp=ranks))
+    with forked_services():
+        group = await RankGroup.start(config)
     try:
         yield group
     finally:
@@ -204,7 +207,8 @@ async def test_a_rank_that_stays_frozen_ends_the_others_with_one_reason(monkeypa
 async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may keep a rank from its heartbeat for a second.
     monkeypatch.setattr(rank_group, "STALLED_SECONDS", 2.5)
-    group = await RankGroup.start(oracle_config(oracle={"step_ms": 3000.0}))
+    with forked_services():
+        group = await RankGroup.start(oracle_config(oracle={"step_ms": 3000.0}))
     try:
         stalled = []
         running = asyncio.create_task(group.run(lambda rank, message: stalled.append(group.stalled)))
