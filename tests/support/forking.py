@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from unittest.mock import patch
 
 from mesh.tether import die_with
 from mesh.tethered import start_tethered
+from tests.support.programs import ROOT
 from worker.adopted_process import AdoptedProcess
 
 FORK = multiprocessing.get_context("forkserver")
@@ -37,7 +39,12 @@ _RANKS_START = "worker.rank_process.start_tethered"
 
 @contextmanager
 def forked_services() -> Iterator[None]:
-    """Fork the services and ranks that this process starts in the block, and the first rank of each such service."""
+    """Fork the services and ranks that this process starts in the block, and the first rank of each such service. On a
+    machine with GPUs they start by themselves, because libraries settle on devices when they are loaded.
+    """
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        yield
+        return
     with patch(_RANKS_START, _start), patch("cli.launcher.process.start_tethered", _start):
         yield
 
@@ -65,6 +72,10 @@ class ForkedProcess:
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
+
+
+def _first_path(environment: Mapping[str, str]) -> str:
+    return environment.get("PYTHONPATH", "").partition(os.pathsep)[0]
 
 
 async def run_forked(*arguments: str) -> tuple[int, str, str]:
@@ -133,9 +144,9 @@ async def _start(
     start_new_session: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """mesh.tethered.start_tethered. Only our own version of Python programs is forked."""
-    paths = (each.get("PYTHONPATH") for each in (os.environ, os.environ if env is None else env))
-    if command[0] != sys.executable or len(set(paths)) > 1:
+    """mesh.tethered.start_tethered. Only Python programs that import the code of this process are forked."""
+    code = _first_path(os.environ if env is None else env)
+    if command[0] != sys.executable or code not in (str(ROOT), _first_path(os.environ)):
         return await start_tethered(
             command, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=start_new_session, env=env
         )
