@@ -6,6 +6,7 @@ Their command line and /proc/PID/environ are those of that process. Tests of the
 import asyncio
 import atexit
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -161,6 +162,8 @@ async def _start(
 
 def _become(program: _Program, descriptors: _Descriptors, start_new_session: bool) -> None:
     die_with(os.getppid())
+    # A collection of garbage that visited what is imported would have all of that memory copied.
+    gc.freeze()
     if start_new_session:
         os.setsid()
     descriptors.settle()
