@@ -14,6 +14,7 @@ import runpy
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
@@ -210,6 +211,8 @@ def _wait_to_become(requests: socket.socket, service: int) -> None:
         status = 0
     except SystemExit as ended:
         status = int(ended.code or 0)
+    except BaseException:  # noqa: BLE001 - the process ends here
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)
