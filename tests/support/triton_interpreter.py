@@ -1,5 +1,6 @@
-"""Corrects Triton's interpreter, which rounds, multiplies and counts differently than a GPU."""
+"""Corrects Triton's interpreter, which rounds, multiplies and counts differently than a GPU, and makes it faster."""
 
+from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,41 @@ def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
     monkeypatch.setattr(interpreter, "_convert_float", _convert_float)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+    # Otherwise each sum and product is computed with 64 bits too, for an assertion that only debugging turns on.
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
+    _keep_types(interpreter, monkeypatch)
+
+
+def _keep_types(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each type and shape once, where the original makes them anew for each operation."""
+    block_type, make_tensor = interpreter.tl.block_type, interpreter.tl.tensor.__init__
+    numpy_scalar = cache(interpreter._get_np_dtype)
+    # By names, which tell types apart.
+    blocks: dict[tuple[str, str], Any] = {}
+    shapes: dict[str, tuple[Any, Any]] = {}
+
+    def numpy_dtype(kind: Any) -> np.dtype:
+        return np.dtype(np.uint64) if kind.scalar.is_ptr() else numpy_scalar(kind.scalar)
+
+    def with_element(self: Any, kind: Any) -> Any:
+        names = self.name, kind.name
+        if names not in blocks:
+            blocks[names] = block_type(kind, self.shape)
+        return blocks[names]
+
+    def tensor_of(self: Any, handle: object, kind: Any) -> None:
+        if kind.name in shapes:
+            self.handle, self.type, self.dtype = handle, kind, kind.scalar
+            self.numel, self.shape = shapes[kind.name]
+        else:
+            make_tensor(self, handle, kind)
+            shapes[kind.name] = self.numel, self.shape
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
+    monkeypatch.setattr(block_type, "to_ir", lambda self, builder: self)
+    monkeypatch.setattr(block_type, "with_element_ty", with_element)
+    monkeypatch.setattr(interpreter.tl.tensor, "__init__", tensor_of)
 
 
 def _convert_float(data: np.ndarray, source: Any, target: Any, _rounding: object) -> np.ndarray:
