@@ -80,9 +80,15 @@ def our_packages() -> set[str]:
 
 
 @cache
-def sources() -> list[tuple[Path, ast.Module]]:
+def sources() -> dict[Path, str]:
     paths = [path for package in sorted(our_packages()) for path in sorted((ROOT / package).rglob("*.py"))]
-    return [(path.relative_to(ROOT), ast.parse(path.read_text())) for path in paths]
+    return {path.relative_to(ROOT): path.read_text() for path in paths}
+
+
+@cache
+def imports() -> list[tuple[Path, str, bool]]:
+    """Each file with each module that it imports, and whether the import stands at the top of the file."""
+    return [(path, module, at_top) for path, text in sources().items() for module, at_top in imported_modules(text)]
 
 
 def room_of(path: str) -> str | None:
@@ -91,9 +97,9 @@ def room_of(path: str) -> str | None:
     return max(inside, key=len, default=None)
 
 
-def imported_modules(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Each imported module, and whether the import stands at the top of the file."""
-    top = {id(node) for node in getattr(tree, "body", [])}
+def imported_modules(text: str) -> Iterator[tuple[str, bool]]:
+    tree = ast.parse(text)
+    top = {id(node) for node in tree.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) in top) for alias in node.names)
@@ -103,29 +109,27 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[str, bool]]:
 
 def test_every_import_follows_an_arrow() -> None:
     wrong = []
-    for path, tree in sources():
-        here = room_of(str(path))
+    for path, module, _ in imports():
+        here, there = room_of(str(path)), room_of(module.replace(".", "/"))
         assert here is not None
-        for module, _ in imported_modules(tree):
-            there = room_of(module.replace(".", "/"))
-            if there is not None and there != here and there not in MAY_IMPORT[here]:
-                wrong.append(f"{path} imports {module}")
+        if there is not None and there != here and there not in MAY_IMPORT[here]:
+            wrong.append(f"{path} imports {module}")
     assert not wrong
 
 
 def test_no_source_has_marks_of_a_merge() -> None:
     # In a string they are no error of syntax.
     marks = re.compile(r"^\s*(<{7}|>{7}) ", re.MULTILINE)
-    assert not [path for path, _ in sources() if marks.search((ROOT / path).read_text())]
+    assert not [path for path, text in sources().items() if marks.search(text)]
 
 
 def test_a_command_loads_what_it_composes_only_when_it_runs() -> None:
     wrong = [
         f"{path} imports {module}"
-        for path, tree in sources()
-        if room_of(str(path)) == "cli"
-        for module, at_top in imported_modules(tree)
-        if at_top and room_of(module.replace(".", "/")) in ("bench", "tools", "eval", "sim")
+        for path, module, at_top in imports()
+        if at_top
+        and room_of(str(path)) == "cli"
+        and room_of(module.replace(".", "/")) in ("bench", "tools", "eval", "sim")
     ]
     assert not wrong
 
@@ -133,8 +137,7 @@ def test_a_command_loads_what_it_composes_only_when_it_runs() -> None:
 def test_torch_is_imported_only_where_tensors_live() -> None:
     wrong = [
         f"{path} imports {module}"
-        for path, tree in sources()
-        for module, at_top in imported_modules(tree)
+        for path, module, at_top in imports()
         if module.partition(".")[0] == "torch"
         and not str(path).startswith(tuple(f"{room}/" for room in TORCH_ROOMS))
         and (at_top or not str(path).startswith(tuple(f"{room}/" for room in LAZY_TORCH_ROOMS)))
@@ -145,8 +148,7 @@ def test_torch_is_imported_only_where_tensors_live() -> None:
 def test_the_domain_of_services_knows_no_grpc() -> None:
     wrong = [
         f"{path} imports {module}"
-        for path, tree in sources()
-        for module, _ in imported_modules(tree)
+        for path, module, _ in imports()
         if path.parts[0] in (*SERVICES, *SHARED)
         and module.partition(".")[0] in ("grpc", PROTOS)
         and not path.name.endswith(EDGES)
@@ -168,9 +170,9 @@ def test_no_other_distribution_owns_one_of_our_top_level_names() -> None:
         name = distribution.metadata["Name"]
         if name is None or name.startswith("deepmesh"):
             continue
-        for file in distribution.files or []:
-            top = file.parts[0]
-            if top in ours or top.removesuffix(".py") in ours:
+        record = (distribution.read_text("RECORD") or "").splitlines()
+        for top in {re.split("[/,]", line, maxsplit=1)[0] for line in record}:
+            if top.removesuffix(".py") in ours:
                 owners.setdefault(top, set()).add(name)
     assert not owners
 

@@ -13,11 +13,11 @@ ITERATIONS = 5
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """Roughly the nearest semi-orthogonal matrices. matrices: [count, rows, columns]; their singular values become
-    about 1.
+    about 1. Bfloat16 is enough; a CPU computes in the matrices' own type, which takes it a tenth of the time.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x.bfloat16()
+    x = x.bfloat16() if x.is_cuda else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     a, b, c = QUINTIC
     for _ in range(ITERATIONS):
