@@ -36,7 +36,7 @@ def costs(tmp_path: Path) -> str:
 
 
 def served(
-    costs: str, decode: dict[str, Any], per_second: float = 3.0, seconds: float = 20.0, **fleet: Any
+    costs: str, decode: dict[str, Any], per_second: float = 3.0, seconds: float = 12.0, **fleet: Any
 ) -> tuple[SimulatedMesh, Result]:
     group = {"max_step_tokens": PROMPT_TOKENS + 64, "context_parallel_tokens": None, **decode}
     workload = make_workload(per_second=per_second, seconds=seconds, **LONG)
@@ -44,8 +44,8 @@ def served(
 
 
 def test_a_prompt_on_one_rank_holds_up_tokens_on_all(costs: str) -> None:
-    _, apart = served(costs, {"replicas": 4, "ranks": 1}, seconds=30)
-    _, together = served(costs, {"replicas": 1, "ranks": 4}, seconds=30)
+    _, apart = served(costs, {"replicas": 4, "ranks": 1}, seconds=15)
+    _, together = served(costs, {"replicas": 1, "ranks": 4}, seconds=15)
     assert apart.summary.tpot_ms is not None and together.summary.tpot_ms is not None
     # Each second has 3 prompts of 0.1 s: on four workers one of them meets a quarter of these, on one worker all.
     assert together.summary.tpot_ms.mean > 1.15 * apart.summary.tpot_ms.mean
@@ -136,7 +136,7 @@ def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     assert all(max(each) - min(each) <= 4 for each in busy)
 
 
-@pytest.mark.parametrize(("per_second", "seconds"), [(3.0, 30.0), (12.0, 8.0)])
+@pytest.mark.parametrize(("per_second", "seconds"), [(3.0, 24.0), (12.0, 8.0)])
 def test_requests_go_to_the_rank_that_the_scheduler_booked(
     costs: str, per_second: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,5 +189,5 @@ def test_prompts_of_a_prefill_worker_of_several_ranks_hold_up_no_token(costs: st
 
 @pytest.mark.parametrize("kind", ["die", "freeze", "slow_link", "slow_steps", "upgrade"])
 def test_nothing_is_lost_when_such_a_worker_fails(costs: str, kind: str) -> None:
-    faults = [{"kind": kind, "role": role, "at": 5, "seconds": 1} for role in ("prefill", "decode")]
-    served(costs, {"replicas": 2, "ranks": 2}, seconds=10, prefill={"replicas": 1, "ranks": 2}, faults=faults)
+    faults = [{"kind": kind, "role": role, "at": 2, "seconds": 1} for role in ("prefill", "decode")]
+    served(costs, {"replicas": 2, "ranks": 2}, seconds=5, prefill={"replicas": 1, "ranks": 2}, faults=faults)

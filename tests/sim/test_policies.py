@@ -9,7 +9,7 @@ from sim.policies import POLICIES, Policy, kept, line, ran, refused
 
 @pytest.mark.parametrize("policy", POLICIES, ids=[f"{policy.name}, {policy.where}" for policy in POLICIES])
 def test_a_policy_is_switched_off_for_the_same_requests(policy: Policy, tmp_path: Path) -> None:
-    on, off = (ran(policy, each, seed=2, seconds=1.5, folder=tmp_path) for each in (True, False))
+    on, off = (ran(policy, each, seed=3, seconds=0.75, folder=tmp_path) for each in (True, False))
     assert on and off
     # Another turn comes when the one before it has ended.
     if "turns" not in policy.workload:
