@@ -105,7 +105,6 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._started_at = int(time.time())
-        self._document = document()
 
     async def models(self, request: Request) -> Response:
         self._authenticate(request)
@@ -125,10 +124,10 @@ class Routes:
         return _json(Health("no worker takes requests"), 503)
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(self._document)
+        return JSONResponse(document())
 
     async def docs(self, request: Request) -> Response:
-        return HTMLResponse(docs_page(self._document))
+        return HTMLResponse(docs_page(document()))
 
     def _authenticate(self, request: Request) -> None:
         self._gateway.tenants.authenticate(credential(request.headers))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -99,7 +100,9 @@ OPERATIONS: Sequence[Operation] = (
 )
 
 
+@cache
 def document() -> dict[str, Any]:
+    """Made when it is first asked for: it takes some hundredths of a second, and few gateways are asked."""
     kinds: list[Any] = []
     for each in OPERATIONS:
         kinds += [kind for kind in (each.failure, each.request, each.response, each.event) if kind is not None]
