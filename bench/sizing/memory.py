@@ -1,6 +1,7 @@
 """Bytes of a model's weights that one GPU of a worker holds, from the engine's own list of tensors."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -37,6 +38,7 @@ class Weights:
         return self.offloaded * self.layer_experts
 
 
+@cache
 def weights_of(config: ModelConfig, gpus: int) -> Weights:
     """The weights with all experts on the GPUs. Raises ConfigError if the GPUs cannot divide the experts."""
     exchange = Alone(Place(Layout(dp=gpus, ep=gpus)))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -116,21 +117,20 @@ def test_experts_that_no_text_reaches_are_rounded_with_the_largest_scale(tmp_pat
     assert bool((scales[unreached] == scales.max()).all()) and float(scales.min()) > 0
 
 
-@pytest.mark.parametrize("keep_state", [True, False])
-def test_a_calibrated_run_that_was_cut_off_goes_on(tmp_path: Path, keep_state: bool) -> None:
-    source, out = made(tmp_path / "source"), tmp_path / "out"
+def test_a_calibrated_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    source, kept, begun_again = made(tmp_path / "source"), tmp_path / "kept", tmp_path / "begun again"
     calibrated(source, tmp_path / "whole", awq=True)
     whole = read_tensors(tmp_path / "whole")
     with cut_off_at("2"):
+        calibrated(source, kept, awq=True)
+    copytree(kept, begun_again)
+    (state,) = begun_again.glob("calibration_state*")
+    state.unlink()
+    for out in (kept, begun_again):
         calibrated(source, out, awq=True)
-    states = list(out.glob("calibration_state*"))
-    assert len(states) == 1
-    if not keep_state:
-        states[0].unlink()
-    calibrated(source, out, awq=True)
-    found = read_tensors(out)
-    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
-    assert not list(out.glob("calibration_state*"))
+        found = read_tensors(out)
+        assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
+        assert not list(out.glob("calibration_state*"))
 
 
 def test_a_search_never_chooses_worse_than_rounding() -> None:
