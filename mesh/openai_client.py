@@ -99,9 +99,15 @@ class OpenAIClient:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        # trust_env=False: a proxy from the environment must not become part of what is measured.
         self._http = httpx.AsyncClient(
-            headers=headers, limits=limits, timeout=timeout_s, trust_env=False, transport=transport
+            headers=headers,
+            limits=limits,
+            timeout=timeout_s,
+            # A proxy from the environment must not become part of what is measured.
+            trust_env=False,
+            transport=transport,
+            # The system's certificates take some hundredths of a second to read.
+            verify=self.url.startswith("https:"),
         )
 
     async def __aenter__(self) -> Self:

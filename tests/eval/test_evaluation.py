@@ -1,5 +1,6 @@
 import io
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ PROBLEMS = 3
 DOCUMENTS = [Document("a", "first text"), Document("b", "second")]
 
 
+@cache
 def asked() -> list[Question]:
     return questions("short", seed=0, problems=PROBLEMS)
 
