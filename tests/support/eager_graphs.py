@@ -99,5 +99,4 @@ class EagerGraphs:
             self.runs += 1
             work()
 
-        run()
         return run

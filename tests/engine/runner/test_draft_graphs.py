@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from cli.launcher.shipped_model import shipped_model
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import DraftUse, Sampling
-from tests.support.checkpoints import model_backend, random_prompt
+from tests.support.checkpoints import model_backend, predictable_checkpoint, random_prompt
 from tests.support.eager_graphs import EagerGraphs
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
@@ -39,10 +38,11 @@ def served(backend: ModelBackend, next_n: Any, overlap: str) -> Transcript:
     return transcript
 
 
-def test_graphs_and_overlap_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = served(model_backend(shipped_model(), **settings_of(0)), 0, "off")
+def test_graphs_and_overlap_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = predictable_checkpoint(tmp_path)
+    expected = served(model_backend(checkpoint, **settings_of(0)), 0, "off")
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(2))
+    backend = model_backend(checkpoint, **settings_of(2))
     graphs.give_to(backend, [2, 6], 2)
     found = served(backend, 2, "on")
     assert found.token_ids == expected.token_ids

@@ -1,14 +1,12 @@
-"""Drafts of a real model: the tokens equal those without drafts, and the draft layer's KV depends on tokens alone."""
+"""Drafts, some right and some wrong: tokens equal those without them, and their layer's KV depends on tokens alone."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, Row, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
@@ -20,6 +18,7 @@ from tests.support.checkpoints import (
     GREEDY,
     edit_config,
     model_backend,
+    predictable_checkpoint,
     random_prompt,
     rewrite_as_one_file,
     tiny_checkpoint,
@@ -27,7 +26,6 @@ from tests.support.checkpoints import (
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
 TOKENS = 60
-# With any prompt the shipped model repeats itself enough that some drafts are right and some are wrong.
 PROMPTS = [random_prompt(length, seed=length) for length in (30, 64, 129)]
 SAMPLINGS = [
     Sampling(),
@@ -56,21 +54,26 @@ def served(engine: Engine, prompts: list[list[int]], samplings: list[Sampling], 
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Iterator[dict[int, ModelBackend]]:
-    """The shipped model by its number of drafts."""
-    yield {next_n: drafting_backend(shipped_model(), next_n) for next_n in (0, 1, 3)}
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return predictable_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(shipped: dict[int, ModelBackend]) -> Transcript:
-    return served(engine_over(shipped[0], 0), PROMPTS, SAMPLINGS)
+def backends(checkpoint: Path) -> dict[int, ModelBackend]:
+    """By number of drafts."""
+    return {next_n: drafting_backend(checkpoint, next_n) for next_n in (0, 1, 3)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(backends: dict[int, ModelBackend]) -> Transcript:
+    return served(engine_over(backends[0], 0), PROMPTS, SAMPLINGS)
 
 
 @pytest.mark.parametrize(("next_n", "overlap"), [(1, "off"), (3, "off"), (3, "on")])
 def test_tokens_are_those_without_drafts_in_fewer_steps(
-    shipped: dict[int, ModelBackend], undisturbed: Transcript, next_n: int, overlap: str
+    backends: dict[int, ModelBackend], undisturbed: Transcript, next_n: int, overlap: str
 ) -> None:
-    found = served(engine_over(shipped[next_n], next_n, overlap=overlap), PROMPTS, SAMPLINGS)
+    found = served(engine_over(backends[next_n], next_n, overlap=overlap), PROMPTS, SAMPLINGS)
     assert found.token_ids == undisturbed.token_ids
     yields = {len(output.token_ids) for step in found.steps for output in step.outputs}
     assert yields == set(range(1, 2 + next_n))
@@ -78,10 +81,10 @@ def test_tokens_are_those_without_drafts_in_fewer_steps(
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(shipped: dict[int, ModelBackend]) -> None:
+def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(backends: dict[int, ModelBackend]) -> None:
     turns = {}
     for next_n in (0, 3):
-        engine = engine_over(shipped[next_n], next_n)
+        engine = engine_over(backends[next_n], next_n)
         first = served(engine, PROMPTS, SAMPLINGS)
         again = [[*prompt, *first.token_ids[key], 50, 51] for key, prompt in enumerate(PROMPTS)]
         second = served(engine, again, SAMPLINGS, 30)
@@ -92,10 +95,10 @@ def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(shipped: dict[in
 
 @pytest.mark.parametrize("next_n", [0, 1])
 def test_a_continuation_on_a_worker_with_fewer_drafts_or_none_has_the_same_tokens(
-    shipped: dict[int, ModelBackend], undisturbed: Transcript, next_n: int
+    backends: dict[int, ModelBackend], undisturbed: Transcript, next_n: int
 ) -> None:
-    delivered = served(engine_over(shipped[3], 3), PROMPTS, SAMPLINGS, 25).token_ids
-    engine = engine_over(shipped[next_n], next_n)
+    delivered = served(engine_over(backends[3], 3), PROMPTS, SAMPLINGS, 25).token_ids
+    engine = engine_over(backends[next_n], next_n)
     for key, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         rest = {"sampling": sampling, "prompt_tokens": len(prompt), "ignore_eos": True}
         engine.submit(submit_of(key, [*prompt, *delivered[key]], TOKENS - 25, **rest))
@@ -181,9 +184,9 @@ def test_embedding_and_head_are_kept_once_and_the_draft_layer_has_kv_of_its_own(
 
 
 def test_preemption_and_late_arrivals_change_no_token_of_steps_launched_ahead(
-    shipped: dict[int, ModelBackend], undisturbed: Transcript
+    backends: dict[int, ModelBackend], undisturbed: Transcript
 ) -> None:
-    engine = engine_over(shipped[3], 3, overlap="on", total_blocks=7)
+    engine = engine_over(backends[3], 3, overlap="on", total_blocks=7)
     transcript = Transcript()
     for key, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         engine.submit(submit_of(key, prompt, TOKENS, sampling=sampling, ignore_eos=True))
@@ -219,11 +222,9 @@ def test_the_draft_layer_computes_prompts_one_position_later_up_to_the_drawn_tok
 
 @pytest.mark.check("drafts")
 def test_an_engine_that_chooses_the_depth_has_measured_its_steps_and_draws_the_same_tokens(
-    undisturbed: Transcript,
+    checkpoint: Path, undisturbed: Transcript
 ) -> None:
-    backend = model_backend(
-        shipped_model(), drafts=DraftsConfig(next_n="auto"), max_step_tokens=96, max_requests=3, total_blocks=64
-    )
+    backend = model_backend(checkpoint, drafts=DraftsConfig(next_n="auto"), max_step_tokens=96, max_requests=3)
     assert backend.step_times is not None and list(backend.step_times.rows) == [1, 2, 3]
     assert all(second > 0 for seconds in backend.step_times.seconds for second in seconds)
     config = EngineConfig(

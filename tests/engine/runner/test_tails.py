@@ -16,7 +16,7 @@ from engine.runner.backend import ModelBackend
 from engine.two_batch import ALWAYS, NEVER
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import DraftUse, Sampling
-from tests.support.checkpoints import model_backend, random_prompt
+from tests.support.checkpoints import model_backend, predictable_checkpoint, random_prompt
 from tests.support.eager_graphs import EagerGraphs, note_others
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
@@ -67,19 +67,27 @@ def served(engine: Engine) -> Transcript:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Transcript:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return predictable_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def undisturbed(checkpoint: Path) -> Transcript:
     """The transcript without a cache, drafts and graphs."""
-    backend = model_backend(shipped_model(), **settings_of(0))
-    return served(engine_over(backend, 0, prefix_cache=False))
+    return served(engine_over(model_backend(checkpoint, **settings_of(0)), 0, prefix_cache=False))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Transcript:
+    return undisturbed(checkpoint)
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize(("next_n", "sizes"), [(0, [8, 100]), (1, [4, 48]), (3, [4, 48])])
 def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
-    expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, sizes: list[int], overlap: str
+    checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, sizes: list[int], overlap: str
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(next_n))
+    backend = model_backend(checkpoint, **settings_of(next_n))
     graphs.give_to(backend, sizes, next_n or None)
     engine = engine_over(backend, next_n, overlap=overlap)
     found = served(engine)
@@ -93,32 +101,31 @@ def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("next_n", [0, 1, 3])
-def test_graphs_of_a_gpu_give_the_tokens_of_the_cpu(
-    expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int
-) -> None:
+def test_graphs_of_a_gpu_give_the_tokens_of_the_cpu(monkeypatch: pytest.MonkeyPatch, next_n: int) -> None:
     settings = settings_of(next_n, dtype="float32", device="cuda", warm_up="off")
     resolved = resolve(EngineConfig(model_dir=shipped_model(), **settings), Hardware(1, 1 << 30))
     backend, others = ModelBackend(resolved), list[StepShape]()
     note_others(monkeypatch, backend, others)
-    assert served(engine_over(backend, next_n, overlap="on")).token_ids == expected.token_ids
+    found = served(engine_over(backend, next_n, overlap="on")).token_ids
+    assert found == undisturbed(shipped_model()).token_ids
     assert [shape.tokens for shape in others] == [len(KNOWN)]
 
 
 @pytest.mark.parametrize(("next_n", "sizes"), [(0, [100]), (1, [48])])
 def test_tails_in_two_micro_batches_change_no_token(
-    expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, sizes: list[int]
+    checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, sizes: list[int]
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(next_n))
+    backend = model_backend(checkpoint, **settings_of(next_n))
     graphs.give_to(backend, sizes, next_n or None, ALWAYS)
     assert served(engine_over(backend, next_n)).token_ids == expected.token_ids
     assert len(graphs.others) == 1
 
 
 @pytest.mark.parametrize("next_n", [1, 2])
-def test_cached_blocks_are_not_written_again(monkeypatch: pytest.MonkeyPatch, next_n: int) -> None:
+def test_cached_blocks_are_not_written_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int) -> None:
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(next_n))
+    backend = model_backend(checkpoint, **settings_of(next_n))
     graphs.give_to(backend, [48], next_n, NEVER)
     engine = engine_over(backend, next_n)
     engine.submit(submit_of(99, KNOWN, 1))
@@ -135,10 +142,12 @@ def test_cached_blocks_are_not_written_again(monkeypatch: pytest.MonkeyPatch, ne
 
 
 @pytest.mark.parametrize("next_n", [1, 2, 3])
-def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(monkeypatch: pytest.MonkeyPatch, next_n: int) -> None:
+def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
+) -> None:
     kept = []
     for captured in (False, True):
-        backend, graphs = model_backend(shipped_model(), **settings_of(next_n)), EagerGraphs(monkeypatch)
+        backend, graphs = model_backend(checkpoint, **settings_of(next_n)), EagerGraphs(monkeypatch)
         if captured:
             graphs.give_to(backend, [48], next_n)
         engine = engine_over(backend, next_n, overlap="on")
@@ -153,34 +162,44 @@ def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(monkeypatch: pytes
 
 
 def test_a_tail_that_no_graph_holds_is_a_step_of_its_own_size(
-    expected: Transcript, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(0))
+    backend = model_backend(checkpoint, **settings_of(0))
     graphs.give_to(backend, [30])
     assert served(engine_over(backend, 0)).token_ids == expected.token_ids
     assert [shape.tokens for shape in graphs.others] == [len(KNOWN), 1 + 38]
     assert not any(shape.decode_only for shape in graphs.others)
 
 
-@pytest.mark.parametrize("next_n", [0, 1])
+FEW: dict[str, Any] = {"max_step_tokens": 128, "total_blocks": 8, "max_requests": 32}
+
+
+def with_few_blocks(backend: ModelBackend, next_n: int) -> dict[int, list[int]]:
+    engine = engine_over(backend, next_n, overlap="on", **FEW)
+    for key, length in enumerate((130, 150, 190)):
+        prompt = random_prompt(length, seed=length)
+        engine.submit(submit_of(key, prompt, 60, sampling=SAMPLINGS[key], ignore_eos=True))
+    transcript = Transcript().run(engine)
+    assert_at_rest(engine)
+    return transcript.token_ids
+
+
+@pytest.fixture(scope="module")
+def expected_with_few_blocks(checkpoint: Path) -> dict[int, list[int]]:
+    return with_few_blocks(model_backend(checkpoint, **settings_of(0, **FEW)), 0)
+
+
+@pytest.mark.parametrize(("next_n", "sizes"), [(0, [4, 32, 72]), (1, [4, 32])])
 def test_the_last_chunk_of_a_prompt_and_a_preempted_request_go_on_in_graphs(
-    monkeypatch: pytest.MonkeyPatch, next_n: int
+    checkpoint: Path,
+    expected_with_few_blocks: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    next_n: int,
+    sizes: list[int],
 ) -> None:
-    few = {"max_step_tokens": 128, "total_blocks": 8, "max_requests": 32}
-    prompts = [random_prompt(length, seed=length) for length in (130, 150, 190)]
-
-    def answered(backend: ModelBackend, drafts: int) -> dict[int, list[int]]:
-        engine = engine_over(backend, drafts, overlap="on", **few)
-        for key, prompt in enumerate(prompts):
-            engine.submit(submit_of(key, prompt, 60, sampling=SAMPLINGS[key], ignore_eos=True))
-        transcript = Transcript().run(engine)
-        assert_at_rest(engine)
-        return transcript.token_ids
-
-    wanted = answered(model_backend(shipped_model(), **settings_of(0, **few)), 0)
     graphs = EagerGraphs(monkeypatch)
-    backend = model_backend(shipped_model(), **settings_of(next_n, **few))
-    graphs.give_to(backend, [4, 32, 72] if not next_n else [4, 32], next_n or None)
-    assert answered(backend, next_n) == wanted
+    backend = model_backend(checkpoint, **settings_of(next_n, **FEW))
+    graphs.give_to(backend, sizes, next_n or None)
+    assert with_few_blocks(backend, next_n) == expected_with_few_blocks
     assert all(shape.tokens > 2 * (1 + next_n) for shape in graphs.others)
