@@ -1,6 +1,7 @@
 """A model divided over ranks in every way against the same model on one rank and transformers, in float32."""
 
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,23 +29,24 @@ TwoBatchMode = Literal["off", "on"]
 TWO_BATCH: tuple[TwoBatchMode, ...] = ("off", "on")
 # tp, dp and ep.
 LAYOUTS = [(2, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 1), (1, 2, 2), (1, 4, 1), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
+MOST_DP = 4
 ON_TWO_HOSTS = [(1, 2, 1), (1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
 
 
-def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode]) -> list[Any]:
-    """All layouts, with whole steps and with two micro-batches. Those not in `fast` run with `make check-layouts`."""
-    return [
+def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode, int]) -> Any:
+    """All layouts, with whole steps and with two micro-batches, without drafts and with them. Those not in `fast` run
+    with `make check-layouts`.
+    """
+    cases = [
         pytest.param(
             ParallelConfig(tp=tp, dp=dp, ep=ep, two_batch=two),
-            marks=() if ((tp, dp, ep), two) in fast else pytest.mark.check("layouts"),
-            id=f"tp {tp}, dp {dp}, ep {ep}, {'in two' if two == 'on' else 'whole'}",
+            next_n,
+            marks=() if ((tp, dp, ep), two, next_n) in fast else pytest.mark.check("layouts"),
+            id=f"tp {tp}, dp {dp}, ep {ep}, {'in two' if two == 'on' else 'whole'}, {next_n} drafts",
         )
-        for tp, dp, ep in LAYOUTS
-        for two in TWO_BATCH
+        for (tp, dp, ep), two, next_n in product(LAYOUTS, TWO_BATCH, (0, 2))
     ]
-
-
-SOME_LAYOUTS = layouts(((2, 1, 1), "off"), ((1, 2, 2), "off"), ((2, 2, 2), "off"), ((1, 2, 2), "on"), ((2, 2, 2), "on"))
+    return pytest.mark.parametrize(("layout", "next_n"), cases)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,9 @@ def submits_of(prompts: list[list[int]], tokens: int, temperature: float = 0.0) 
     ]
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
-@pytest.mark.parametrize("next_n", [0, 2])
+@layouts(
+    ((2, 1, 1), "off", 2), ((1, 2, 2), "off", 0), ((2, 2, 2), "off", 2), ((1, 2, 2), "on", 2), ((2, 2, 2), "on", 0)
+)
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig, next_n: int
 ) -> None:
@@ -94,13 +97,22 @@ def test_greedy_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
         assert_greedy(reference, prompt, transcript.token_ids[key])
 
 
-@pytest.mark.parametrize("layout", layouts(((2, 1, 1), "off"), ((1, 2, 2), "on"), ((2, 2, 2), "off")))
+def seeded_submits(ranks: int) -> list[Submit]:
+    """Three requests for each DP rank. Each begins in one block and grows into a second."""
+    prompts = [random_prompt(56 + key % 6, seed=key) for key in range(3 * ranks)]
+    return submits_of(prompts, 10, temperature=0.8)
+
+
+@pytest.fixture(scope="module")
+def seeded(checkpoint: Path) -> dict[int, list[int]]:
+    """The tokens of one rank."""
+    return run_layout(config_of(checkpoint), seeded_submits(MOST_DP)).token_ids
+
+
+@layouts(((2, 1, 1), "off", 0), ((1, 2, 2), "on", 0), ((2, 2, 2), "off", 2))
 def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
-    checkpoint: Path, layout: ParallelConfig
+    checkpoint: Path, seeded: dict[int, list[int]], layout: ParallelConfig, next_n: int
 ) -> None:
-    # Each request begins in one block and grows into a second.
-    submits = submits_of([random_prompt(length, seed=length) for length in range(50, 62)], 16, temperature=0.8)
-    expected = run_layout(config_of(checkpoint), submits).token_ids
     preempted = set[Engine]()
 
     def between_steps(engine: Engine, transcript: Transcript) -> None:
@@ -109,11 +121,12 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
         if engine.load().running_requests < len(transcript.token_ids) - len(transcript.ends):
             preempted.add(engine)
 
-    found = run_layout(config_of(checkpoint, layout, total_blocks=3), submits, between_steps)
+    config = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n), total_blocks=3)
+    found = run_layout(config, seeded_submits(layout.dp), between_steps)
     assert len(preempted) == layout.dp
     assert found.ends[0].finish is FinishReason.CANCELLED
-    assert found.token_ids[0] == expected[0][: len(found.token_ids[0])]
-    assert all(found.token_ids[key] == expected[key] for key in range(1, len(submits)))
+    assert found.token_ids[0] == seeded[0][: len(found.token_ids[0])]
+    assert all(found.token_ids[key] == seeded[key] for key in range(1, 3 * layout.dp))
 
 
 class SecondTurns:
@@ -135,12 +148,12 @@ class SecondTurns:
             assert_greedy(reference, prompt, transcript.token_ids[key])
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@layouts(((2, 1, 1), "off", 0), ((1, 2, 2), "on", 2), ((2, 2, 2), "on", 0))
 def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
-    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig, next_n: int
 ) -> None:
-    second = SecondTurns()
-    transcript = run_layout(config_of(checkpoint, layout), submits_of(PROMPTS, 2), second.submit)
+    config, second = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), SecondTurns()
+    transcript = run_layout(config, submits_of(PROMPTS, 2), second.submit)
     second.check(transcript, reference)
 
 
@@ -160,8 +173,7 @@ def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_ther
     assert steps_without_requests == 1
 
 
-@pytest.mark.parametrize("layout", layouts(((1, 2, 2), "off"), ((2, 2, 2), "off")))
-@pytest.mark.parametrize("next_n", [0, 2])
+@layouts(((1, 2, 2), "off", 0), ((2, 2, 2), "off", 2))
 def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
     checkpoint: Path,
     reference: DeepseekV3ForCausalLM,
@@ -173,7 +185,7 @@ def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
     config = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n), max_requests=64, max_step_tokens=256)
 
     def prepare(backend: ModelBackend) -> None:
-        graphs.give_to(backend, [16, 64], next_n or None)
+        graphs.give_to(backend, [8, 32], next_n or None)
 
     transcript = run_layout(config, submits_of(PROMPTS, 2), second.submit, prepare)
     second.check(transcript, reference)
