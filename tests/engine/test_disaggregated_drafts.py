@@ -56,7 +56,9 @@ def moving(
     return Engine(config, backend, time.monotonic, agent), backend
 
 
+@pytest.fixture(scope="module")
 def undisturbed(checkpoint: Path) -> dict[int, list[int]]:
+    """The tokens of one worker without drafts."""
     engine = Engine(
         EngineConfig(model_dir=checkpoint, **settings_of(0)),
         model_backend(checkpoint, **settings_of(0)),
@@ -70,28 +72,30 @@ def undisturbed(checkpoint: Path) -> dict[int, list[int]]:
 def submits(**settings: Any) -> list[Any]:
     pairs = zip(LENGTHS, SAMPLINGS, strict=True)
     return [
-        submit_of(key, random_prompt(length, key), 30, sampling=sampling, ignore_eos=True, **settings)
+        submit_of(key, random_prompt(length, key), 16, sampling=sampling, ignore_eos=True, **settings)
         for key, (length, sampling) in enumerate(pairs)
     ]
 
 
-def run_undisturbed(pair: Pair, checkpoint: Path, **settings: Any) -> None:
+def run_undisturbed(pair: Pair, undisturbed: dict[int, list[int]], **settings: Any) -> None:
     """Each prompt lands once, and all tokens are those of one worker without drafts."""
     for submit in submits(remote_prefill=True, **settings):
         pair.submit(submit)
     pair.run(random.Random(2))
-    assert pair.transcript.token_ids == undisturbed(checkpoint)
+    assert pair.transcript.token_ids == undisturbed
     assert len(pair.landings) == len(LENGTHS)
     assert_nothing_moves(pair)
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
-def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: Path, layerwise_tokens: int) -> None:
+def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(
+    checkpoint: Path, undisturbed: dict[int, list[int]], layerwise_tokens: int
+) -> None:
     fabric = Fabric(random.Random(1))
     decode, receiving = moving(checkpoint, fabric, 2, layerwise_tokens)
     prefill, sending = moving(checkpoint, fabric, 1, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    run_undisturbed(pair, checkpoint)
+    run_undisturbed(pair, undisturbed)
     # The draft layer's KV of the longest prompt is what the prefill worker computed.
     whole = [block for step in pair.prefilled.steps for block in step.stored_blocks]
     for block in whole:
@@ -101,12 +105,12 @@ def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: P
 
 @pytest.mark.parametrize("next_n", [0, 1, 3])
 def test_landed_prompts_go_on_in_graphs_to_the_same_tokens(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
+    checkpoint: Path, undisturbed: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch, next_n: int
 ) -> None:
     fabric, graphs = Fabric(random.Random(1)), EagerGraphs(monkeypatch)
     decode, _ = moving(checkpoint, fabric, next_n, 64, graphs)
     prefill, _ = moving(checkpoint, fabric, 1, 64)
-    run_undisturbed(Pair(fabric, decode, prefill), checkpoint)
+    run_undisturbed(Pair(fabric, decode, prefill), undisturbed)
     assert graphs.runs and not graphs.others
 
 
@@ -116,7 +120,7 @@ def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
 ) -> None:
     fabric, graphs, prompt = Fabric(random.Random(1)), EagerGraphs(monkeypatch), random_prompt(134, 1)
     plain, _ = moving(checkpoint, fabric, 0, 1 << 30)
-    plain.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    plain.submit(submit_of(1, prompt, 16, ignore_eos=True))
     expected = Transcript().run(plain).token_ids
     decode, _ = moving(checkpoint, fabric, next_n, 64)
     prefill, _ = moving(checkpoint, fabric, next_n, 64, graphs)
@@ -124,7 +128,7 @@ def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
     Transcript().run(prefill)
     graphs.others.clear()
     pair = Pair(fabric, decode, prefill)
-    pair.submit(submit_of(1, prompt, 30, ignore_eos=True, remote_prefill=True))
+    pair.submit(submit_of(1, prompt, 16, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids == expected
     assert not graphs.others
@@ -133,24 +137,26 @@ def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
 def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
-    checkpoint: Path, layerwise_tokens: int
+    checkpoint: Path, undisturbed: dict[int, list[int]], layerwise_tokens: int
 ) -> None:
     fabric = Fabric(random.Random(1))
     decode, receiving = moving(checkpoint, fabric, 0, layerwise_tokens)
     prefill, sending = moving(checkpoint, fabric, 2, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    run_undisturbed(pair, checkpoint)
+    run_undisturbed(pair, undisturbed)
     assert receiving.state.kv_pool.shape[0] == sending.state.kv_pool.shape[0] - 1
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
-def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(checkpoint: Path, layerwise_tokens: int) -> None:
+def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(
+    checkpoint: Path, undisturbed: dict[int, list[int]], layerwise_tokens: int
+) -> None:
     fabric = Fabric(random.Random(1))
     decode, receiving = moving(checkpoint, fabric, 2, layerwise_tokens)
     receiving.state.kv_pool[-1] = 1.0
     prefill, sending = moving(checkpoint, fabric, 0, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    run_undisturbed(pair, checkpoint, sender_draft_layers=0)
+    run_undisturbed(pair, undisturbed, sender_draft_layers=0)
     landed = [block for step in pair.prefilled.steps for block in step.stored_blocks]
     for block in landed:
         (sent,), (taken,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))
@@ -186,7 +192,7 @@ def test_a_landing_for_a_worker_with_other_draft_layers_is_refused_by_it(checkpo
 def test_a_prompt_behind_blocks_without_drafts_is_pushed_as_such(checkpoint: Path) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     plain, base = moving(checkpoint, fabric, 0, 1 << 30)
-    plain.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    plain.submit(submit_of(1, prompt, 16, ignore_eos=True))
     expected = Transcript().run(plain).token_ids
     for content in chain_hashes(prompt)[:2]:
         layers = base.state.kv_pool[:, plain.pool.match_prefix([content])]
@@ -195,7 +201,7 @@ def test_a_prompt_behind_blocks_without_drafts_is_pushed_as_such(checkpoint: Pat
     prefill, _ = moving(checkpoint, fabric, 2, 1 << 30)
     pair = Pair(fabric, decode, prefill)
     pair.fetches[1] = StoreTarget("store", 2)
-    pair.submit(submit_of(1, prompt, 30, ignore_eos=True, remote_prefill=True))
+    pair.submit(submit_of(1, prompt, 16, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids == expected
     assert pair.transcript.cached_tokens == {1: 128}
@@ -210,7 +216,7 @@ def test_a_prefix_from_the_store_is_decoded_to_the_same_tokens_with_drafts(
 ) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     first, stored = moving(checkpoint, fabric, 2, 1 << 30)
-    first.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    first.submit(submit_of(1, prompt, 16, ignore_eos=True))
     expected = Transcript().run(first).token_ids
     for content in chain_hashes(prompt):
         layers = stored.state.kv_pool[:, first.pool.match_prefix([content])]
@@ -218,7 +224,7 @@ def test_a_prefix_from_the_store_is_decoded_to_the_same_tokens_with_drafts(
     second, _ = moving(checkpoint, fabric, 2, 1 << 30)
     second.submit(submit_of(0, prompt[: 64 * held + 1], 1))
     Transcript().run(second)
-    second.submit(submit_of(1, prompt, 30, ignore_eos=True, fetch=StoreTarget("store", held + fetched)))
+    second.submit(submit_of(1, prompt, 16, ignore_eos=True, fetch=StoreTarget("store", held + fetched)))
     transcript = Transcript()
     while second.has_work() or fabric.run_one():
         second.poll_transfers()

@@ -19,6 +19,7 @@ from tests.support.engines import Transcript, assert_at_rest, submit_of
 MARGIN = 1e-3
 # On both sides of the block's 64 and of chunks of 96 tokens.
 LENGTHS = (1, 2, 63, 64, 65, 95, 96, 97, 128, 129, 192, 193, 300)
+TOKENS = 20
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
 
 
@@ -45,13 +46,13 @@ def engine_over(checkpoint: Path, next_n: int = 0, **settings: Any) -> Engine:
 
 
 def greedy_submits() -> list[Submit]:
-    return [submit_of(key, prompt, 40, ignore_eos=True) for key, prompt in enumerate(PROMPTS)]
+    return [submit_of(key, prompt, TOKENS, ignore_eos=True) for key, prompt in enumerate(PROMPTS)]
 
 
 def growing_submits(temperature: float) -> list[Submit]:
     """Five requests that each grow by a block or two."""
     return [
-        submit_of(key, prompt, 100, sampling=Sampling(temperature=temperature, top_p=0.95, seed=key), ignore_eos=True)
+        submit_of(key, prompt, 66, sampling=Sampling(temperature=temperature, top_p=0.95, seed=key), ignore_eos=True)
         for key, prompt in enumerate(PROMPTS[::3])
     ]
 
@@ -100,12 +101,12 @@ def test_a_second_turn_over_cached_blocks_matches(
     engine = engine_over(checkpoint, next_n, total_blocks=128)
     first = run(engine, greedy_submits())
     second = [
-        submit_of(key, [*submit.request.token_ids, *first.token_ids[key], *random_prompt(5)], 30, ignore_eos=True)
+        submit_of(key, [*submit.request.token_ids, *first.token_ids[key], *random_prompt(5)], 10, ignore_eos=True)
         for key, submit in enumerate(greedy_submits())
     ]
     transcript = run(engine, second)
     assert [transcript.cached_tokens[key] for key in range(len(LENGTHS))] == [
-        (length + 39) // 64 * 64 for length in LENGTHS
+        (length + TOKENS - 1) // 64 * 64 for length in LENGTHS
     ]
     assert_as_transformers(reference, second, transcript.token_ids)
 
@@ -143,7 +144,7 @@ def test_sampled_tokens_are_the_same_alone_batched_and_preempted(checkpoint: Pat
 def test_another_seed_gives_other_tokens(checkpoint: Path) -> None:
     engine = engine_over(checkpoint)
     submits = [
-        submit_of(key, PROMPTS[-1], 40, sampling=Sampling(temperature=0.8, seed=key), ignore_eos=True)
+        submit_of(key, PROMPTS[-1], TOKENS, sampling=Sampling(temperature=0.8, seed=key), ignore_eos=True)
         for key in range(2)
     ]
     token_ids = run(engine, submits).token_ids

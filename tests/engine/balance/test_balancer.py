@@ -68,16 +68,15 @@ def moved_model(peers: Peers, directory: Path, weights: KeptWeights, config: Bal
 
 
 @pytest.mark.parametrize(
-    ("layout", "form"),
+    ("layout", "form", "redundant"),
     [
-        (Layout(dp=2, ep=2), "float32"),
-        (Layout(tp=2, dp=2, ep=2), "float32"),
-        (Layout(dp=2, ep=2), "float8"),
-        (Layout(dp=2, ep=2), "int4"),
-        (Layout(dp=2, ep=2), "nvfp4"),
+        (Layout(dp=2, ep=2), "float32", 2),
+        (Layout(tp=2, dp=2, ep=2), "float32", 0),
+        (Layout(dp=2, ep=2), "float8", 2),
+        (Layout(dp=2, ep=2), "int4", 0),
+        (Layout(dp=2, ep=2), "nvfp4", 2),
     ],
 )
-@pytest.mark.parametrize("redundant", [0, 2])
 def test_moved_experts_are_those_that_a_worker_loads_where_they_are(
     tmp_path: Path, layout: Layout, form: str, redundant: int
 ) -> None:

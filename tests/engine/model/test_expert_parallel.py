@@ -58,8 +58,16 @@ def test_each_dp_rank_gets_the_logits_of_its_own_rows(checkpoint: Path, layout: 
         assert relative_error(logits, expected[rank // layout.tp]) < 1e-5
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(dp=4, ep=2)], ids=str)
-@pytest.mark.parametrize("form", ["float8", "int4", "nvfp4"])
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    [
+        ("float8", Layout(dp=2, ep=2)),
+        ("float8", Layout(dp=4, ep=2)),
+        ("int4", Layout(dp=4, ep=2)),
+        ("nvfp4", Layout(dp=4, ep=2)),
+    ],
+    ids=str,
+)
 def test_ranks_with_quantized_experts_are_as_exact_as_one(tmp_path: Path, form: str, layout: Layout) -> None:
     # Every expert is chosen, because a different choice would change more than rounding does.
     all_chosen: dict[str, Any] = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 256}

@@ -30,7 +30,8 @@ from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.config import TransferConfig
 
 MODULES = 3
-LONG, SHORT = random_prompt(190), random_prompt(30, seed=1)
+# The answer to the long prompt fills up its third block and begins a fourth, the one to the short begins a second.
+LONG, SHORT, TOKENS = random_prompt(170), random_prompt(50, seed=1), 24
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +69,14 @@ class Whole:
 
     def __init__(self, checkpoint: Path) -> None:
         plain = model_backend(checkpoint, **settings_of(0))
-        self.answers = [served(engine_over(plain, 0), [prompt], 70).token_ids[0] for prompt in (LONG, SHORT)]
+        self.answers = [served(engine_over(plain, 0), [prompt], TOKENS).token_ids[0] for prompt in (LONG, SHORT)]
         settings = {"max_step_tokens": 512}
         backend = model_backend(checkpoint, **settings_of(MODULES, **settings))
         engine = engine_over(backend, MODULES, **settings)
         stored = served(engine, [[*LONG, *self.answers[0]]], 1).steps
         self.chain = [block for step in stored for block in step.stored_blocks]
         self.latents = draft_latents(backend, engine, self.chain)
-        assert self.latents.shape[1] == 256 and self.latents.abs().sum(2).all()
+        assert self.latents.shape[1] == 192 and self.latents.abs().sum(2).all()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_a_block_holds_the_same_kv_of_all_modules_whether_prompt_or_answer(
     backend = model_backend(checkpoint, **settings_of(next_n))
     engine = engine_over(backend, next_n, overlap=overlap)
     # The long prompt is computed in chunks of 96 tokens, beside a request that decodes.
-    assert served(engine, [SHORT, LONG], 70).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
+    assert served(engine, [SHORT, LONG], TOKENS).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)
 
 
@@ -107,7 +108,7 @@ def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, 
     # States that other requests left in these blocks must not matter.
     assert backend.state.draft_states is not None
     backend.state.draft_states[:, : backend.total_blocks] = 7.0
-    again = served(engine, [LONG], 70)
+    again = served(engine, [LONG], TOKENS)
     assert (again.token_ids[0], again.cached_tokens) == (whole.answers[0], {0: 128})
     assert_same(backend, engine, whole)
     assert torch.equal(backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain[:2])], before)
@@ -124,17 +125,17 @@ def test_a_step_with_room_for_few_tokens_writes_no_stale_kv_behind_cached_blocks
     assert backend.state.draft_states is not None
     backend.state.draft_states[:, : backend.total_blocks] = 7.0
     # Shorter prompts take the rest of the step's 96 tokens.
-    found = served(engine, [random_prompt(50, seed=2), random_prompt(46 - left, seed=3), LONG], 70)
+    found = served(engine, [random_prompt(50, seed=2), random_prompt(46 - left, seed=3), LONG], TOKENS)
     assert (found.token_ids[2], found.cached_tokens[2]) == (whole.answers[0], 128)
     assert_same(backend, engine, whole)
     assert torch.equal(backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain[:2])], before)
 
 
 def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -> None:
-    backend = model_backend(checkpoint, **settings_of(MODULES, total_blocks=6))
-    engine = engine_over(backend, MODULES, overlap="on", total_blocks=6)
+    backend = model_backend(checkpoint, **settings_of(MODULES, total_blocks=5))
+    engine = engine_over(backend, MODULES, overlap="on", total_blocks=5)
     # The later request is preempted for the longer one.
-    found = served(engine, [LONG, SHORT], 70)
+    found = served(engine, [LONG, SHORT], TOKENS)
     assert found.token_ids == {0: whole.answers[0], 1: whole.answers[1]}
     assert_same(backend, engine, whole)
 
@@ -157,7 +158,7 @@ def test_behind_landed_blocks_the_modules_find_what_they_need(
     assert backends[0].state.draft_states is not None
     backends[0].state.draft_states[:, : backends[0].total_blocks] = 7.0
     pair = Pair(fabric, *engines)
-    pair.submit(submit_of(0, LONG, 70, ignore_eos=True, remote_prefill=True))
+    pair.submit(submit_of(0, LONG, TOKENS, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids[0] == whole.answers[0]
     assert bool(graphs.runs) == captured and not graphs.others
@@ -169,7 +170,7 @@ def test_graphs_compute_the_same_kv(checkpoint: Path, whole: Whole, monkeypatch:
     backend = model_backend(checkpoint, **settings_of(MODULES))
     EagerGraphs(monkeypatch).give_to(backend, [2, 4], MODULES)
     engine = engine_over(backend, MODULES, overlap="on")
-    assert served(engine, [SHORT, LONG], 70).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
+    assert served(engine, [SHORT, LONG], TOKENS).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)
 
 
