@@ -58,7 +58,7 @@ def cut(parameters: Iterable[Parameter], dimension: int, share: Share) -> NamedP
     tensor. A single number is whole on every rank.
     """
     for each in parameters:
-        if each.shape == (1,):
+        if share.count == 1 or each.shape == (1,):
             yield each
             continue
         size, part = each.shape[dimension], each.slices[dimension]

@@ -11,6 +11,7 @@ from transformers import DeepseekV3ForCausalLM
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.parallel.config import ParallelConfig
+from engine.parallel.layout import Layout
 from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
 from mesh.domain.outputs import FinishReason
@@ -33,7 +34,7 @@ MOST_DP = 4
 ON_TWO_HOSTS = [(1, 2, 1), (1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
 
 
-def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode, int]) -> Any:
+def layouts(*fast: tuple[tuple[int, int, int], TwoBatchMode, int]) -> pytest.MarkDecorator:
     """All layouts, with whole steps and with two micro-batches, without drafts and with them. Those not in `fast` run
     with `make check-layouts`.
     """
@@ -113,7 +114,7 @@ def seeded(checkpoint: Path) -> dict[int, list[int]]:
 def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
     checkpoint: Path, seeded: dict[int, list[int]], layout: ParallelConfig, next_n: int
 ) -> None:
-    preempted = set[Engine]()
+    ranks, preempted = Layout.of(layout).dp, set[Engine]()
 
     def between_steps(engine: Engine, transcript: Transcript) -> None:
         if 0 in transcript.token_ids and 0 not in transcript.ends:
@@ -122,11 +123,11 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
             preempted.add(engine)
 
     config = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n), total_blocks=3)
-    found = run_layout(config, seeded_submits(layout.dp), between_steps)
-    assert len(preempted) == layout.dp
+    found = run_layout(config, seeded_submits(ranks), between_steps)
+    assert len(preempted) == ranks
     assert found.ends[0].finish is FinishReason.CANCELLED
     assert found.token_ids[0] == seeded[0][: len(found.token_ids[0])]
-    assert all(found.token_ids[key] == seeded[key] for key in range(1, 3 * layout.dp))
+    assert all(found.token_ids[key] == seeded[key] for key in range(1, 3 * ranks))
 
 
 class SecondTurns:

@@ -64,12 +64,11 @@ def offloading(layers: Any, **settings: Any) -> Offloading:
     return Offloading(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
 
 
-@pytest.mark.parametrize(
-    ("name", "rings"),
-    [("float32", [(2, 1), (3, 2), (4, 2)]), *((name, [(3, 2)]) for name in CHECKPOINTS if name != "float32")],
-)
-def test_experts_in_host_memory_change_no_token(tmp_path: Path, name: str, rings: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_experts_in_host_memory_change_no_token(tmp_path: Path, name: str) -> None:
     make, settings = CHECKPOINTS[name]
+    # Layers and slots: what a ring of slots does depends on no weight.
+    rings = [(2, 1), (3, 2), (4, 2)] if name == "float32" else [(3, 2)]
     directory, prompt = make(tmp_path), random_prompt(80)
     expected = generate(model_backend(directory, **settings), prompt, 4, BLOCKS)
     for layers, slots in rings:

@@ -132,13 +132,27 @@ def oracle(checkpoint: Path) -> DeepseekV3ForCausalLM:
     return load_oracle(checkpoint)
 
 
-@pytest.mark.parametrize("length", [2, 63, 64, 65, 127, 128, 200])
-@pytest.mark.parametrize("chunk", [1, 50, 64, 1000])
+@pytest.mark.parametrize(
+    ("chunk", "length"),
+    [
+        (1, 65),
+        (50, 2),
+        (50, 64),
+        (50, 127),
+        (50, 200),
+        (64, 63),
+        (64, 65),
+        (64, 128),
+        (64, 200),
+        (1000, 64),
+        (1000, 200),
+    ],
+)
 def test_prompts_across_block_and_chunk_boundaries(
     checkpoint: Path, oracle: DeepseekV3ForCausalLM, length: int, chunk: int
 ) -> None:
     prompt = random_prompt(length, seed=length)
-    assert_greedy(oracle, prompt, generate(model_backend(checkpoint), prompt, 20, BLOCKS, chunk=chunk))
+    assert_greedy(oracle, prompt, generate(model_backend(checkpoint), prompt, 5, BLOCKS, chunk=chunk))
 
 
 def test_a_prompt_of_one_token(checkpoint: Path, oracle: DeepseekV3ForCausalLM) -> None:
