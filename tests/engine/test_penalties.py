@@ -35,7 +35,7 @@ PROMPTS = [random_prompt(length, seed=length) for length in (40, 63, 64, 90, 5)]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_hidden_layers=1)
 
 
 def submits() -> list[Submit]:

@@ -46,7 +46,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

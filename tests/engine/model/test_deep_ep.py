@@ -117,6 +117,7 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str,
         "topk_group": 1,
         "moe_intermediate_size": 256,
         "hidden_size": 256,
+        "num_hidden_layers": 2,
     }
     if dtype == "int4":
         directory = int4_checkpoint(tmp_path, static=False, pre_scaled=True, **sizes)

@@ -70,7 +70,13 @@ def test_each_dp_rank_gets_the_logits_of_its_own_rows(checkpoint: Path, layout: 
 )
 def test_ranks_with_quantized_experts_are_as_exact_as_one(tmp_path: Path, form: str, layout: Layout) -> None:
     # Every expert is chosen, because a different choice would change more than rounding does.
-    all_chosen: dict[str, Any] = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 256}
+    all_chosen: dict[str, Any] = {
+        "num_experts_per_tok": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 2,
+    }
     if form == "int4":
         directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **all_chosen)
     elif form == "nvfp4":
@@ -123,12 +129,13 @@ def test_ranks_hold_each_part_of_each_expert_once(checkpoint: Path, layout: Layo
 @pytest.mark.parametrize("weights", ["dequantized", "quantized"])
 @pytest.mark.parametrize("form", ["float8", "int4", "nvfp4"])
 def test_parts_of_quantized_experts_consist_of_their_blocks(tmp_path: Path, weights: KeptWeights, form: str) -> None:
+    sizes: dict[str, Any] = {"moe_intermediate_size": 256, "num_hidden_layers": 2}
     if form == "int4":
-        directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, moe_intermediate_size=256)
+        directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **sizes)
     elif form == "nvfp4":
-        directory = nvfp4_checkpoint(tmp_path, num_nextn_predict_layers=0, moe_intermediate_size=256)
+        directory = nvfp4_checkpoint(tmp_path, num_nextn_predict_layers=0, **sizes)
     else:
-        directory = tiny_checkpoint(tmp_path, dtype="float8", hidden_size=256, moe_intermediate_size=256)
+        directory = tiny_checkpoint(tmp_path, dtype="float8", hidden_size=256, **sizes)
     assert_parts(directory, Layout(dp=4, ep=2), torch.bfloat16, weights)
 
 

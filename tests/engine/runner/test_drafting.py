@@ -25,7 +25,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
-TOKENS = 60
+TOKENS = 40
 PROMPTS = [random_prompt(length, seed=length) for length in (30, 64, 129)]
 SAMPLINGS = [
     Sampling(),
