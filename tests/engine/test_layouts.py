@@ -78,7 +78,7 @@ def submits_of(prompts: list[list[int]], tokens: int, temperature: float = 0.0) 
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig, next_n: int
 ) -> None:
-    transcript = run_layout(config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
+    transcript = run_layout(config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 8))
     assert transcript.ends.keys() == set(range(len(PROMPTS)))
     for key, prompt in enumerate(PROMPTS):
         assert_greedy(reference, prompt, transcript.token_ids[key])
@@ -93,7 +93,7 @@ def test_greedy_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
 ) -> None:
     tp, dp, ep = layout
     parallel = ParallelConfig(tp=tp, dp=dp, ep=ep, hosts=2, two_batch="on")
-    transcript = run_layout(config_of(checkpoint, parallel, drafts=DraftsConfig(next_n=2)), submits_of(PROMPTS, 12))
+    transcript = run_layout(config_of(checkpoint, parallel, drafts=DraftsConfig(next_n=2)), submits_of(PROMPTS, 8))
     for key, prompt in enumerate(PROMPTS):
         assert_greedy(reference, prompt, transcript.token_ids[key])
 

@@ -141,7 +141,7 @@ def test_cached_blocks_are_not_written_again(checkpoint: Path, monkeypatch: pyte
     assert len(graphs.others) == 1
 
 
-@pytest.mark.parametrize("next_n", [1, 2, 3])
+@pytest.mark.parametrize("next_n", [1, 3])
 def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
 ) -> None:
