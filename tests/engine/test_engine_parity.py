@@ -52,8 +52,8 @@ def greedy_submits() -> list[Submit]:
 def growing_submits(temperature: float) -> list[Submit]:
     """Four requests that each grow from two blocks to three."""
     return [
-        submit_of(key, prompt, 66, sampling=Sampling(temperature=temperature, top_p=0.95, seed=key), ignore_eos=True)
-        for key, prompt in enumerate(PROMPTS[4:8])
+        submit_of(key, prompt, 40, sampling=Sampling(temperature=temperature, top_p=0.95, seed=key), ignore_eos=True)
+        for key, prompt in enumerate(PROMPTS[5:9])
     ]
 
 
