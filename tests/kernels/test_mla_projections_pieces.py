@@ -58,7 +58,7 @@ def test_pieces_are_joined_before_values_or_on_the_way(
 
 @pytest.mark.gpu
 @on_hopper
-def test_replays_of_a_graph_give_the_same_values() -> None:
+def test_captured_pieces_give_the_same_values_at_each_replay() -> None:
     step = Step([3500, 100], 1, 32, E4M3)
     first = dequantize(expand_attended(step.attended(), step.weight))
     graph = torch.cuda.CUDAGraph()
