@@ -25,10 +25,8 @@ test: .venv/installed-dev
 pytest: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
-# Runs the cases that `make test` leaves out of its sweeps, and every property test with thousands of examples, for
-# minutes to hours.
+# Runs every property test with thousands of examples, for minutes to hours.
 soak: .venv/installed-dev
-	$(BIN)/python -m pytest --check=sweep -o timeout=0 --numprocesses auto --dist loadgroup
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile soak -o timeout=0 --numprocesses auto --dist loadgroup
 
 # Kills, freezes and stops every process in every phase of a request, for minutes. DEEPMESH_CHAOS_SEED=n draws other

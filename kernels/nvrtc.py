@@ -115,11 +115,11 @@ class Compiled:
     log: str
 
 
-def compile_source(source: Path, target: str, *options: str) -> Compiled:
+def compile_source(source: Path, target: str) -> Compiled:
     """Compile for `target`, for example sm_90a. Includes are relative to the source. Needs no device."""
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
-    options = (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}", *options)
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    options = [option.encode() for option in (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}")]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     # NVRTC writes into what it is given. A bytes object of one byte is shared by the whole interpreter.
     log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))
     _check(nvrtc.nvrtcGetProgramLog(program, log))

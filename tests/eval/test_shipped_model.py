@@ -14,18 +14,17 @@ ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny-r1"
 # What `deepmesh eval --matrix docs/quality.md` measured.
 MEASURED = ROOT / "docs/quality/bf16.json"
+PROBLEMS = 3
+# Another processor rounds otherwise, which may turn an answer that was close.
+MAY_DIFFER = 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (MODEL / "config.json").exists(), reason="models/tiny-r1 is not there yet")
-# Another processor rounds otherwise, which may turn an answer that was close.
-@pytest.mark.parametrize(("problems", "may_differ"), [(1, 1), pytest.param(3, 2, marks=pytest.mark.check("sweep"))])
-async def test_the_shipped_model_answers_as_well_as_it_was_measured(
-    problems: int, may_differ: int, tmp_path: Path
-) -> None:
+async def test_the_shipped_model_answers_as_well_as_it_was_measured(tmp_path: Path) -> None:
     settings = ("decode.engine.max_requests=32", "decode.engine.threads=1")
     options = EvalOptions(
-        model_dir=MODEL, problems=problems, concurrency=32, max_tokens=512, out=tmp_path, settings=settings
+        model_dir=MODEL, problems=PROBLEMS, concurrency=32, max_tokens=512, out=tmp_path, settings=settings
     )
     found = await evaluate(options, [], Console(file=io.StringIO()))
     measured = {outcome.question: outcome for outcome in results.load(MEASURED).outcomes}
@@ -34,4 +33,4 @@ async def test_the_shipped_model_answers_as_well_as_it_was_measured(
     lost = [
         outcome.question for outcome, before in zip(found.outcomes, same, strict=True) if before.right > outcome.right
     ]
-    assert len(lost) <= may_differ, lost
+    assert len(lost) <= MAY_DIFFER, lost

@@ -18,8 +18,6 @@ from kernels import __file__ as package
 
 KERNELS = Path(package).parent
 SOURCES = sorted(KERNELS.glob("*/cuda/*.cu"))
-# The rest takes the compiler a minute if it optimizes: `make soak` looks at it.
-QUICK = {"few_tokens.cu", "many_rows.cu", "pieces.cu"}
 
 
 def has_nvrtc() -> bool:
@@ -30,25 +28,27 @@ def has_nvrtc() -> bool:
     return True
 
 
-def by_source(source: Path, *marks: pytest.MarkDecorator) -> Any:
+def by_source(source: Path) -> Any:
     """A test parameter. Tests of the same source run in the same process and so share one compilation."""
     name = f"{source.parts[-3]}-{source.stem}"
-    return pytest.param(source, id=name, marks=[pytest.mark.xdist_group(f"compile {name}"), *marks])
+    return pytest.param(source, id=name, marks=pytest.mark.xdist_group(f"compile {name}"))
 
 
-pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC (nvidia-cuda-nvrtc)")
-each_source = pytest.mark.parametrize("source", [by_source(source) for source in SOURCES])
+pytestmark = [
+    pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC (nvidia-cuda-nvrtc)"),
+    pytest.mark.parametrize("source", [by_source(source) for source in SOURCES]),
+]
 
 
 @cache
 def compile_with_launchers(source: Path, folder: Path) -> Any:
-    """Compile the source with static assertions of the values that its launchers repeat, and hardly optimize it."""
+    """Compile the source with static assertions of the values that its launchers repeat."""
     launchers = find_launchers(source)
     assert launchers, "no module launches it"
     stated = {line for module in launchers for line in (*layouts(module), *constants(module, source))}
     program = folder / f"asserted_{source.name}"
     program.write_text("\n".join([f'#include "{source}"', *(f"static_assert({line});" for line in sorted(stated))]))
-    return import_module("kernels.nvrtc").compile_source(program, "sm_90a", "--Ofast-compile=max")
+    return import_module("kernels.nvrtc").compile_source(program, "sm_90a")
 
 
 def find_launchers(source: Path) -> list[ModuleType]:
@@ -90,30 +90,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sources")
 
 
-@each_source
-def test_a_source_agrees_with_its_launchers(source: Path, folder: Path) -> None:
-    compile_with_launchers(source, folder)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [by_source(source, *() if source.name in QUICK else [pytest.mark.check("sweep")]) for source in SOURCES],
-)
-def test_products_stay_in_flight(source: Path) -> None:
+def test_a_source_agrees_with_its_launchers_and_keeps_products_in_flight(source: Path, folder: Path) -> None:
+    compiled = compile_with_launchers(source, folder)
     # The compiler says this where it waits after every product.
-    assert "serialized" not in import_module("kernels.nvrtc").compile_source(source, "sm_90a").log
+    assert "serialized" not in compiled.log
 
 
-@each_source
 def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -> None:
     code = compile_with_launchers(source, folder).code
-    # Only kernels have a bank of parameters.
-    kernels = set(re.findall(rb"\.nv\.constant0\.(\w+)", code))
+    kernels = set(re.findall(rb"\.text\.(\w+)", code))
     stating = {kernel for kernel in kernels if kernel + b"_shared_bytes" in code}
     assert kernels and stating == (kernels if "extern __shared__" in with_includes(source) else set())
 
 
-@each_source
 def test_compiling_leaves_the_interpreters_bytes_alone(source: Path, folder: Path) -> None:
     compile_with_launchers(source, folder)
     # Python has one object for each bytes of length one: an empty log, written over such an object, made every
