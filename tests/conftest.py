@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.addresses import NOWHERE
 from tests.support.budgets import TestSeconds
+from tests.support.gpus import has_gpu
 
 # In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
 # happens to be the first, and on a busy machine anything takes long now and then.
@@ -30,7 +31,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.
-if not any(Path("/dev").glob("nvidia[0-9]*")):
+if not has_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # A command that a test gives no address must not find a mesh that happens to run on this machine.

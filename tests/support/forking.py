@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
-from pathlib import Path
 from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from unittest.mock import patch
 
 from mesh.tether import die_with
 from mesh.tethered import start_tethered
+from tests.support.gpus import has_gpu
 from tests.support.programs import ROOT
 from worker.adopted_process import AdoptedProcess
 
@@ -44,7 +44,7 @@ def forked_services() -> Iterator[None]:
     """Fork the services and ranks that this process starts in the block, and the first rank of each such service. On a
     machine with GPUs they start by themselves, because libraries settle on devices when they are loaded.
     """
-    if any(Path("/dev").glob("nvidia[0-9]*")):
+    if has_gpu():
         yield
         return
     with patch(_RANKS_START, _start), patch("cli.launcher.process.start_tethered", _start):
