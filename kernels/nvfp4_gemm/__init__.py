@@ -8,7 +8,8 @@ multiplies the float32 sums.
 import torch
 
 from kernels.nvfp4_gemm import reference
-from kernels.nvfp4_gemm.weight import Nvfp4, arranged, nvfp4
+from kernels.nvfp4_gemm.arrangement import arranged
+from kernels.nvfp4_gemm.weight import Nvfp4, nvfp4
 
 __all__ = ["Nvfp4", "arranged", "nvfp4", "nvfp4_grouped_gemm"]
 
