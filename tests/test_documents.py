@@ -9,11 +9,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ["README.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
 
-# Every service's folder has them, and none is explained again for each.
-SHAPE = {"__init__", "__main__", "config", "service", "wire"}
-# Rooms whose tables in docs/architecture.md name some modules alone: a command is a module, and so is a task.
-IN_PART = {"cli", "eval"}
-
 
 def prose(path: Path) -> str:
     """A document without what stands in blocks of code."""
@@ -54,29 +49,3 @@ def test_the_readme_leads_to_every_page() -> None:
                 known.append(target)
     pages = {path for path in (ROOT / "docs").glob("**/*.md") if path.name != "index.md"}
     assert not pages - found
-
-
-def rooms() -> dict[str, list[list[str]]]:
-    """By room, what each row of its table in the architecture names."""
-    sections = re.findall(r"^## (\w+)/ : .*?$(.*?)(?=^## |\Z)", prose(ROOT / "docs/architecture.md"), re.M | re.S)
-    rows = {room: re.findall(r"^\| (.*?) \|", section, re.M) for room, section in sections}
-    return {room: [re.findall(r"`([\w/]+)`", row) for row in rows[room]] for room in rows if any(rows[room])}
-
-
-def named(room: str, row: list[str]) -> Iterator[str]:
-    """Paths inside the room. A name without a folder may be in that of the name before it."""
-    folder = ""
-    for name in row:
-        inside = [path for path in (name, folder + name) if (ROOT / room / f"{path}.py").exists()]
-        found = next(iter(inside), name)
-        folder = found[: found.rfind("/") + 1]
-        yield found
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_the_architecture_names_every_module_and_none_that_is_gone(room: str) -> None:
-    names = {name for row in rooms()[room] for name in named(room, row)}
-    folder = ROOT / room
-    assert not {name for name in names if not (folder / f"{name}.py").exists() and not (folder / name).is_dir()}
-    modules = {path.stem for path in folder.glob("*.py")} - SHAPE
-    assert room in IN_PART or not modules - names
