@@ -29,7 +29,8 @@ _HEAD = """<!-- Written by `make docs` from the modules' docstrings. -->
 
 # Modules
 
-Every folder and every module, with the first sentence of its docstring. [Architecture](architecture.md) says how they work together.
+Every folder and every module, with the first sentence of its docstring. [Architecture](architecture.md) says how they
+work together.
 """
 
 
