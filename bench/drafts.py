@@ -36,8 +36,8 @@ from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, Res
 from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import StepResult, Submit
+from engine.requests.thinking import CLOSE
 from engine.runner.backend import ModelBackend
-from engine.thinking import CLOSE
 from eval.tasks import SHORT_TASKS, draw
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import PromptLogprobs

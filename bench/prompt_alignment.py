@@ -19,13 +19,13 @@ from threading import Barrier
 from rich.console import Console
 from rich.table import Table
 
-from engine.agreement import agreed, packed
 from engine.batch import StepShape
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
-from engine.oracle import OracleBackend
+from engine.oracle.backend import OracleBackend
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Submit
+from engine.step.agreement import agreed, packed
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 
@@ -66,7 +66,7 @@ class Rendezvous:
 
 
 class RankAgreement:
-    """engine.agreement.Agreement of one rank."""
+    """engine.step.agreement.Agreement of one rank."""
 
     due = False
 

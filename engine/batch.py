@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from engine.balance.report import BalanceReport
-from engine.sparse_measure import SparseMeasure
-from engine.step_times import StepTimes
-from engine.thinking import ThinkTokens
+from engine.pace.step_times import StepTimes
+from engine.requests.sparse_measure import SparseMeasure
+from engine.requests.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -138,7 +138,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     # decode count with all drafts that they may have.
     tokens: int
     # Whether each row of each rank computes one token, one token and its drafts, or so few tokens of a prompt that they
-    # are computed as decode rows: see engine.tails.
+    # are computed as decode rows: see engine.pace.tails.
     decode_only: bool = True
     # Whether the ranks end before this step.
     stopping: bool = False
@@ -148,7 +148,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     drawing: int = 0
     # The most prompts that any rank begins: a draft layer computes one more token of each.
     beginning: int = 0
-    # On how many ranks at least one prompt waits to begin. For engine.alignment.
+    # On how many ranks at least one prompt waits to begin. For engine.pace.alignment.
     waiting_prompts: int = 0
     # Whether some rank decodes.
     decodes: bool = False
@@ -156,7 +156,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     prefills: bool = False
     # The most rows of a decode graph that any rank takes: a prompt's few tokens may take several.
     rows: int = 0
-    # Whether prompts of some rank must wait after this step too; false unless `decode_only`. For engine.mixed_steps.
+    # Whether prompts of some rank must wait after this step too (engine.pace.mixed_steps). False unless `decode_only`.
     owes: bool = False
 
 

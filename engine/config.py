@@ -17,7 +17,7 @@ from transfer.config import TransferConfig
 
 # With more, each step costs more than the last guess brings.
 MOST_DRAFTS = 5
-# engine.agreement packs them into 12 and 20 bits.
+# engine.step.agreement packs them into 12 and 20 bits.
 MOST_REQUESTS = 4095
 MOST_STEP_TOKENS = 1_048_575
 # The limit of kernels.peer_exchange.

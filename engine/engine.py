@@ -9,27 +9,27 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.agreement import Agreement, OneRank
-from engine.alignment import Alignment
 from engine.batch import Backend, Row, Sample, StepShape
+from engine.blocks.kv_pool import BlockPool
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
-from engine.draft_depth import DraftDepth
-from engine.intake import Intake
-from engine.kv_pool import BlockPool
-from engine.load import LoadMeter
-from engine.mixed_steps import MixedSteps
 from engine.moves.transfers import Transfers
-from engine.outputs import cancelled, commit, refused
+from engine.pace.alignment import Alignment
+from engine.pace.draft_depth import DraftDepth
+from engine.pace.load import LoadMeter
+from engine.pace.mixed_steps import MixedSteps
+from engine.pace.tails import Tails
 from engine.parallel.layout import Layout
-from engine.pipeline import InFlightStep, StepPipeline
+from engine.plan.schedule import Schedule
+from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
-from engine.report import Report
-from engine.request import Request
-from engine.schedule import Schedule
-from engine.step_plan import Candidate, Limits
-from engine.step_work import StepWork
-from engine.tails import Tails
+from engine.requests.intake import Intake
+from engine.requests.outputs import cancelled, commit, refused
+from engine.requests.report import Report
+from engine.requests.request import Request
+from engine.step.agreement import Agreement, OneRank
+from engine.step.pipeline import InFlightStep, StepPipeline
+from engine.step.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad

@@ -1,7 +1,7 @@
 """How many KV blocks a further request lacks on a rank, for the scheduler and for the worker. Pure.
 
 The engine admits the head of its queue once the pool has free blocks for all its tokens, and one more for each running
-request to grow into (`engine/batcher.py`). A request that lacks blocks is not overtaken.
+request to grow into (`engine/plan/batcher.py`). A request that lacks blocks is not overtaken.
 """
 
 from mesh.blocks import blocks_for

@@ -6,12 +6,12 @@ from itertools import accumulate, repeat
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
-from engine.request import Request
-from engine.sparse_measure import SparseMeasure
-from engine.step_plan import Chunk
-from engine.step_times import StepTimes
-from engine.step_work import StepWork
-from engine.thinking import ThinkTokens
+from engine.pace.step_times import StepTimes
+from engine.plan.step_plan import Chunk
+from engine.requests.request import Request
+from engine.requests.sparse_measure import SparseMeasure
+from engine.requests.thinking import ThinkTokens
+from engine.step.step_work import StepWork
 from mesh.costs import CostModel
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sparse_prefill import sparse_part

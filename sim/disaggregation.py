@@ -35,7 +35,7 @@ from bench.node.disaggregation import Measured
 from bench.node.served_meshes import MESHES, RANGE_RATIO, TPOT_MS, TTFT_MS, Options, load_options, settings_of
 from bench.rank.model import DEEPSEEK_R1
 from engine.config import EngineConfig
-from engine.tails import most_rows
+from engine.pace.tails import most_rows
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import validate
 from mesh.cost_file import load_costs, save_costs

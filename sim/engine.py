@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.batch import StepShape
 from engine.engine import Engine
+from engine.plan.step_plan import StepPlan
 from engine.protocol.messages import Output, StepResult
-from engine.request import Request
-from engine.step_plan import StepPlan
-from engine.step_work import StepWork
+from engine.requests.request import Request
+from engine.step.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from sim.device import END_OF_SEQUENCE

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.agreement import agreed, packed
 from engine.batch import StepShape
 from engine.parallel.config import ParallelConfig
+from engine.plan.step_plan import Chunk
 from engine.protocol.messages import StepResult, Submit
-from engine.request import Request
+from engine.requests.request import Request
 from engine.runner.spread import Offer, chosen
-from engine.step_plan import Chunk
-from engine.step_work import StepWork
+from engine.step.agreement import agreed, packed
+from engine.step.step_work import StepWork
 from mesh.domain.workers import RankStatus
 from mesh.rank_choice import choose_rank
 from sim.network import Link
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SetAgreement:
-    """engine.agreement.Agreement of one rank. `Lockstep` sets the shape that ranks agreed on before engines step."""
+    """An `Agreement` of one rank. `Lockstep` sets the shape that ranks agreed on before engines step."""
 
     # No rank ever has to step because another does: `Lockstep` steps all ranks at once.
     due = False

@@ -63,7 +63,18 @@ MAY_IMPORT = {
     "cli": {"cli/launcher", "cli/settings", "bench", "tools", "eval", "sim", "engine", "mesh", PROTOS},
 }
 # Torch is imported here, and in the lazy rooms inside functions only: a rank on the oracle backend does without it.
-TORCH_ROOMS = ("kernels", "tools", "bench", "engine/exchange", "engine/model", "engine/runner", "engine/weights")
+TORCH_ROOMS = (
+    "kernels",
+    "tools",
+    "bench",
+    "engine/drafts",
+    "engine/exchange",
+    "engine/memory",
+    "engine/model",
+    "engine/offload",
+    "engine/runner",
+    "engine/weights",
+)
 LAZY_TORCH_ROOMS = ("engine/rank",)
 SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore")
 # What services share of their domain.

@@ -21,7 +21,6 @@ from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, TimedSteps, start_steps, time_steps, trace_steps
-from engine.agreement import Agreement
 from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.engine import Engine
 from engine.exchange.interface import Exchange
@@ -41,6 +40,7 @@ from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 from engine.runner.backend import ModelBackend
+from engine.step.agreement import Agreement
 from kernels.act_quant import quantize
 from kernels.moe_permute import combine
 

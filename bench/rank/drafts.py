@@ -20,8 +20,8 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
+from engine.pace.step_times import StepTimes
 from engine.runner.backend import ModelBackend
-from engine.step_times import StepTimes
 
 
 @dataclass(frozen=True)

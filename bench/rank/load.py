@@ -10,7 +10,7 @@ import torch
 from engine.batch import Backend
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
-from engine.sparse_measure import SparseMeasure
+from engine.requests.sparse_measure import SparseMeasure
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

@@ -26,8 +26,8 @@ from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.model.offload.host_pages import HostPages
 from engine.offload.config import OffloadConfig
+from engine.offload.host_pages import HostPages
 from engine.runner.backend import ModelBackend
 
 STEP_TOKENS, PROMPT_TOKENS, STEPS = 16384, 4096, 5

@@ -16,11 +16,11 @@ from bench.rank.ceilings import Ceilings
 from bench.rank.floor import BF16, decode_floor, decode_operations
 from bench.rank.model import SHAPES
 from bench.sizing.memory import Weights, weights_of
+from engine.memory.pool_room import blocks_for_others
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
-from engine.pool_room import blocks_for_others
 from engine.weights.offloading import work_bytes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostFile

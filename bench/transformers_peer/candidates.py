@@ -11,9 +11,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
+from engine.memory.memory_plan import free_bytes
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
-from engine.runner.memory_plan import free_bytes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.constraints.answer import ConstrainedAnswer
 from engine.constraints.masks import AnswerMasks, in_words
 from engine.constraints.shared_grammar import SharedGrammar
-from engine.request import Request
+from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError
 from mesh.grammars import compile_grammar, load_grammar_tokenizer

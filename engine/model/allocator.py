@@ -14,10 +14,10 @@ from engine.model.expert_slots import ExpertSlots
 from engine.model.formats.choice import Formats
 from engine.model.formats.interface import Experts, ExpertShape, Linear
 from engine.model.formats.plain import PlainFormat
-from engine.model.offload.experts import OffloadedLayers
 from engine.model.quantization import LinearKind
 from engine.model.side_stream import SideStream
 from engine.model.tensor_group import TensorGroup
+from engine.offload.experts import OffloadedLayers
 
 
 class Allocator:

@@ -4,7 +4,7 @@ from collections import deque
 
 import torch
 
-from engine.sparse_measure import SparseMeasure
+from engine.requests.sparse_measure import SparseMeasure
 from kernels.host_copy import HostCopies
 
 # Queries of a chunk that are measured, spread evenly: together they cost as much as one block of exact attention.

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.kv_pool import BlockPool
-from engine.moves.draft_parts import DraftParts
-from engine.request import Request
+from engine.blocks.kv_pool import BlockPool
+from engine.drafts.draft_parts import DraftParts
+from engine.requests.request import Request
 from mesh.observe import span
 from transfer.events import Fetched
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.kv_pool import BlockPool
-from engine.moves.draft_parts import DraftParts
+from engine.blocks.kv_pool import BlockPool
+from engine.drafts.draft_parts import DraftParts
 from engine.protocol.messages import LandingOpened
-from engine.request import Request
+from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 from transfer.config import TransferConfig
 

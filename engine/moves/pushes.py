@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.kv_pool import BlockPool
-from engine.load import LoadMeter
-from engine.request import Request
+from engine.blocks.kv_pool import BlockPool
+from engine.pace.load import LoadMeter
+from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.observe import span

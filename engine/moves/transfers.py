@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from engine.kv_pool import BlockPool
-from engine.load import LoadMeter
-from engine.moves.draft_parts import DraftParts
+from engine.blocks.kv_pool import BlockPool
+from engine.drafts.draft_parts import DraftParts
 from engine.moves.fetches import Fetches
 from engine.moves.landings import Landings
 from engine.moves.pushes import Pushes
+from engine.pace.load import LoadMeter
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
-from engine.request import Request
+from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest, PrefillLost

@@ -2,11 +2,11 @@
 
 from functools import reduce
 
-from engine.agreement import Agreement, agreed, packed
 from engine.batch import StepShape
 from engine.parallel.host_line import HostLine
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
+from engine.step.agreement import Agreement, agreed, packed
 
 # The neutral shape: agreeing on another shape with it makes that no larger.
 _LEAST = StepShape(0, stopping=True)
@@ -14,7 +14,7 @@ _RECORD_BYTES = 8
 
 
 class HostsLockstep:
-    """An `engine.agreement.Agreement` of all ranks of a worker on several hosts."""
+    """An `engine.step.agreement.Agreement` of all ranks of a worker on several hosts."""
 
     def __init__(self, within: Lockstep, line: HostLine | None) -> None:
         """within: the agreement of this host's ranks; line: to the other hosts, on this host's first rank alone."""

@@ -9,11 +9,11 @@ import mmap
 import time
 from collections.abc import Callable
 
-from engine.agreement import PACKED_BITS, agreed, packed
 from engine.batch import StepShape
 from engine.parallel.group_memory import GroupMemory
 from engine.parallel.meeting import LOOK_SECONDS
 from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
+from engine.step.agreement import PACKED_BITS, agreed, packed
 from mesh.errors import RankLost
 
 # Ranks that compute a step together finish it at about the same time. Sleeping and being woken takes about this long.
@@ -28,7 +28,7 @@ _IDLE = 2
 
 
 class Lockstep:
-    """An `engine.agreement.Agreement` of the ranks of a host: in every round each writes a word. One rank's end of it.
+    """An `engine.step.agreement.Agreement` of the ranks of a host: in every round each writes a word. One rank's end.
 
     The word is a packed proposal, written and read in one access. One bit above the proposal tells its round from the
     round before the last, which uses the same place; the next bit says that the rank is idle. An idle rank that has

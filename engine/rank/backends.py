@@ -7,7 +7,7 @@ import psutil
 
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
-from engine.oracle import OracleBackend
+from engine.oracle.backend import OracleBackend
 from engine.parallel.layout import Place
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu

@@ -1,10 +1,10 @@
 """The loop of a rank that follows the first of its TP group: no requests, and no blocks to decide on."""
 
-from engine.agreement import Agreement
 from engine.batch import Backend, Batch, Launched, StepShape
 from engine.protocol.messages import Release, Stop
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
+from engine.step.agreement import Agreement
 
 
 class FollowerLoop:

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.constraints.constraints import Constraints, load_constraints
@@ -22,8 +21,9 @@ from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
 from engine.rank.rendezvous import Rendezvous
+from engine.requests.submission import longest_context
 from engine.role_change import check_keeps_weights
-from engine.submission import longest_context
+from engine.step.agreement import OneRank
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import span
@@ -73,7 +73,7 @@ class Rank:
 
     def _serve(self, config: EngineConfig, authorship: Authorship | None, times: StartTimes) -> int | None:
         try:
-            with span("engine.load", backend=config.backend):
+            with span("engine.pace.load", backend=config.backend):
                 backend = self._make_backend(config, times)
                 leads = self._peers is None or self._peers.place.leads
                 # Only the first rank of a TP group moves KV; the others get what has landed there.

@@ -10,10 +10,19 @@ from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Launched, StepShape, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.drafts.depth_times import measure_depths
+from engine.drafts.draft_pass import EagerPass
+from engine.drafts.drafting import Drafter, DraftingStep
+from engine.drafts.graphs import DraftGraphs
+from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
+from engine.memory.pool_plan import device_state, plan_pool
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
+from engine.pace.step_times import StepTimes
+from engine.requests.sparse_measure import SparseMeasure
+from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.captured import (
     capture_decoding,
@@ -22,28 +31,19 @@ from engine.runner.captured import (
     captured_prompts,
     graph_sizes,
 )
-from engine.runner.depth_times import measure_depths
-from engine.runner.draft_graphs import DraftGraphs
-from engine.runner.draft_pass import EagerPass
-from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.launched_step import LaunchedStep
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
-from engine.runner.pool_plan import device_state, plan_pool
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
-from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
 from engine.runner.spreading import Spreading
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, kind_of, warm_up_steps
-from engine.sparse_measure import SparseMeasure
-from engine.step_times import StepTimes
-from engine.thinking import read_think_tokens
 from engine.weights.making import make_model
 from kernels.host_copy import to_indices
 from mesh.observe import span

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.drafts.graphs import DraftGraphs
 from engine.model.context import DeviceState
 from engine.model.model import Model
-from engine.runner.draft_graphs import DraftGraphs
+from engine.pace.tails import most_rows
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.prompt_graphs import PromptGraphs
-from engine.tails import most_rows
-from engine.two_batch import TwoBatch
+from engine.step.two_batch import TwoBatch
 from mesh.blocks import blocks_for
 
 

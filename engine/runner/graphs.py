@@ -12,7 +12,7 @@ from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_dec
 from engine.model.inputs import decode_contexts
 from engine.model.model import Model
 from engine.runner.graph_rows import graph_rows
-from engine.two_batch import NEVER, TwoBatch
+from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
 
 # Captured kernels keep their stream's priority; lower numbers go first.

@@ -16,7 +16,7 @@ from engine.model.context import ForwardContext
 from engine.model.model import Model, OnLayers
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
-from engine.two_batch import TwoBatch
+from engine.step.two_batch import TwoBatch
 
 # Halves may differ by this share of the step's tokens if no prompt has to be cut then: what is behind a cut has to read
 # the keys before it from the pool, and to expand them once more.

@@ -13,7 +13,7 @@ from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.micro_batches import MicroBatch, halves
-from engine.two_batch import ALWAYS, NEVER, TwoBatch
+from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.observe import span

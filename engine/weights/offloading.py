@@ -6,12 +6,12 @@ import torch
 from psutil import virtual_memory
 
 from engine.config import ResolvedEngineConfig
+from engine.memory.memory_plan import free_bytes, transfer_bytes
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
 from engine.model.moe import chunk_tokens
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
-from engine.runner.memory_plan import free_bytes, transfer_bytes
 from engine.weights.sizes import Sizes, sizes_of
 from mesh.errors import ConfigError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.model.offload.host_pages import HostPages
+from engine.offload.host_pages import HostPages
 from engine.weights.shards import Shards
 
 # Small tensors that lie next to each other are read together, up to this many bytes.

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_of

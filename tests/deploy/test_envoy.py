@@ -20,7 +20,7 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from cli.authority import Authority
 from cli.launcher.process import Child
 from deploy.envoy.bootstrap import Gateway
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from mesh.channel import Channels
 from mesh.config import ServerConfig, TlsConfig
 from mesh.errors import NoWorker, Overloaded

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from engine.oracle import OracleBackend
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.backend import OracleBackend
+from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Cancel
 from mesh.domain.sampling import Sampling
 from tests.support.engines import (

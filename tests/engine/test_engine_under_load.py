@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Cancel, Submit
-from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 

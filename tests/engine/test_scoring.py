@@ -8,10 +8,10 @@ import pytest
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
+from engine.pace.step_times import StepTimes
+from engine.requests.sparse_measure import SparseMeasure
+from engine.requests.thinking import ThinkTokens
 from engine.scoring import ScoringConfig, main, token_logprobs
-from engine.sparse_measure import SparseMeasure
-from engine.step_times import StepTimes
-from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
 from mesh.domain.outputs import Logprobs, PromptLogprobs

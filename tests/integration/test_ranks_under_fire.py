@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from tests.support.mesh_requests import prompt_of, tokens_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 

@@ -18,7 +18,7 @@ import pytest
 
 from cli.launcher.plan import HOST, ServiceSpec
 from cli.launcher.process import until_ready
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from mesh.channel import Channels
 from tests.support.mesh_requests import prompt_of
 from tests.support.other_version import ROOT as OURS

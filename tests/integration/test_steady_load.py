@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from tests.support.chaos import ChaosMesh, chaos_mesh, until_serving
 from tests.support.mesh_requests import kill, prompt_of
 from tests.support.process_mesh import VOCABULARY

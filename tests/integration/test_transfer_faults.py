@@ -9,7 +9,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from tests.support.mesh_requests import ANSWER_SECONDS, assert_right, kill, prompt_of, request_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.waiting import eventually

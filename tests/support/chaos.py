@@ -18,7 +18,7 @@ import grpc
 import httpx
 
 from cli.launcher.plan import ServiceSpec
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from mesh.channel import OPTIONS
 from tests.support.mesh_requests import prompt_of
 from tests.support.network import Network

@@ -15,7 +15,7 @@ from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Ready
 from mesh.channel import Channels
 from mesh.domain.sampling import Sampling

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.batch import Batch, StepShape
 from engine.engine import Engine
-from engine.oracle import OracleBackend, OracleStep
+from engine.oracle.backend import OracleBackend, OracleStep
 from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, Submit
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config

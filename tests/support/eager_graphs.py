@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from engine.batch import Batch, Launched, StepShape
+from engine.drafts import graphs as draft_graphs
+from engine.drafts.graphs import DraftGraphs
 from engine.model.context import ForwardContext
 from engine.model.model import OnLayers
-from engine.runner import draft_graphs, graphs, prompt_graphs
+from engine.runner import graphs, prompt_graphs
 from engine.runner.backend import ModelBackend
-from engine.runner.draft_graphs import DraftGraphs
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.pieces import Pieces
 from engine.runner.prompt_graphs import PromptGraphs
-from engine.two_batch import NEVER, TwoBatch
+from engine.step.two_batch import NEVER, TwoBatch
 from mesh.blocks import blocks_for
 
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
-from engine.oracle import OracleBackend
+from engine.oracle.backend import OracleBackend
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Output, StepResult, Submit
-from engine.step_times import StepTimes
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from torch._C._distributed_c10d import HashStore
 
-from engine.agreement import Agreement
 from engine.batch import StepShape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -20,6 +19,7 @@ from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 from engine.runner.backend import ModelBackend
+from engine.step.agreement import Agreement
 from tests.support.engines import Transcript
 from tests.support.exchanges import exchange_of
 from tests.support.rank_threads import on_each_rank
@@ -31,7 +31,7 @@ Prepare = Callable[[ModelBackend], None]
 
 
 class _NeverDue:
-    """engine.agreement.Agreement of a rank that never says that others wait for it.
+    """engine.step.agreement.Agreement of a rank that never says that others wait for it.
 
     An engine counts it as work if other ranks wait for its rank, and ranks that want to stop wait at every step. A rank
     whose requests have ended would therefore go on for as long as another rank came to each step before it.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import httpx
 from deepmesh.v1 import gateway_pb2
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from tests.support.process_mesh import VOCABULARY, ProcessMesh
 from tests.support.waiting import eventually
 

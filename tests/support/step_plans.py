@@ -6,10 +6,10 @@ from typing import TypeAlias
 
 from hypothesis import strategies as st
 
-from engine.batcher import plan_step
-from engine.progress import Progress
-from engine.standing import ALONE, Standing
-from engine.step_plan import Candidate, Limits, StepPlan
+from engine.plan.batcher import plan_step
+from engine.plan.standing import ALONE, Standing
+from engine.plan.step_plan import Candidate, Limits, StepPlan
+from engine.requests.progress import Progress
 from mesh.blocks import blocks_for
 from mesh.domain.shares import ONE_TENANT, Share
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from engine.config import DraftsConfig, EngineConfig
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of

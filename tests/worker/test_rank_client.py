@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Failed, StepResult
 from mesh.config import ObserveConfig
 from mesh.domain.sampling import Sampling

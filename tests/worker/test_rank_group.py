@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import FirstToken, Output, StepResult
 from mesh.blocks import chain_hashes

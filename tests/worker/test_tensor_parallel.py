@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, tiny_checkpoint

@@ -33,7 +33,7 @@ def acceptances(monkeypatch: pytest.MonkeyPatch) -> dict[int, InjectedAcceptance
     def count_accepted(drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
         return by_thread[threading.get_ident()].count_accepted(drawn, drafts)
 
-    monkeypatch.setattr("engine.runner.draft_pass.count_accepted", count_accepted)
+    monkeypatch.setattr("engine.drafts.draft_pass.count_accepted", count_accepted)
     return by_thread
 
 

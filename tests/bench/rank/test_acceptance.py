@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bench.rank.acceptance import STEPS, InjectedAcceptance
-from engine.runner import draft_graphs, draft_pass
+from engine.drafts import draft_pass
+from engine.drafts import graphs as draft_graphs
 from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import count_accepted
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.rank.beside import Beside, measure_beside, plot, table_of, tokens_per_second_alone
-from engine.oracle import OracleBackend
+from engine.oracle.backend import OracleBackend
 from tests.support.engines import DeferredOracle, oracle_config
 from tests.support.sleeping_clock import SleepingClock
 

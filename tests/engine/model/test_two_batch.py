@@ -18,7 +18,7 @@ from engine.model.turns import Turns, take_turns
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.micro_batches import MicroBatches
-from engine.two_batch import ALWAYS, NEVER, TwoBatch
+from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from engine.weights.loading import load_model
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.errors import relative_error

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.engine import Engine
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Cancel, FirstToken, LandingOpened, PushOffer, PushTarget, Submit, TransferNews
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget

@@ -1,7 +1,7 @@
 import pytest
 
 from engine.config import EngineConfig
-from engine.oracle import OracleBackend
+from engine.oracle.backend import OracleBackend
 from engine.rank.rank import make_agent
 from mesh.event_fd import EventFd
 from mesh.start_times import StartTimes

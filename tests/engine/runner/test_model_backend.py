@@ -8,9 +8,9 @@ import torch
 
 from engine.batch import Batch, Row, StepShape, shape_of
 from engine.batch import execute as execute_batch
-from engine.pool_room import check_room
+from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
+from engine.memory.pool_room import check_room
 from engine.runner.backend import ModelBackend
-from engine.runner.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import KvNamespace
 from mesh.errors import CheckpointError, ConfigError

@@ -11,7 +11,7 @@ from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
-from engine.two_batch import NEVER, TwoBatch
+from engine.step.two_batch import NEVER, TwoBatch
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.rank_threads import on_each_rank
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.offload.host_pages import HostPages
+from engine.offload.host_pages import HostPages
 from engine.weights import reader as module
 from engine.weights.reader import Piece, Reader
 from engine.weights.shards import Shards

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import DraftsConfig
-from engine.oracle_tokens import oracle_tokens
+from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, PermissionDenied, WorkerDraining
 from tests.support.checkpoints import random_prompt, tiny_checkpoint

@@ -1,0 +1,64 @@
+"""The blocks that requests hold, and what of them others may find."""
+
+from collections.abc import Sequence
+
+from engine.blocks.kv_pool import BlockPool
+from engine.requests.request import Request
+from mesh.blocks import BLOCK_TOKENS, blocks_for
+
+
+class BlockTables:
+    """Takes blocks from the pool for requests and gives them back; each request's table is in its `progress`."""
+
+    def __init__(self, pool: BlockPool, prefix_cache: bool) -> None:
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+
+    def match(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix, without the block of the last token. Holds none of them."""
+        if not self._takes_cached(request):
+            return []
+        return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
+
+    def could_share(self, request: Request, cached: Sequence[int]) -> bool:
+        """Whether the request could take the block behind the cached ones from the pool too, were it there."""
+        return self._takes_cached(request) and len(cached) < request.matchable_blocks
+
+    def _takes_cached(self, request: Request) -> bool:
+        # Tokens that are not computed have no logits, and so no scores.
+        return self._prefix_cache and request.prompt_scores is None
+
+    def fill(self, request: Request, cached: Sequence[int]) -> None:
+        """Give a request without blocks its table: `cached`, which it holds already, then new blocks."""
+        request.progress.matched(cached, self._pool.allocate(self.lacking(request, cached)))
+        drafts_end = self._pool.drafts_end(cached)
+        if drafts_end is not None:
+            request.progress.lack_drafts(drafts_end)
+
+    def lacking(self, request: Request, cached: Sequence[int]) -> int:
+        """How many blocks a request without any needs beside the cached ones."""
+        return blocks_for(request.reach(len(request.progress.token_ids))) - len(cached)
+
+    def grow(self, request: Request) -> None:
+        """Add one block, for the tokens that the request generates."""
+        request.progress.grown(self._pool.allocate(1))
+
+    def register(self, request: Request) -> None:
+        """Make the request's full blocks known to others, if they may share them."""
+        progress = request.progress
+        # Registered blocks may reach beyond `computed`, which leaves out tokens that are computed again.
+        full_blocks = max(progress.computed // BLOCK_TOKENS, progress.registered_blocks)
+        if self._prefix_cache:
+            hashes = request.full_block_hashes(full_blocks)
+            whole = full_blocks if progress.drafts_end is None else progress.drafts_end
+            for index in range(progress.registered_blocks, full_blocks):
+                parent = hashes[index - 1] if index else b""
+                self._pool.register(
+                    progress.block_ids[index], hashes[index], parent, index >= whole, request.share.tenant
+                )
+        progress.registered(full_blocks)
+
+    def release(self, request: Request) -> None:
+        """Give back all of the request's blocks; what is registered can still be found."""
+        self._pool.release(request.progress.block_ids)
+        request.progress.reset()

@@ -1,0 +1,1 @@
+"""Drafts of MTP modules: how many, made and verified in which passes, captured in graphs."""

@@ -1,0 +1,63 @@
+"""What a decode step takes with more or fewer drafts, measured before a worker serves."""
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from engine.batch import Backend, Batch, Launched, Row, StepShape
+from engine.pace.step_times import StepTimes
+from mesh.blocks import blocks_for
+from mesh.domain.sampling import Sampling
+from mesh.progress import ProgressLog
+
+_log = logging.getLogger("deepmesh.engine")
+
+# Tokens of each row's context, if the model's context is that long. A GPU serves longer contexts, and attention over
+# them decides what drafts cost: 64 rows with two drafts took R1's rank 39 ms with 1,024 tokens and 53 with 3,500.
+CONTEXT_TOKENS = 1024
+CONTEXT_TOKENS_AHEAD = 4096
+# The quickest of this many steps counts, since others may use the machine. One step before them is not counted.
+REPEATS = 3
+
+
+def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
+    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that nobody reads."""
+    rows = [1 << exponent for exponent in range(max_requests.bit_length()) if 1 << exponent < max_requests]
+    rows.append(max_requests)
+    # Most of the time goes to the last numbers of rows.
+    progress = ProgressLog("measuring steps with drafts", sum(rows) * (1 + most))
+    seconds: list[list[float]] = []
+    for count in rows:
+        seconds.append([])
+        for depth in range(1 + most):
+            seconds[-1].append(_measure(backend, count, depth, block))
+            progress.advance(count)
+        _log.info("steps by drafts", extra={"fields": {"rows": count, "ms": _milliseconds(seconds[-1])}})
+    return StepTimes(rows, seconds)
+
+
+def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
+    end = min(CONTEXT_TOKENS_AHEAD if backend.asynchronous else CONTEXT_TOKENS, backend.context_tokens)
+    start = max(end - 1 - depth, 0)
+    blocks = [block] * blocks_for(start + 1 + 2 * depth)
+    batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
+    shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows, rows=rows)
+    # Each step is launched before the one before it is collected, as the engine does if the device computes meanwhile.
+    collected: list[float] = []
+    before: Launched | None = None
+    for _ in range(2 + REPEATS):
+        launched = backend.launch(batch, shape)
+        launched.draw()
+        if before is not None:
+            before.collect()
+            collected.append(time.perf_counter())
+        before = launched
+    if before is not None:
+        before.collect()
+    return min(later - earlier for earlier, later in pairwise(collected))
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    """Milliseconds by depth, for the log."""
+    return ",".join(f"{1000 * each:.2f}" for each in seconds)

@@ -1,0 +1,1 @@
+"""How a rank's memory is divided: weights, KV pool, workspace, graphs."""

@@ -1,0 +1,131 @@
+"""How large a model's KV pool is on its device, and what must fit beside it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.memory.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
+from engine.memory.pool_room import blocks_for_others, check_room
+from engine.memory.profiling import graph_bytes, workspace_bytes
+from engine.model.context import DeviceState
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.runner.captured import (
+    capture_decoding,
+    capture_drafting,
+    capture_prompts,
+    captured_prompts,
+    graph_sizes,
+    most_draft_positions,
+)
+from engine.runner.two_batch_times import may_take_two
+from engine.step.two_batch import ALWAYS, NEVER
+from mesh.blocks import BLOCK_TOKENS, blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    block_bytes: int
+    total_blocks: int
+    # Blocks behind those of the pool, for a prompt of another rank.
+    foreign_blocks: int
+    # Tokens of the longest request: one that does not fit the pool alone would never end.
+    context_tokens: int
+
+
+def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
+    """Steps and graphs are run to find out what they take, unless the configuration says how many blocks there are.
+
+    Raises ConfigError if the pool does not fit.
+    """
+    config = resolved.config
+    longest = model.config.max_position_embeddings
+    if config.context_tokens is not None:
+        longest = min(longest, config.context_tokens)
+    block_bytes = _block_bytes(model, resolved)
+    if config.total_blocks is None:
+        blocks, foreign = _affordable_blocks(model, resolved, longest, block_bytes)
+    else:
+        blocks = config.total_blocks
+        foreign = _foreign_blocks(model, config, longest, blocks)
+        ranks = config.parallel.ranks_a_host if resolved.device == "cpu" else 1
+        free = free_bytes(model.device, config.memory_share) // ranks
+        check_room(blocks + foreign, block_bytes + _draft_state_bytes(model), free)
+    # All ranks take the least: ranks of a TP group hold the same KV in the same blocks, steps of all ranks have the
+    # same sizes, and a chunk that one rank offers to divide must have room on all.
+    blocks, foreign = map(model.expert_group.least, (blocks, foreign))
+    context_tokens = min(longest, blocks * BLOCK_TOKENS)
+    return PoolPlan(block_bytes, blocks, min(foreign, blocks_for(context_tokens)), context_tokens)
+
+
+def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, longest: int) -> DeviceState:
+    """longest: tokens of a context."""
+    return make_state(
+        model.config,
+        model.device,
+        blocks=blocks,
+        positions=longest + most_draft_positions(resolved.config),
+        rows=resolved.config.max_requests,
+        kv_dtype=getattr(torch, resolved.kv_dtype),
+        kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
+        drafts=resolved.config.drafts.most,
+        dtype=model.dtype,
+        sparse=resolved.config.sparse_prefill.offered is not None,
+        quantized_prompts=resolved.prompt_attention_dtype == "float8_e4m3fn",
+    )
+
+
+def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> tuple[int, int]:
+    """How many blocks the pool can have, and how many more there can be for prompts of other ranks."""
+    config, on_cpu = resolved.config, resolved.device == "cpu"
+    reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest)
+    left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
+    # Ranks on a CPU share its memory.
+    budget = int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1)
+    foreign = _foreign_blocks(model, config, longest, budget // block_bytes)
+    blocks = affordable_blocks(
+        budget_bytes=max(budget - foreign * block_bytes, 0),
+        block_bytes=block_bytes + _draft_state_bytes(model),
+        context_blocks=blocks_for(longest),
+        max_requests=config.max_requests,
+        cap_bytes=CPU_POOL_BYTES if on_cpu else None,
+    )
+    return blocks, foreign
+
+
+def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
+    """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
+    config = resolved.config
+    transfers = transfer_bytes(config.transfer)
+    state = device_state(model, resolved, 1, longest)
+    with torch.inference_mode():
+        decoding = config.max_requests * (1 + config.drafts.most)
+        two, sparse = may_take_two(model, config), config.sparse_prefill.offered
+        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
+        if not resolved.decode_graphs:
+            return workspace + transfers
+        given = graph_sizes(config)[-1:], longest, ALWAYS if two else NEVER
+        if config.drafts.most:
+            graphs = graph_bytes(lambda: capture_drafting(model, state, config, *given))
+        else:
+            graphs = graph_bytes(lambda: capture_decoding(model, state, *given))
+        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [captured_prompts(resolved)]))
+        return workspace + transfers + graphs + prompts
+
+
+def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable: int) -> int:
+    """affordable: blocks that there is room for in all."""
+    parallel = config.parallel
+    if parallel.divided_tokens is None or not model.expert_group.divides or model.group.divides:
+        return 0
+    return blocks_for_others(longest, affordable, parallel.context_parallel_reach)
+
+
+def _draft_state_bytes(model: Model) -> int:
+    """Bytes for each block of the pool: see DeviceState.draft_states."""
+    return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
+
+
+def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
+    return BLOCK_TOKENS * model.config.kv_token_bytes(getattr(torch, resolved.kv_dtype).itemsize)

@@ -1,1 +1,0 @@
-"""Layers whose experts lie in host memory."""

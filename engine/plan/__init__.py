@@ -1,0 +1,1 @@
+"""What the next step computes: pure functions of requests' progress and of free blocks."""

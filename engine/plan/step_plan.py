@@ -1,0 +1,90 @@
+"""A step's plan as plain data: what the batcher reads of requests, and what it decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from engine.blocks.under_way import Computed
+from mesh.blocks import BLOCK_TOKENS
+
+
+class Schedulable(Computed, Protocol):
+    """What the batcher reads of a request. The batcher plans for the most that rows in flight can bring, all drafts
+    included.
+    """
+
+    @property
+    def arrival(self) -> tuple[int, int]:
+        """The arrival batch, and the order within it."""
+        ...
+
+    @property
+    def draws(self) -> int:
+        """While it decodes: how many tokens its next row computes, and yields at most."""
+        ...
+
+    @property
+    def needs_block(self) -> bool:
+        """Whether it decodes and its blocks have no room for its next row. One more block is enough."""
+        ...
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether its blocks are promised to another worker. If so, it is never preempted, draws one token, and never
+        grows.
+        """
+        ...
+
+
+RequestT = TypeVar("RequestT", bound=Schedulable)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    # At least one token for each of max_requests and for each of its drafts, so that every running request fits a step.
+    max_step_tokens: int
+    max_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[RequestT]):
+    """A waiting request, and what admitting it now would take."""
+
+    request: RequestT
+    # Blocks of its prefix found in the pool; at least one token is left to compute.
+    cached_blocks: Sequence[int]
+    # How many free blocks it would take: new ones for all its tokens and the drafts behind them, and cached ones that
+    # nobody holds.
+    free_blocks_taken: int
+    # Whether it only gets its blocks now, and takes part in steps once its KV has come from elsewhere.
+    waits: bool = False
+    # How many tokens of the cached blocks are computed again.
+    computed_again: int = 0
+    # Whether the first block that is not cached could be shared once it is computed.
+    shares_next: bool = False
+
+    @property
+    def step_tokens(self) -> int:
+        """How many tokens are left to compute; 0 if it does not take part in the step yet."""
+        if self.waits:
+            return 0
+        return self.request.progress.left - len(self.cached_blocks) * BLOCK_TOKENS + self.computed_again
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[RequestT]):
+    request: RequestT
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan(Generic[RequestT]):
+    """The engine preempts, then admits (all cached prefixes first), then grows, then computes."""
+
+    preempted: list[RequestT]
+    admitted: list[Candidate[RequestT]]
+    # Each computes one token, and drafts behind it.
+    decoding: list[RequestT]
+    # Those of `decoding` that need one more block.
+    growing: list[RequestT]
+    chunks: list[Chunk[RequestT]]

@@ -1,0 +1,1 @@
+"""One step: its work, what ranks agree on, and the steps in flight."""

@@ -1,0 +1,336 @@
+"""Steps that compute prompts beside requests that decode, and end in a set time."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import StepShape
+from engine.engine import Engine
+from engine.oracle.backend import OracleBackend
+from engine.pace.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
+from engine.parallel.config import ParallelConfig
+from engine.protocol.messages import Cancel, LandingOpened
+from mesh.tails import MOST_TOKENS
+from tests.support.disaggregation import moving_engine
+from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
+from tests.support.fake_agent import Fabric, FakeAgent
+from tests.support.remote_prompts import prefill_of
+from tests.support.sleeping_clock import SleepingClock
+from transfer.config import TransferConfig
+
+# Time of an oracle's step that decodes, and the time that each token of a prompt adds.
+STEP_MS, TOKEN_MS = 10.0, 0.1
+
+
+def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 40) -> int:
+    tokens = 0
+    for _ in range(steps):
+        found = mixed.most_prompt_tokens(0)
+        assert found is not None
+        tokens = found
+        mixed.launched(tokens, True)
+        mixed.observe(seconds(tokens), tokens)
+    return tokens
+
+
+@given(st.floats(1, 50), st.floats(1, 200), st.floats(0, 0.7), st.floats(0.01, 1))
+def test_steps_come_to_take_what_they_may(without_ms: float, room_ms: float, fixed: float, token_ms: float) -> None:
+    """fixed: the share of the room that any prompt takes."""
+    mixed = MixedSteps(without_ms + room_ms)
+    for _ in range(3):
+        mixed.observe(without_ms / 1000, 0)
+    tokens = converged(mixed, lambda tokens: (without_ms + fixed * room_ms + token_ms * tokens) / 1000)
+    fits = room_ms * (1 - fixed) / token_ms
+    assert tokens == pytest.approx(max(fits, FEWEST_TOKENS), rel=0.1, abs=2)
+
+
+def test_chunks_become_smaller_as_tokens_take_longer() -> None:
+    mixed = MixedSteps(40.0)
+    mixed.observe(0.01, 0)
+    assert converged(mixed, lambda tokens: (10 + 0.05 * tokens) / 1000) == pytest.approx(600, abs=1)
+    assert converged(mixed, lambda tokens: (10 + 0.2 * tokens) / 1000) == pytest.approx(150, abs=1)
+
+
+def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_many_as_fit() -> None:
+    assert MixedSteps(30.0).most_prompt_tokens(0) == FIRST_TOKENS
+    unlimited = MixedSteps(None)
+    unlimited.observe(1.0, 64)
+    assert unlimited.most_prompt_tokens(0) is None
+
+
+def launched_by_the_host(tokens: int) -> float:
+    """Seconds of a step whose chunks the host launches, which takes at least 170 ms."""
+    return (170 + 0.3 * tokens) / 1000
+
+
+def as_rows(tokens: int) -> float:
+    return (20 + 0.25 * tokens) / 1000
+
+
+@pytest.mark.parametrize(("step_ms", "rows"), [(30.0, 40), (45.0, 100), (60.0, 128), (23.0, 16)])
+def test_few_tokens_are_rows_where_no_chunk_ends_in_time(step_ms: float, rows: int) -> None:
+    mixed, taken = MixedSteps(step_ms), []
+    mixed.observe(0.02, 0)
+    for _ in range(2000):
+        tokens = mixed.most_prompt_tokens(500)
+        assert tokens is not None
+        taken.append(tokens)
+        if tokens <= MOST_TOKENS:
+            mixed.observe(as_rows(tokens), 0, row_tokens=tokens)
+        else:
+            mixed.launched(tokens, True)
+            mixed.observe(launched_by_the_host(tokens), tokens)
+    # Chunks are tried again after some time.
+    chunks = [tokens for tokens in taken if tokens > MOST_TOKENS]
+    assert 1 < len(chunks) < len(taken) / 40
+    assert sorted(taken)[len(taken) // 2] == pytest.approx(rows, abs=1)
+
+
+def test_longer_steps_are_chunks() -> None:
+    mixed, tokens = MixedSteps(400.0), 0
+    mixed.observe(0.02, 0)
+    for _ in range(100):
+        tokens = mixed.most_prompt_tokens(500) or 0
+        assert tokens > MOST_TOKENS
+        mixed.launched(tokens, True)
+        mixed.observe(launched_by_the_host(tokens), tokens)
+    assert launched_by_the_host(tokens) == pytest.approx(0.4, rel=0.05)
+
+
+@given(st.floats(0.05, 0.9), st.floats(1, 50), st.floats(0.2, 500), st.sampled_from([0, 1]))
+def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, prompt_ms: float, ahead: int) -> None:
+    """ahead: steps that are launched before the one before them is observed."""
+    mixed = MixedSteps(None, share)
+    mixed.observe(without_ms / 1000, 0)
+    taken, whole, flight = 0.0, 0.0, []
+    for _ in range(4000):
+        prompts = mixed.most_prompt_tokens(0) != 0
+        mixed.launched(1000 * prompts, True)
+        flight.append(prompts)
+        if len(flight) > ahead:
+            prompts = flight.pop(0)
+            taken += prompt_ms * prompts
+            whole += without_ms + prompt_ms * prompts
+            mixed.observe((without_ms + prompt_ms * prompts) / 1000, 1000 * prompts)
+    # After each step with prompts others follow until the share is kept: at most one too many, and those that were
+    # launched ahead.
+    least = prompt_ms / (prompt_ms / share + (2 + ahead) * without_ms)
+    # The last prompt's time may not have been made up for yet.
+    assert least <= taken / whole and taken - prompt_ms <= share * whole * 1.001
+
+
+def test_prompts_owe_nothing_while_nobody_decodes() -> None:
+    mixed = MixedSteps(None, 0.5)
+    for _ in range(3):
+        mixed.launched(1000, False)
+        assert mixed.most_prompt_tokens(0) is None
+        mixed.observe(1.0, 1000, decodes=False)
+    mixed.launched(1000, True)
+    assert mixed.most_prompt_tokens(0) == 0
+
+
+@given(st.floats(0.1, 0.8), st.floats(-60, 60), st.integers(0, 1000))
+def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_ms: float, seed: int) -> None:
+    ranks, random_ms = (MixedSteps(None, share), MixedSteps(None, share)), random.Random(seed)
+    for rank in ranks:
+        rank.observe(0.03, 0)
+    begun = 0
+    for _ in range(500):
+        prompts = {rank.most_prompt_tokens(0) != 0 for rank in ranks}
+        assert len(prompts) == 1
+        tokens = 1000 * prompts.pop()
+        begun += tokens > 0
+        owes = any(rank.owes for rank in ranks) or tokens > 0
+        for rank, off_ms in zip(ranks, (0, late_ms), strict=True):
+            rank.launched(tokens, True)
+            rank.agreed(owes)
+            ms = random_ms.gauss(30, 1) + bool(tokens) * (300 + off_ms)
+            rank.observe(ms / 1000, tokens)
+    assert begun >= 500 / (3 + 360 / 30 * (1 - share) / share)
+    assert 300 * (begun - 1) <= share * (300 * begun + 30 * 500) * 1.02
+
+
+class Beside(NamedTuple):
+    """The pace of a request that decodes while a prompt is computed, in milliseconds."""
+
+    first_token_ms: float
+    # The time of each step, from when the prompt came.
+    gaps_ms: list[float]
+    # Mean time of the request's tokens.
+    token_ms: float
+
+
+def beside_a_prompt(tokens: int, **settings: Any) -> Beside:
+    clock = SleepingClock()
+    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
+    config = oracle_config(total_blocks=400, oracle=oracle, **settings)
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10), 2000))
+    transcript = Transcript()
+    for _ in range(20):
+        transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(tokens, seed=1), 2))
+    begun, before, times = clock.now, len(transcript.token_ids[0]), [clock.now]
+    while 1 not in transcript.token_ids:
+        transcript.record(engine.step())
+        times.append(clock.now)
+    first_token_ms = 1000 * (clock.now - begun)
+    gaps_ms = [1000 * (later - earlier) for earlier, later in pairwise(times)]
+    return Beside(first_token_ms, gaps_ms, first_token_ms / (len(transcript.token_ids[0]) - before))
+
+
+def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
+    unlimited, limited = (beside_a_prompt(4000, max_step_tokens=2048, mixed_step_ms=ms) for ms in (None, 30.0))
+    # The first step with tokens of the prompt is taken before one has been measured.
+    assert max(unlimited.gaps_ms[1:]) > 150
+    assert max(limited.gaps_ms[1:]) == pytest.approx(30.0, rel=0.05)
+    # Two thirds of each step are the prompt's.
+    assert unlimited.first_token_ms == pytest.approx(410, rel=0.1)
+    assert limited.first_token_ms == pytest.approx(600, rel=0.2)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_a_long_prompt_leaves_running_requests_most_of_the_time(share: float, overlap: str) -> None:
+    found = beside_a_prompt(20_000, max_step_tokens=1024, prompt_share=share, overlap=overlap)
+    # The last chunk's time has not been made up for yet.
+    assert found.token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
+    assert found.first_token_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
+
+
+def test_a_prompt_whose_decoding_neighbours_have_ended_waits_no_longer() -> None:
+    config = oracle_config(total_blocks=400, max_step_tokens=1024, prompt_share=0.01)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0)
+    engine.submit(submit_of(0, prompt_of(10), 4))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(20_000, seed=1), 2))
+    for _ in range(40):
+        transcript.record(engine.step())
+    assert len(transcript.token_ids[1]) == 2
+
+
+def pushing_beside_decoding() -> tuple[Engine, Fabric]:
+    """An engine of ten blocks. Its request 0 decodes, and prompts may take a hundredth of the time. Request 1, whose KV
+    is to be pushed, has eight of the blocks and has computed one chunk.
+    """
+    clock, fabric = SleepingClock(), Fabric(random.Random(0))
+    config = oracle_config(
+        total_blocks=10,
+        max_step_tokens=64,
+        prompt_share=0.01,
+        transfer=TransferConfig(),
+        oracle={"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS},
+    )
+    backend = OracleBackend(config, clock, clock.sleep)
+    agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric)
+    engine = Engine(config, backend, clock, agent)
+    engine.submit(submit_of(0, prompt_of(10), 150))
+    for _ in range(4):
+        engine.step()
+    decode, remote = moving_engine(fabric), submit_of(1, prompt_of(500, seed=1), 2, remote_prefill=True)
+    decode.submit(remote)
+    decode.step()
+    (opened,) = decode.transfers.drain_news()
+    assert isinstance(opened, LandingOpened)
+    engine.submit(prefill_of(remote, opened))
+    engine.step()
+    return engine, fabric
+
+
+def test_a_prompt_goes_on_if_it_holds_the_blocks_that_decoding_requests_lack() -> None:
+    engine, fabric = pushing_beside_decoding()
+    transcript = Transcript()
+    for _ in range(2000):
+        fabric.run_one()
+        engine.poll_transfers()
+        if engine.has_work():
+            transcript.record_rest(engine.step())
+    assert transcript.ends.keys() == {0, 1}
+
+
+def test_an_engine_whose_blocks_are_being_pushed_has_no_work_though_its_prompts_took_time() -> None:
+    engine, _ = pushing_beside_decoding()
+    engine.cancel(Cancel(0))
+    engine.submit(submit_of(2, prompt_of(200, seed=2), 2))
+    for _ in range(20):
+        engine.step()
+    assert engine.load().waiting_requests == 1 and not engine.has_work()
+
+
+def test_a_prompt_alone_takes_whole_steps() -> None:
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1.0)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0)
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    assert 0 in transcript.token_ids
+
+
+class Decoding:
+    """Another rank, which decodes in every step."""
+
+    due = False
+
+    def __init__(self, owes: bool = False) -> None:
+        self.proposals: list[StepShape] = []
+        self.owes = owes
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        self.proposals.append(proposal)
+        tokens, owes = max(proposal.tokens, 1), self.owes and proposal.decode_only
+        return msgspec.structs.replace(proposal, tokens=tokens, decodes=True, owes=owes)
+
+
+def test_a_prompt_leaves_requests_of_other_ranks_their_pace() -> None:
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1000.0)
+    other = Decoding()
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=other)
+    engine.step()
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    engine.step()
+    assert other.proposals[-1].tokens == FIRST_TOKENS
+
+
+def test_a_prompt_waits_while_another_rank_owes() -> None:
+    parallel = ParallelConfig(dp=2, prompt_wait_steps=0)
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, prompt_share=0.5, parallel=parallel)
+    other = Decoding(owes=True)
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=other)
+    engine.step()
+    engine.submit(submit_of(0, prompt_of(2000), 2))
+    for _ in range(3):
+        engine.step()
+    assert other.proposals[-1].tokens == 0 and engine.has_work()
+    other.owes = False
+    engine.step()
+    engine.step()
+    assert other.proposals[-1].tokens == 2000
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_prompt_that_is_computed_beside_others_leaves_the_time_of_a_decode_step_as_it_is(overlap: str) -> None:
+    clock = SleepingClock()
+    oracle = {"step_ms": 20.0, "prefill_tokens_per_second": 2000.0}
+    config = oracle_config(total_blocks=64, max_step_tokens=1024, oracle=oracle, overlap=overlap)
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10, 0), 200))
+    for _ in range(60):
+        engine.step()
+    before = engine.load().decode_step_ms or 0.0
+    assert before == pytest.approx(20, rel=0.02)
+    engine.submit(submit_of(1, prompt_of(1000, 1), 1))
+    began = clock.now
+    reported = []
+    for _ in range(20):
+        engine.step()
+        reported.append(engine.load().decode_step_ms or 0.0)
+    # The prompt took half a second.
+    assert clock.now - began > 0.85
+    assert max(reported) < 1.06 * before
