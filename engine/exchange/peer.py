@@ -1,5 +1,6 @@
 """Exchange between ranks that compute on GPUs of one host, over NVLink."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from kernels.peer_exchange import gather, reduce
 from kernels.peer_exchange import norm as norm_kernel
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 from kernels.peer_exchange.reference import sum_in_order
-from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES, Members
+from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES
 from mesh.errors import RankLost
 
 # What a GPU sends in the time of a second hop, 1.3 us. If every rank sums everything itself, each may send this many
@@ -155,7 +156,7 @@ class PeerExchange:
 
         return Begun(collect, reads)
 
-    def _in_two(self, members: Members, given: torch.Tensor, group: Group) -> torch.Tensor:
+    def _in_two(self, members: ctypes.Structure, given: torch.Tensor, group: Group) -> torch.Tensor:
         """The sum, each part of which one rank makes; the values may be padded to whole parts."""
         whole = members.ranks * UNIT_BYTES // given.itemsize
         padded = functional.pad(given, (0, -given.numel() % whole))
@@ -165,7 +166,7 @@ class PeerExchange:
         reduce.all_reduce_in_two(members, output, padded)
         return output
 
-    def _members_for(self, values: torch.Tensor, group: Group) -> Members | None:
+    def _members_for(self, values: torch.Tensor, group: Group) -> ctypes.Structure | None:
         """The group as kernels see it; None if the values go over host memory."""
         self.check()
         return self._members.get(group) if values.is_cuda else None

@@ -42,7 +42,7 @@ class PeerMemory:
             own, handle = self._allocate(host)
             self._bases = self._map_all(host, own, handle)
 
-    def members(self, group: Group) -> Members:
+    def members(self, group: Group) -> ctypes.Structure:
         """For kernels of this rank that exchange with the group."""
         ranks = self._place.members(group)
         members = Members(state=self._bases[self._place.rank], lost=self._lost.data_ptr())

@@ -11,8 +11,10 @@ from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
+Arguments = structure(SOURCE, "Arguments")
 # Numbers of rows that kernels are compiled for.
 ROWS = (16, 32, 64, 96)
 # Threads of a CTA by the outputs of its tile, as in `Shape` of the source.
@@ -53,24 +55,6 @@ TILINGS = [
 LONG = 32
 
 
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("weight", ctypes.c_uint64 * 16),
-        ("x", ctypes.c_uint64 * 16),
-        ("x_scales", ctypes.c_void_p),
-        ("weight_scales", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("rows", ctypes.c_int),
-        ("outputs", ctypes.c_int),
-        ("units", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 24),
-    )
-
-
 def takes(rows: int, outputs: int, inputs: int) -> bool:
     """Whether the kernel supports this product and should compute it.
 
@@ -91,10 +75,10 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: ClusterTiling | None = N
     tiling = tiling or choose_tiling(outputs, inputs)
     assert tiling is not None
     arguments = Arguments(
-        _boxes(weight.values.data_ptr(), outputs, inputs, tiling.outputs),
-        _boxes(x.values.data_ptr(), rows, inputs, tile_rows),
-        x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
-        rows, outputs, inputs // BLOCK, x.scales.stride(1),
+        weight=_boxes(weight.values.data_ptr(), outputs, inputs, tiling.outputs),
+        x=_boxes(x.values.data_ptr(), rows, inputs, tile_rows),
+        x_scales=x.scales.data_ptr(), weight_scales=weight.scales.data_ptr(), out=out.data_ptr(),
+        rows=rows, outputs=outputs, units=inputs // BLOCK, scale_stride=x.scales.stride(1),
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"few_rows_{tile_rows}_{tiling.outputs}", device.index or 0)
     grid = (tiling.tiles(outputs) * tiling.ctas, 1, 1)

@@ -1,6 +1,5 @@
 """Our block-scaled products of many rows on Hopper: `cuda/many_rows.cu`."""
 
-import ctypes
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,8 +9,10 @@ from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "many_rows.cu"
+Arguments = structure(SOURCE, "Arguments")
 # Rows of a tile, CTAs of a cluster, and threads of a CTA, as in the source.
 ROWS, CTAS, THREADS = 128, 2, 384
 # Rows of a copy of activations or outputs.
@@ -26,26 +27,6 @@ MOST_CTAS = 132
 FEWEST_CTAS = 96
 # How many rows of clusters have their tiles taken together. Sorted rows change their weight every so often.
 ROWS_TOGETHER, SORTED_ROWS_TOGETHER = 8, 4
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("x", ctypes.c_uint64 * 16),
-        ("weight", ctypes.c_uint64 * 16),
-        ("out", ctypes.c_uint64 * 16),
-        ("x_scales", ctypes.c_void_p),
-        ("weight_scales", ctypes.c_void_p),
-        ("row_experts", ctypes.c_void_p),
-        ("rows", ctypes.c_int),
-        ("outputs", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        ("rows_together", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 20),
-    )
 
 
 def takes(rows: int, outputs: int) -> bool:
@@ -88,11 +69,14 @@ def _multiply(
     if not rows:
         return out
     arguments = Arguments(
-        encode_rows(x.values.data_ptr(), rows, inputs, BOX_ROWS, BLOCK),
-        encode_rows(weight.values.data_ptr(), weight.values.numel() // inputs, inputs, min(width, BLOCK), BLOCK),
-        encode_rows(out.data_ptr(), rows, 2 * outputs, BOX_ROWS, BLOCK),
-        x.scales.data_ptr(), weight.scales.data_ptr(), None if row_experts is None else row_experts.data_ptr(),
-        rows, outputs, inputs // BLOCK, x.scales.stride(1), together,
+        x=encode_rows(x.values.data_ptr(), rows, inputs, BOX_ROWS, BLOCK),
+        weight=encode_rows(
+            weight.values.data_ptr(), weight.values.numel() // inputs, inputs, min(width, BLOCK), BLOCK
+        ),
+        out=encode_rows(out.data_ptr(), rows, 2 * outputs, BOX_ROWS, BLOCK),
+        x_scales=x.scales.data_ptr(), weight_scales=weight.scales.data_ptr(),
+        row_experts=None if row_experts is None else row_experts.data_ptr(),
+        rows=rows, outputs=outputs, blocks=inputs // BLOCK, scale_stride=x.scales.stride(1), rows_together=together,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, name, device.index or 0)
     grid = (min(_ctas(rows, outputs, width), MOST_CTAS), 1, 1)

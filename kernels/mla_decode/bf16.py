@@ -8,28 +8,15 @@ import torch
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import CUDA, Work, divide_work
+from kernels.mla_decode.parts import CUDA, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = CUDA / "bf16_decode.cu"
+Arguments = structure(SOURCE, "Arguments")
 LATENT, WIDTH = 512, 576
 THREADS = 512
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("pool_boxes", ctypes.c_uint64 * 16),
-        ("query_boxes", ctypes.c_uint64 * 16),
-        ("work", Work),
-        ("pool", ctypes.c_void_p),
-        ("query", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 60),
-    )
 
 
 def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
@@ -50,8 +37,9 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     arguments = Arguments(
-        _boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS), _boxes(query.data_ptr(), tokens * heads), divided.work,
-        pool.data_ptr(), query.data_ptr(), scale * math.log2(math.e),
+        pool_boxes=_boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS),
+        query_boxes=_boxes(query.data_ptr(), tokens * heads), work=divided.work, pool=pool.data_ptr(),
+        query=query.data_ptr(), scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
     divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return Attended(out, divided.pieces)

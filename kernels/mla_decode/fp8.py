@@ -8,27 +8,15 @@ import torch
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import CUDA, HEADS, Work, divide_work
+from kernels.mla_decode.parts import CUDA, HEADS, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = CUDA / "fp8_decode.cu"
+Arguments = structure(SOURCE, "Arguments")
 LATENT, WIDTH = 512, 576
 THREADS = 512
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("latents", ctypes.c_uint64 * 16),
-        ("keys", ctypes.c_uint64 * 16),
-        ("queries", ctypes.c_uint64 * 16),
-        ("work", Work),
-        ("pool", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("kv_scale", ctypes.c_float),
-    )
 
 
 def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
@@ -48,9 +36,10 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     if not tokens:
         return Attended(out)
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
+    latents, keys = _pool_boxes(pool.data_ptr(), pool.shape[0])
     arguments = Arguments(
-        *_pool_boxes(pool.data_ptr(), pool.shape[0]), _query_boxes(query.data_ptr(), tokens * heads), divided.work,
-        pool.data_ptr(), scale * math.log2(math.e), kv_scale,
+        latents=latents, keys=keys, queries=_query_boxes(query.data_ptr(), tokens * heads), work=divided.work,
+        pool=pool.data_ptr(), scale_log2=scale * math.log2(math.e), kv_scale=kv_scale,
     )  # fmt: skip
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)

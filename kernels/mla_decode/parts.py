@@ -13,8 +13,10 @@ from kernels.hopper import processors
 from kernels.mla_decode.attended import Pieces
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import CudaKernel, load_kernel
+from kernels.structures import structure
 
 CUDA = Path(__file__).parent / "cuda"
+Work = structure(CUDA / "parts.cuh", "Work")
 # Rows of the score matrix that one CTA computes.
 HEADS = 64
 # Up to this many tokens pieces are joined where values are expanded, and may be shorter. There a CTA reads all pieces
@@ -24,30 +26,6 @@ FEW_TOKENS = 2
 SCHEDULE_THREADS, COMBINE_THREADS, TRIED, MOST_PARTS = 256, 256, 8, 160
 # CTAs on a multiprocessor.
 COMBINE_CTAS = 2
-
-
-class Work(ctypes.Structure):
-    """`Work` of the source."""
-
-    _fields_ = (
-        ("block_table", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("log_sums", ctypes.c_void_p),
-        ("parts", ctypes.c_void_p),
-        ("pieces", ctypes.c_void_p),
-        ("split_requests", ctypes.c_void_p),
-        ("tried", ctypes.c_void_p),
-        ("units", ctypes.c_void_p),
-        ("order", ctypes.c_void_p),
-        ("requests", ctypes.c_int),
-        ("table_stride", ctypes.c_int),
-        ("query_tokens", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("part_count", ctypes.c_int),
-        ("unit_tokens", ctypes.c_int),
-    )
 
 
 @dataclass(frozen=True)
@@ -66,7 +44,8 @@ class Parts:
 class DividedWork:
     """The work of one call, and the tensors that must live as long as it."""
 
-    work: Work
+    # `Work` of the source.
+    work: ctypes.Structure
     row_tiles: int
     # Multiprocessors of the device.
     processors: int
@@ -107,10 +86,12 @@ def divide_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: in
         schedule.metadata = _empty_parts(plan.rows, parts, device)
     made: Parts = schedule.metadata
     work = Work(
-        plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(), values.data_ptr(), log_sums.data_ptr(),
-        made.parts.data_ptr(), made.pieces.data_ptr(), made.split_requests.data_ptr(), made.tried.data_ptr(),
-        made.units.data_ptr(), made.order.data_ptr(), plan.rows, plan.block_table.stride(0), plan.query_tokens, heads,
-        parts, unit_tokens,
+        block_table=plan.block_table.data_ptr(), lengths=plan.lengths.data_ptr(), out=out.data_ptr(),
+        values=values.data_ptr(), log_sums=log_sums.data_ptr(), parts=made.parts.data_ptr(),
+        pieces=made.pieces.data_ptr(), split_requests=made.split_requests.data_ptr(), tried=made.tried.data_ptr(),
+        units=made.units.data_ptr(), order=made.order.data_ptr(), requests=plan.rows,
+        table_stride=plan.block_table.stride(0), query_tokens=plan.query_tokens, heads=heads, part_count=parts,
+        unit_tokens=unit_tokens,
     )  # fmt: skip
     if not scheduled:
         kernel = load_kernel(CUDA / "parts.cu", "schedule", device.index or 0)

@@ -1,34 +1,18 @@
 """Our attention over prompts of bf16 on Hopper: `cuda/bf16_prefill.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
 
 from kernels.act_quant import QuantizedRows
-from kernels.mla_prefill.hopper_inputs import (
-    THREADS,
-    Inputs,
-    Results,
-    blocks_of_launch,
-    prepare_inputs,
-)
+from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, prepare_inputs
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import KEYS
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "bf16_prefill.cu"
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("inputs", Inputs),
-        ("tiles", ctypes.c_void_p),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 56),
-    )
+Arguments = structure(SOURCE, "Arguments")
 
 
 def mla_prefill(
@@ -73,5 +57,5 @@ def _attend(
         query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
     )
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
-    arguments = Arguments(inputs, plan.tiles.data_ptr())
+    arguments = Arguments(inputs=inputs, tiles=plan.tiles.data_ptr())
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)

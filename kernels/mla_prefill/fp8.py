@@ -1,6 +1,5 @@
 """Our attention over prompts in FP8 on Hopper: `cuda/fp8_prefill.cu`."""
 
-import ctypes
 import math
 from pathlib import Path
 
@@ -20,33 +19,10 @@ from kernels.mla_prefill.key_blocks import WIDTH, KeyBlocks, quantize_blocks
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import BLOCK_KEYS, QUERIES
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "fp8_prefill.cu"
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("query_boxes", ctypes.c_uint64 * 16),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("tiles", ctypes.c_void_p),
-        ("taken", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("of_rows", ctypes.c_void_p),
-        ("tile_count", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("row_stride", ctypes.c_int),
-        ("out_row", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("heads_together", ctypes.c_int),
-        ("query_head", ctypes.c_int),
-        ("scale_log2", ctypes.c_float),
-        # The tensor map aligns the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 40),
-    )
+Arguments = structure(SOURCE, "Arguments")
 
 
 def mla_prefill(
@@ -88,11 +64,12 @@ def _attend(
     blocks, tiles = found.keys.shape[1], plan.tiles.shape[0]
     address, stride = address_and_stride(of_rows)
     arguments = Arguments(
-        boxes(query, QUERIES // 2), found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
-        plan.tiles.data_ptr(), plan.taken.data_ptr(), out.data_ptr(), address,
-        tiles, heads, stride, out.stride(0) * out.element_size(), blocks,
-        heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
-        query.stride(1) * query.element_size(), scale * math.log2(math.e),
+        query_boxes=boxes(query, QUERIES // 2), keys=found.keys.data_ptr(), values=found.values.data_ptr(),
+        scales=found.scales.data_ptr(), tiles=plan.tiles.data_ptr(), taken=plan.taken.data_ptr(), out=out.data_ptr(),
+        of_rows=address, tile_count=tiles, heads=heads, row_stride=stride,
+        out_row=out.stride(0) * out.element_size(), blocks=blocks,
+        heads_together=heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
+        query_head=query.stride(1) * query.element_size(), scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
     kernel.launch((blocks_of_launch(tiles * heads, query.device), 1, 1), THREADS, arguments)

@@ -2,42 +2,20 @@
 
 import ctypes
 import math
+from pathlib import Path
 
 import torch
 
 from kernels.hopper import is_hopper, processors
 from kernels.mla_prefill.tiles import QUERIES
 from kernels.nvrtc import encode_rows
+from kernels.structures import structure
 
 OWN, ROPE, VALUE, THREADS = 128, 64, 128, 384
+Inputs = structure(Path(__file__).parent / "cuda" / "tiles.cuh", "Inputs")
 BOX_BYTES = 128
 # How many bytes of the second-level cache the keys and values of heads attended to at the same time may take.
 CACHED_BYTES = 32 << 20
-
-
-class Inputs(ctypes.Structure):
-    """`Inputs` of the source."""
-
-    _fields_ = (
-        ("query_boxes", ctypes.c_uint64 * 16),
-        ("own_boxes", ctypes.c_uint64 * 16),
-        ("shared_boxes", ctypes.c_uint64 * 16),
-        ("value_boxes", ctypes.c_uint64 * 16),
-        ("taken", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("of_rows", ctypes.c_void_p),
-        ("tile_count", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("total_queries", ctypes.c_int),
-        ("heads_together", ctypes.c_int),
-        ("query_head", ctypes.c_int),
-        ("own_head", ctypes.c_int),
-        ("value_head", ctypes.c_int),
-        ("row_stride", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes, which it fills.
-        ("out_row", ctypes.c_int),
-        ("scale_log2", ctypes.c_float),
-    )
 
 
 def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
@@ -80,17 +58,19 @@ def prepare_inputs(
     tile_count: int,
     box_keys: int,
     scale: float,
-) -> Inputs:
-    """taken: [1] int32, zero; box_keys: how many rows of keys and values a copy takes."""
+) -> ctypes.Structure:
+    """`Inputs` of the source. taken: [1] int32, zero; box_keys: how many rows of keys and values a copy takes."""
     out, of_rows = results
     queries, heads, _ = query.shape
     address, stride = address_and_stride(of_rows)
     return Inputs(
-        boxes(query, QUERIES // 2), boxes(own, box_keys), boxes(shared, box_keys), boxes(value, box_keys),
-        taken.data_ptr(), out.data_ptr(), address,
-        tile_count, heads, queries, heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
-        *(part.stride(1) * part.element_size() for part in (query, own, value)), stride,
-        out.stride(0) * out.element_size(), scale * math.log2(math.e),
+        query_boxes=boxes(query, QUERIES // 2), own_boxes=boxes(own, box_keys), shared_boxes=boxes(shared, box_keys),
+        value_boxes=boxes(value, box_keys), taken=taken.data_ptr(), out=out.data_ptr(), of_rows=address,
+        tile_count=tile_count, heads=heads, total_queries=queries,
+        heads_together=heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
+        query_head=query.stride(1) * query.element_size(), own_head=own.stride(1) * own.element_size(),
+        value_head=value.stride(1) * value.element_size(), row_stride=stride,
+        out_row=out.stride(0) * out.element_size(), scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
 
 

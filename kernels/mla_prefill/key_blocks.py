@@ -1,6 +1,5 @@
 """Keys and values of prompts in e4m3, as our FP8 attention on Hopper reads them: `cuda/fp8_quantize.cu`."""
 
-import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,29 +9,11 @@ from kernels.mla_prefill.hopper_inputs import OWN, ROPE, VALUE
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.mla_prefill.tiles import BLOCK_KEYS as KEYS
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "fp8_quantize.cu"
+Arguments = structure(SOURCE, "Arguments")
 WIDTH, THREADS = OWN + ROPE, 2 * KEYS
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("own", ctypes.c_void_p),
-        ("shared", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("blocks", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("own_row", ctypes.c_longlong),
-        ("shared_row", ctypes.c_longlong),
-        ("value_row", ctypes.c_longlong),
-        ("own_head", ctypes.c_int),
-        ("value_head", ctypes.c_int),
-        ("block_count", ctypes.c_int),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +39,10 @@ def quantize_blocks(own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor
     )
     size = own.element_size()
     arguments = Arguments(
-        own.data_ptr(), shared.data_ptr(), value.data_ptr(), plan.blocks.data_ptr(),
-        found.keys.data_ptr(), found.values.data_ptr(), found.scales.data_ptr(),
-        own.stride(0) * size, shared.stride(0) * size, value.stride(0) * size,
-        own.stride(1) * size, value.stride(1) * size, count,
+        own=own.data_ptr(), shared=shared.data_ptr(), value=value.data_ptr(), blocks=plan.blocks.data_ptr(),
+        keys=found.keys.data_ptr(), values=found.values.data_ptr(), scales=found.scales.data_ptr(),
+        own_row=own.stride(0) * size, shared_row=shared.stride(0) * size, value_row=value.stride(0) * size,
+        own_head=own.stride(1) * size, value_head=value.stride(1) * size, block_count=count,
     )  # fmt: skip
     load_kernel(SOURCE, "quantize_blocks", device.index or 0).launch((2 * heads, count, 1), THREADS, arguments)
     return found

@@ -11,8 +11,11 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
+AbsorbArguments = structure(SOURCE, "AbsorbArguments")
+ExpandArguments = structure(SOURCE, "ExpandArguments")
 # Widths of a head that the source supports.
 NOPE, ROPE, LATENT, VALUE = 128, 64, 512, GROUP
 # Numbers of tokens of a CTA's tile.
@@ -21,42 +24,6 @@ TOKENS = (16, 32, 64, 96)
 MOST_TOKENS = 128
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
-
-
-class AbsorbArguments(ctypes.Structure):
-    """`AbsorbArguments` of the source."""
-
-    _fields_ = (
-        ("weight", ctypes.c_uint64 * 16),
-        ("query", ctypes.c_uint64 * 16),
-        ("rope", ctypes.c_void_p),
-        ("rotations", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("tokens", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("head_rows", ctypes.c_int),
-        ("head_bytes", ctypes.c_int),
-        ("token_words", ctypes.c_int),
-        ("head_words", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 16),
-    )
-
-
-class ExpandArguments(ctypes.Structure):
-    """`ExpandArguments` of the source."""
-
-    _fields_ = (
-        ("weight", ctypes.c_uint64 * 16),
-        ("attended", ctypes.c_uint64 * 16),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("tokens", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("head_rows", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        ("padding", ctypes.c_byte * 32),
-    )
 
 
 def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -79,10 +46,10 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     token_bytes, head_bytes = 2 * query.stride(0), 2 * query.stride(1)
     head_rows = weight.stride(0) // LATENT
     arguments = AbsorbArguments(
-        _boxes(weight.data_ptr(), (heads - 1) * head_rows + NOPE, 2 * LATENT, NOPE),
-        _boxes(query.data_ptr(), tokens, token_bytes, tile_tokens),
-        query.data_ptr() + 2 * NOPE, rotations.data_ptr(), out.data_ptr(), tokens, heads, head_rows, head_bytes,
-        token_bytes // 4, head_bytes // 4,
+        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + NOPE, 2 * LATENT, NOPE),
+        query=_boxes(query.data_ptr(), tokens, token_bytes, tile_tokens), rope=query.data_ptr() + 2 * NOPE,
+        rotations=rotations.data_ptr(), out=out.data_ptr(), tokens=tokens, heads=heads, head_rows=head_rows,
+        head_bytes=head_bytes, token_words=token_bytes // 4, head_words=head_bytes // 4,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{tile_tokens}", device.index or 0)
     kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
@@ -101,12 +68,15 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     return out
 
 
-def expand_arguments(attended: torch.Tensor, weight: torch.Tensor, out: Quantized, tile_tokens: int) -> ExpandArguments:
+def expand_arguments(
+    attended: torch.Tensor, weight: torch.Tensor, out: Quantized, tile_tokens: int
+) -> ctypes.Structure:
     (tokens, heads, _), head_rows = attended.shape, weight.stride(0) // LATENT
     return ExpandArguments(
-        _boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
-        _boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
-        out.values.data_ptr(), out.scales.data_ptr(), tokens, heads, head_rows, out.scales.stride(1),
+        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
+        attended=_boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
+        values=out.values.data_ptr(), scales=out.scales.data_ptr(), tokens=tokens, heads=heads, head_rows=head_rows,
+        scale_stride=out.scales.stride(1),
     )  # fmt: skip
 
 

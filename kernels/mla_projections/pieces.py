@@ -1,30 +1,20 @@
 """Pieces of attended latents to values, joined on the way, for few tokens on Hopper: `cuda/pieces.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
 
 from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import FEW_TOKENS, Work
-from kernels.mla_projections.few_tokens import THREADS, VALUE, ExpandArguments, expand_arguments, takes_values
+from kernels.mla_decode.parts import FEW_TOKENS
+from kernels.mla_projections.few_tokens import THREADS, VALUE, expand_arguments, takes_values
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "pieces.cu"
+PiecesArguments = structure(SOURCE, "PiecesArguments")
 # Tokens of a CTA's tile, as in the source.
 TILE_TOKENS = 16
-
-
-class PiecesArguments(ctypes.Structure):
-    """`PiecesArguments` of the source."""
-
-    _fields_ = (
-        ("expand", ExpandArguments),
-        ("work", Work),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 16),
-    )
 
 
 def takes(attended: Attended, weight: torch.Tensor) -> bool:
@@ -39,7 +29,7 @@ def expand_pieces(attended: Attended, weight: torch.Tensor) -> Quantized:
     assert attended.pieces is not None and tokens <= FEW_TOKENS
     out = empty_quantized(tokens, heads * VALUE, device=device)
     expand = expand_arguments(attended.latents, weight, out, TILE_TOKENS)
-    arguments = PiecesArguments(expand, attended.pieces.work)
+    arguments = PiecesArguments(expand=expand, work=attended.pieces.work)
     kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0)
     kernel.launch((heads, 1, 1), THREADS, arguments, dependent=True)
     return out

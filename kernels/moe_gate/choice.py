@@ -1,6 +1,5 @@
 """The choice of 8 among 256 experts in 8 groups, as DeepSeek-V3 and R1 have them, on Hopper: `cuda/choice.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
@@ -8,30 +7,14 @@ import torch
 from kernels.hopper import is_hopper
 from kernels.moe_gate.routing import Routing
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
+Arguments = structure(SOURCE, "Arguments")
 # What the source supports. With more tokens one warp a token is faster.
 EXPERTS, GROUPS, CHOICES, MOST_TOKENS = 256, 8, 8, 256
 # The most shares that a CTA adds up, and the most places of a token.
 MOST_SHARES, MOST_PLACES = 16, 32
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("logits", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("counted", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("experts", ctypes.c_void_p),
-        ("tokens", ctypes.c_int),
-        ("shares", ctypes.c_int),
-        ("groups_per_token", ctypes.c_int),
-        ("shared", ctypes.c_int),
-        ("normalize", ctypes.c_int),
-        ("scaling", ctypes.c_float),
-    )
 
 
 def takes(logits: torch.Tensor, routing: Routing) -> bool:
@@ -53,9 +36,10 @@ def moe_gate(
     if not tokens:
         return weights, experts
     arguments = Arguments(
-        logits.data_ptr(), bias.data_ptr(), None if counted is None else counted.data_ptr(), weights.data_ptr(),
-        experts.data_ptr(), tokens, shares, routing.groups_per_token, routing.shared, routing.normalize,
-        routing.scaling,
+        logits=logits.data_ptr(), bias=bias.data_ptr(), counted=None if counted is None else counted.data_ptr(),
+        weights=weights.data_ptr(), experts=experts.data_ptr(), tokens=tokens, shares=shares,
+        groups_per_token=routing.groups_per_token, shared=routing.shared, normalize=routing.normalize,
+        scaling=routing.scaling,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"choose_{CHOICES}", device.index or 0)
     kernel.launch((tokens, 1, 1), EXPERTS, arguments, dependent=True)

@@ -7,27 +7,15 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
+Arguments = structure(SOURCE, "Arguments")
 # Numbers of tokens of a CTA's tile, and numbers of tiles: together as many CTAs as an H200 runs at once.
 TOKENS, FEWEST_TILES, MOST_TILES = (16, 32, 48), 2, 4
 MOST_TOKENS = MOST_TILES * max(TOKENS)
 # As in the source: a CTA's experts, inputs and threads; elements and bytes of a box's rows.
 EXPERTS, INPUTS, THREADS, ELEMENTS, LINE = 64, 1024, 256, 64, 128
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("weight", ctypes.c_uint64 * 16),
-        ("hidden", ctypes.c_uint64 * 16),
-        ("out", ctypes.c_void_p),
-        ("tokens", ctypes.c_int),
-        ("experts", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 48),
-    )
 
 
 def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -48,8 +36,8 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tiles = max(FEWEST_TILES, -(-tokens // max(TOKENS)))
     held = next(held for held in TOKENS if held * tiles >= tokens)
     arguments = Arguments(
-        _boxes(weight.data_ptr(), experts, inputs, EXPERTS), _boxes(hidden.data_ptr(), tokens, inputs, held),
-        out.data_ptr(), tokens, experts,
+        weight=_boxes(weight.data_ptr(), experts, inputs, EXPERTS),
+        hidden=_boxes(hidden.data_ptr(), tokens, inputs, held), out=out.data_ptr(), tokens=tokens, experts=experts,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"few_tokens_{held}", hidden.device.index or 0)
     grid = (experts // EXPERTS, shares, -(-tokens // held))

@@ -1,8 +1,14 @@
 """The outputs of experts before they are added up."""
 
+import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from kernels.structures import structure
+
+ExpertSum = structure(Path(__file__).parent.parent / "cuda" / "expert_sum.cuh", "ExpertSum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +40,13 @@ class ExpertOutputs:
         """Select tokens by int64 indices, as if this were the tensor of sums."""
         shared = None if self.shared is None else self.shared[tokens]
         return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens], shared)
+
+
+def expert_sum(outputs: ExpertOutputs) -> ctypes.Structure:
+    """`ExpertSum`, as CUDA kernels that add the outputs up take it."""
+    return ExpertSum(
+        rows=outputs.rows.data_ptr(),
+        positions=outputs.positions.data_ptr(),
+        weights=outputs.weights.data_ptr(),
+        shared=None if outputs.shared is None else outputs.shared.data_ptr(),
+    )

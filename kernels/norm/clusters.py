@@ -1,6 +1,5 @@
 """Residual addition, norm and quantization on Hopper, a cluster of CTAs a row: `cuda/clusters.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
@@ -8,10 +7,12 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized
 from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
-from kernels.moe_permute.expert_sum import ExpertSum
+from kernels.moe_permute.experts import expert_sum
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "clusters.cu"
+Arguments = structure(SOURCE, "Arguments")
 # As many rows as a chunk of experts' outputs has. Plain tensors of more than 256 rows take as long in the Triton
 # kernel.
 MOST_ROWS = 8192
@@ -19,24 +20,6 @@ MOST_ROWS = 8192
 CHOICES = (0, 8, 9)
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, MOST_THREADS = 4, 8, 256
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("experts", ExpertSum),
-        ("residual", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("plain", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("row_stride", ctypes.c_longlong),
-        ("width", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        ("epsilon", ctypes.c_float),
-    )
 
 
 def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> bool:
@@ -62,7 +45,7 @@ def add_rms_norm(
     arguments = Arguments(residual=residual.data_ptr(), weight=weight.data_ptr(), width=width, epsilon=epsilon)
     arguments.plain = None if plain is None else plain.data_ptr()
     if isinstance(delta, ExpertOutputs):
-        arguments.experts = ExpertSum.of(delta)
+        arguments.experts = expert_sum(delta)
     else:
         arguments.x, arguments.row_stride = delta.data_ptr(), delta.stride(0)
     if quantized is not None:

@@ -1,6 +1,5 @@
 """Our product for Hopper: `cuda/nvfp4.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
@@ -10,30 +9,13 @@ from kernels.nvfp4_gemm.packing import TILE_INPUTS, TILE_OUTPUTS
 from kernels.nvfp4_gemm.tiling import Tiling, choose_tiling
 from kernels.nvfp4_gemm.weight import Nvfp4
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "nvfp4.cu"
+Arguments = structure(SOURCE, "Arguments")
 # The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
 BOX_BYTES = 128
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("x", ctypes.c_uint64 * 16),
-        ("codes", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("global_scales", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("experts", ctypes.c_int),
-        ("output_tiles", ctypes.c_int),
-        ("groups", ctypes.c_int),
-        ("parts", ctypes.c_int),
-        # Fills up to a multiple of the map's alignment, 64.
-        ("padding", ctypes.c_byte * 8),
-    )
 
 
 def takes(weight: Nvfp4) -> bool:
@@ -54,9 +36,10 @@ def nvfp4_grouped_gemm(
     ctas = processors(x.device)
     tiling = tiling or choose_tiling(rows, experts, outputs, inputs, ctas)
     arguments = Arguments(
-        encode_rows(x.data_ptr(), rows, 2 * inputs, tiling.rows, BOX_BYTES),
-        weight.codes.data_ptr(), weight.scales.data_ptr(), weight.global_scales.data_ptr(), ends.data_ptr(),
-        out.data_ptr(), experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, weight.global_scales.shape[1],
+        x=encode_rows(x.data_ptr(), rows, 2 * inputs, tiling.rows, BOX_BYTES), codes=weight.codes.data_ptr(),
+        scales=weight.scales.data_ptr(), global_scales=weight.global_scales.data_ptr(), ends=ends.data_ptr(),
+        out=out.data_ptr(), experts=experts, output_tiles=outputs // TILE_OUTPUTS, groups=inputs // TILE_INPUTS,
+        parts=weight.global_scales.shape[1],
     )  # fmt: skip
     name = f"nvfp4_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.split}"
     kernel = load_kernel(SOURCE, name, x.device.index or 0)

@@ -10,17 +10,17 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
 from kernels.peer_exchange.region import (
     LINE_UNITS,
-    MOST_RANKS,
     MOST_WORD_UNITS,
     SLOT_BLOCK,
     UNIT_BYTES,
-    Members,
     slot_blocks,
     template_ranks,
     unit_blocks,
 )
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "gather.cu"
+GatherArguments = structure(SOURCE, "GatherArguments")
 MOST_PARTS = 6
 # Dtypes in which a word of all ones is no number: their values need no flag on their way.
 NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
@@ -28,36 +28,7 @@ NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 LINES_BEST_UNITS = 32768
 
 
-class Part(ctypes.Structure):
-    """`Part` of the source."""
-
-    _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("input_pitch", ctypes.c_longlong),
-        ("output_pitch", ctypes.c_longlong),
-        ("rank_pitch", ctypes.c_longlong),
-        ("line_bytes", ctypes.c_longlong),
-        ("line_units", ctypes.c_int),
-        ("first_unit", ctypes.c_int),
-    )
-
-
-class GatherArguments(ctypes.Structure):
-    """`GatherArguments` of the source."""
-
-    _fields_ = (
-        ("members", Members),
-        ("parts", Part * MOST_PARTS),
-        ("part_count", ctypes.c_int),
-        ("units", ctypes.c_int),
-        ("byte_units", ctypes.c_int),
-        ("turn_units", ctypes.c_int),
-        ("senders", ctypes.c_uint32 * MOST_RANKS),
-    )
-
-
-def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+def gather(members: ctypes.Structure, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
     """Fill each output, [ranks * rows, ...], with the parts of all ranks, [rows, ...] of the same dtype.
 
     A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1). A NaN may
@@ -77,12 +48,12 @@ def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[to
         _launch(arguments, parts[0].device, by_slots=_needs_slots(arguments))
 
 
-def broadcast(members: Members, output: torch.Tensor, values: torch.Tensor, source: int) -> None:
+def broadcast(members: ctypes.Structure, output: torch.Tensor, values: torch.Tensor, source: int) -> None:
     """Fill the output with the values of the member `source`; both contiguous."""
     _copy(members, [[source]] * members.ranks, [output], [values])
 
 
-def copy_between(members: Members, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> None:
+def copy_between(members: ctypes.Structure, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> None:
     """Fill the tensors of each member with those of its source, which may be itself. In place; contiguous. sources: by
     member, the member that it gets the tensors of.
 
@@ -94,7 +65,7 @@ def copy_between(members: Members, tensors: Sequence[torch.Tensor], sources: Seq
     _copy(members, senders, tensors, tensors)
 
 
-def barrier(members: Members, device: torch.device) -> None:
+def barrier(members: ctypes.Structure, device: torch.device) -> None:
     """No kernel launched later begins before the ones launched earlier have ended on all ranks."""
     _launch(_arguments(members, []), device, by_slots=True)
 
@@ -105,7 +76,7 @@ def load(device: torch.device, ranks: int) -> None:
     load_kernel(SOURCE, "gather_slots", device.index or 0)
 
 
-def _arguments(members: Members, senders: Sequence[Iterable[int]]) -> GatherArguments:
+def _arguments(members: ctypes.Structure, senders: Sequence[Iterable[int]]) -> ctypes.Structure:
     """senders: by member, those whose parts it receives."""
     arguments = GatherArguments(members=members)
     for member, each in enumerate(senders):
@@ -114,7 +85,7 @@ def _arguments(members: Members, senders: Sequence[Iterable[int]]) -> GatherArgu
 
 
 def _copy(
-    members: Members,
+    members: ctypes.Structure,
     senders: Sequence[Iterable[int]],
     outputs: Sequence[torch.Tensor],
     parts: Sequence[torch.Tensor],
@@ -129,7 +100,7 @@ def _copy(
         _launch(arguments, parts[0].device, by_slots=True)
 
 
-def _add(arguments: GatherArguments, output: torch.Tensor, part: torch.Tensor) -> None:
+def _add(arguments: ctypes.Structure, output: torch.Tensor, part: torch.Tensor) -> None:
     if not part.numel():
         return
     added = arguments.parts[arguments.part_count]
@@ -148,7 +119,7 @@ def _add(arguments: GatherArguments, output: torch.Tensor, part: torch.Tensor) -
     arguments.units += lines * added.line_units
 
 
-def _needs_slots(arguments: GatherArguments) -> bool:
+def _needs_slots(arguments: ctypes.Structure) -> bool:
     byte_units: int = arguments.byte_units
     if arguments.units > MOST_WORD_UNITS:
         return True
@@ -159,7 +130,7 @@ def _needs_slots(arguments: GatherArguments) -> bool:
     return lines > LINE_UNITS or byte_units * copies > LINES_BEST_UNITS
 
 
-def _launch(arguments: GatherArguments, device: torch.device, *, by_slots: bool) -> None:
+def _launch(arguments: ctypes.Structure, device: torch.device, *, by_slots: bool) -> None:
     if by_slots:
         name, threads = "gather_slots", SLOT_BLOCK
         blocks, arguments.turn_units = slot_blocks(arguments.units)

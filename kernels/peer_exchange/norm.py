@@ -9,13 +9,15 @@ import torch
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
-from kernels.moe_permute.expert_sum import ExpertSum
+from kernels.moe_permute.experts import expert_sum
 from kernels.norm import Delta
 from kernels.nvrtc import load_kernel
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
-from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
+from kernels.peer_exchange.region import CHANNELS, template_ranks
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
+NormArguments = structure(SOURCE, "NormArguments")
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, NORM_THREADS = 4, 8, 256
 # Kernels, by which rows of a sum are made before the norm, and whether rows are gathered behind it.
@@ -27,26 +29,6 @@ NAMES: Mapping[tuple[SummedRows | None, bool], str] = {
 }
 # The kernel that adds up experts' outputs as well, and how many of each row it takes.
 EXPERTS_NAME, CHOICES = "all_experts_norm", 8
-
-
-class NormArguments(ctypes.Structure):
-    """`NormArguments` of the source."""
-
-    _fields_ = (
-        ("members", Members),
-        ("delta", ctypes.c_void_p),
-        ("experts", ExpertSum),
-        ("residual", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("plain", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("rows", ctypes.c_int),
-        ("all_rows", ctypes.c_int),
-        ("width", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        ("epsilon", ctypes.c_float),
-    )
 
 
 def takes(delta: Delta, residual: torch.Tensor, norm: ExchangedNorm) -> bool:
@@ -62,7 +44,7 @@ def takes(delta: Delta, residual: torch.Tensor, norm: ExchangedNorm) -> bool:
 
 
 def add_rms_norm(
-    members: Members, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
+    members: ctypes.Structure, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
 ) -> tuple[torch.Tensor | None, Quantized | None]:
     """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
 
@@ -77,7 +59,7 @@ def add_rms_norm(
     arguments.residual, arguments.weight = residual.data_ptr(), norm.weight.data_ptr()
     arguments.plain = None if plain is None else plain.data_ptr()
     if isinstance(delta, ExpertOutputs):
-        name, arguments.experts = EXPERTS_NAME, ExpertSum.of(delta)
+        name, arguments.experts = EXPERTS_NAME, expert_sum(delta)
     else:
         assert delta.is_contiguous() and delta.data_ptr() % 16 == 0
         name, arguments.delta = NAMES[norm.sums, norm.all_rows is not None], delta.data_ptr()

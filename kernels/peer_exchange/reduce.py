@@ -11,28 +11,15 @@ from kernels.peer_exchange.region import (
     MOST_WORD_UNITS,
     SLOT_BLOCK,
     UNIT_BYTES,
-    Members,
     slot_blocks,
     template_ranks,
     unit_blocks,
 )
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "reduce.cu"
+ReduceArguments = structure(SOURCE, "ReduceArguments")
 NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
-
-
-class ReduceArguments(ctypes.Structure):
-    """`ReduceArguments` of the source."""
-
-    _fields_ = (
-        ("members", Members),
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("part_pitch", ctypes.c_longlong),
-        ("units", ctypes.c_int),
-        ("turn_units", ctypes.c_int),
-        ("shares_sums", ctypes.c_int),
-    )
 
 
 def takes(values: torch.Tensor) -> bool:
@@ -40,20 +27,20 @@ def takes(values: torch.Tensor) -> bool:
     return values.dtype in NAMES and values.numel() * values.itemsize % UNIT_BYTES == 0
 
 
-def reduce_scatter(members: Members, output: torch.Tensor, values: torch.Tensor) -> None:
+def reduce_scatter(members: ctypes.Structure, output: torch.Tensor, values: torch.Tensor) -> None:
     """Fill the output with the sum of this rank's part of all ranks' values, which have `ranks` parts."""
     arguments = _arguments(members, output, values, output)
     arguments.part_pitch = arguments.units
     _launch(arguments, values)
 
 
-def all_reduce(members: Members, output: torch.Tensor, values: torch.Tensor) -> None:
+def all_reduce(members: ctypes.Structure, output: torch.Tensor, values: torch.Tensor) -> None:
     """Fill the output with the sum of all ranks' values (one-shot)."""
     arguments = _arguments(members, output, values, values)
     _launch(arguments, values)
 
 
-def all_reduce_in_two(members: Members, output: torch.Tensor, values: torch.Tensor) -> None:
+def all_reduce_in_two(members: ctypes.Structure, output: torch.Tensor, values: torch.Tensor) -> None:
     """`all_reduce` of `ranks` whole parts of at most MOST_WORD_UNITS, each of which one rank sums (two-shot)."""
     arguments = _arguments(members, output, values, values[: values.numel() // members.ranks])
     arguments.part_pitch, arguments.shares_sums = arguments.units, 1
@@ -67,7 +54,9 @@ def load(device: torch.device, ranks: int) -> None:
             load_kernel(SOURCE, f"{way}_{name}_{template_ranks(ranks)}", device.index or 0)
 
 
-def _arguments(members: Members, output: torch.Tensor, values: torch.Tensor, summed: torch.Tensor) -> ReduceArguments:
+def _arguments(
+    members: ctypes.Structure, output: torch.Tensor, values: torch.Tensor, summed: torch.Tensor
+) -> ctypes.Structure:
     assert values.dtype in NAMES and values.is_contiguous() and values.data_ptr() % UNIT_BYTES == 0
     assert output.dtype == values.dtype and output.is_contiguous()
     units, rest = divmod(summed.numel() * summed.itemsize, UNIT_BYTES)
@@ -75,7 +64,7 @@ def _arguments(members: Members, output: torch.Tensor, values: torch.Tensor, sum
     return ReduceArguments(members=members, input=values.data_ptr(), output=output.data_ptr(), units=units)
 
 
-def _launch(arguments: ReduceArguments, values: torch.Tensor) -> None:
+def _launch(arguments: ctypes.Structure, values: torch.Tensor) -> None:
     suffix = f"{NAMES[values.dtype]}_{template_ranks(arguments.members.ranks)}"
     if arguments.units <= MOST_WORD_UNITS:
         name = f"words_{suffix}"

@@ -1,6 +1,8 @@
 """The memory through which ranks exchange tensors on GPUs: `cuda/peers.cuh`. Each rank has a region for each group."""
 
-import ctypes
+from pathlib import Path
+
+from kernels.structures import structure
 
 MOST_RANKS = 8
 UNIT_BYTES = 16
@@ -17,24 +19,9 @@ _LINES = LINE_TURNS * MOST_LINE_UNITS * 2 * UNIT_BYTES
 _WORDS = WORD_TURNS * MOST_WORD_UNITS * UNIT_BYTES
 _SLOTS = SLOT_TURNS * SLOT_CHANNELS * SLOT_UNITS * UNIT_BYTES
 
-
-class State(ctypes.Structure):
-    """`State` of the source. A rank has one for all its groups."""
-
-    _fields_ = (("failed", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("nanoseconds", ctypes.c_uint64))
-
-
-class Members(ctypes.Structure):
-    """`Members` of the source: the ranks of a group, as one of them sees it."""
-
-    _fields_ = (
-        ("regions", ctypes.c_void_p * MOST_RANKS),
-        ("state", ctypes.c_void_p),
-        ("lost", ctypes.c_void_p),
-        ("ranks", ctypes.c_int),
-        ("own", ctypes.c_int),
-        ("first", ctypes.c_int),
-    )
+_SOURCE = Path(__file__).parent / "cuda" / "peers.cuh"
+# What a rank has once, for all its groups, and a group's ranks as one of them sees them.
+State, Members = structure(_SOURCE, "State"), structure(_SOURCE, "Members")
 
 
 def region_bytes(ranks: int) -> int:

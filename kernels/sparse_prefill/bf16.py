@@ -1,32 +1,18 @@
 """Our attention over kept blocks of bf16 on Hopper: `cuda/bf16_sparse_prefill.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
 
 from kernels.act_quant import QuantizedRows
-from kernels.mla_prefill.hopper_inputs import THREADS, Inputs, Results, blocks_of_launch, prepare_inputs
+from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, prepare_inputs
 from kernels.nvrtc import load_kernel
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 from kernels.sparse_prefill.triton_blocks import BlockLists
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "bf16_sparse_prefill.cu"
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("inputs", Inputs),
-        ("lists", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("blocks", ctypes.c_int),
-        ("total_keys", ctypes.c_int),
-        ("first_query", ctypes.c_int),
-        # The tensor maps align the structure to 64 bytes.
-        ("padding", ctypes.c_byte * 36),
-    )
+Arguments = structure(SOURCE, "Arguments")
 
 
 def sparse_prefill(
@@ -76,5 +62,8 @@ def _attend(
         query, own, shared, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale
     )
     kernel = load_kernel(SOURCE, name, query.device.index or 0)
-    arguments = Arguments(inputs, kept.lists.data_ptr(), kept.counts.data_ptr(), blocks, own.shape[0], first_query)
+    arguments = Arguments(
+        inputs=inputs, lists=kept.lists.data_ptr(), counts=kept.counts.data_ptr(), blocks=blocks,
+        total_keys=own.shape[0], first_query=first_query,
+    )  # fmt: skip
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)

@@ -1,6 +1,5 @@
 """SwiGLU with quantization of bfloat16 rows on Hopper: `cuda/bf16.cu`."""
 
-import ctypes
 from pathlib import Path
 
 import torch
@@ -8,24 +7,12 @@ import torch
 from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "bf16.cu"
+Arguments = structure(SOURCE, "Arguments")
 # Threads of a CTA and values of a thread, as in the source.
 THREADS, VALUES = 256, 8
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("gate_up", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("capacity", ctypes.c_int),
-        ("scale_stride", ctypes.c_int),
-        ("width", ctypes.c_int),
-    )
 
 
 def takes(gate_up: torch.Tensor) -> bool:
@@ -42,8 +29,9 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
     if not used:
         return out
     arguments = Arguments(
-        gate_up.data_ptr(), None if positions is None else positions.data_ptr(), out.values.data_ptr(),
-        out.scales.data_ptr(), rows, out.scales.stride(-1), width,
+        gate_up=gate_up.data_ptr(), positions=None if positions is None else positions.data_ptr(),
+        values=out.values.data_ptr(), scales=out.scales.data_ptr(), capacity=rows,
+        scale_stride=out.scales.stride(-1), width=width,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, "swiglu_quantize", device.index or 0)
     kernel.launch((used, -(-width // (THREADS * VALUES)), 1), THREADS, arguments, dependent=True)

@@ -8,50 +8,20 @@ import torch
 
 from kernels.hopper import is_hopper, processors
 from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 from kernels.tile_sizes import cdiv
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
 from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
+Weight, Arguments = structure(SOURCE, "Weight"), structure(SOURCE, "Arguments")
 # The CUDA source has the same constants. MOST_CHOICES: of all tokens.
 MOST_TOKENS, MOST_CHOICES, COUNTER_STRIDE = 2, 32, 8
 # A team of PARTS warps divides the inputs of a unit of the first product; a warp has whole units of the last one. A
 # warp's groups of inputs are HELD_GROUPS at most.
 WARPS, PARTS, TEAMS, HELD_GROUPS = 16, 8, 2, 8
 STRIP, MOST_STRIPS = 16, 3
-
-
-class Weight(ctypes.Structure):
-    """`Weight` of the source."""
-
-    _fields_ = (("tiles", ctypes.c_void_p), ("output_tiles", ctypes.c_int), ("groups", ctypes.c_int))
-
-    @classmethod
-    def of(cls, weight: Int4Experts) -> "Weight":
-        _, outputs, inputs = weight.shape
-        return cls(weight.tiles.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("first", Weight),
-        ("last", Weight),
-        ("x", ctypes.c_void_p),
-        ("pre_scale", ctypes.c_void_p),
-        ("x_scale", ctypes.c_void_p),
-        ("inner_scales", ctypes.c_void_p),
-        ("factors", ctypes.c_void_p),
-        ("chosen", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("inner", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("progress", ctypes.c_void_p),
-        ("tokens", ctypes.c_int),
-        ("choices", ctypes.c_int),
-    )
 
 
 def takes(x: torch.Tensor, choices: torch.Tensor, experts: Int4FeedForward) -> bool:
@@ -88,16 +58,22 @@ def feed_forward(
     positions = torch.empty_like(choices)
     assert len(experts.progress) > MOST_CHOICES * COUNTER_STRIDE
     arguments = Arguments(
-        Weight.of(experts.gate_up), Weight.of(experts.down), x.data_ptr(),
-        None if pre_scale is None else pre_scale.data_ptr(), input_scale.data_ptr(), experts.input_scales.data_ptr(),
-        experts.factors.data_ptr(), choices.data_ptr(), positions.data_ptr(), inner.data_ptr(), out.data_ptr(),
-        experts.progress.data_ptr(), *choices.shape,
+        first=_weight(experts.gate_up), last=_weight(experts.down), x=x.data_ptr(),
+        pre_scale=None if pre_scale is None else pre_scale.data_ptr(), x_scale=input_scale.data_ptr(),
+        inner_scales=experts.input_scales.data_ptr(), factors=experts.factors.data_ptr(), chosen=choices.data_ptr(),
+        positions=positions.data_ptr(), inner=inner.data_ptr(), out=out.data_ptr(),
+        progress=experts.progress.data_ptr(), tokens=choices.shape[0], choices=choices.shape[1],
     )  # fmt: skip
     ctas = ctas or processors(device) - spared(rows, experts.expert_bytes)
     strips = strips or choose_strips(min(rows, count), hidden, width, ctas)
     kernel = load_kernel(SOURCE, f"w4a8_few_tokens_{strips}", device.index or 0)
     kernel.launch((ctas, 1, 1), WARPS * 32, arguments, dependent=True)
     return out, positions
+
+
+def _weight(weight: Int4Experts) -> ctypes.Structure:
+    _, outputs, inputs = weight.shape
+    return Weight(tiles=weight.tiles.data_ptr(), output_tiles=outputs // TILE_OUTPUTS, groups=inputs // GROUP)
 
 
 @cache

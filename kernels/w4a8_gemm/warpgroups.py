@@ -9,47 +9,16 @@ import torch
 from kernels.hopper import is_hopper, processors
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
 from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling, narrowed, spared
 from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
+Operands, Arguments = structure(SOURCE, "Operands"), structure(SOURCE, "Arguments")
 # The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
-
-
-class Operands(ctypes.Structure):
-    """`Operands` of the source."""
-
-    _fields_ = (
-        ("x", ctypes.c_uint64 * 16),
-        ("weight", ctypes.c_void_p),
-        ("x_scales", ctypes.c_void_p),
-        ("output_tiles", ctypes.c_int),
-        ("groups", ctypes.c_int),
-        # Fills up to a multiple of the map's alignment, 64.
-        ("padding", ctypes.c_byte * 40),
-    )
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` of the source."""
-
-    _fields_ = (
-        ("first", Operands),
-        ("last", Operands),
-        ("layout", ctypes.c_void_p),
-        ("factors", ctypes.c_void_p),
-        ("inner", ctypes.c_void_p),
-        ("progress", ctypes.c_void_p),
-        ("drawn", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("experts", ctypes.c_int),
-        ("capacity", ctypes.c_int),
-        ("contiguous", ctypes.c_int),
-        ("static_scales", ctypes.c_int),
-    )
 
 
 def takes(weight: Int4Experts) -> bool:
@@ -98,15 +67,23 @@ def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
     return narrowed(tiling, (gate_up[0], gate_up[1]), layout.expected_copies, divided=layout.elsewhere > 0)
 
 
-def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> Operands:
+def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> ctypes.Structure:
     _, outputs, inputs = weight.shape
     rows, address = prod(layout.shape), x.values.data_ptr()
     boxes = encode_rows(address, rows, inputs, tiling.box_rows, GROUP)
-    return Operands(boxes, weight.tiles.data_ptr(), x.scales.data_ptr(), outputs // TILE_OUTPUTS, inputs // GROUP)
+    return Operands(
+        x=boxes, weight=weight.tiles.data_ptr(), x_scales=x.scales.data_ptr(), output_tiles=outputs // TILE_OUTPUTS,
+        groups=inputs // GROUP,
+    )  # fmt: skip
 
 
 def _launch(
-    arguments: Arguments, weight: Int4Experts, has_minimum: bool, layout: Layout, tiling: Tiling, out: torch.Tensor
+    arguments: ctypes.Structure,
+    weight: Int4Experts,
+    has_minimum: bool,
+    layout: Layout,
+    tiling: Tiling,
+    out: torch.Tensor,
 ) -> None:
     """weight: of the only or the first product."""
     contiguous = isinstance(layout, ContiguousLayout)
@@ -123,7 +100,7 @@ def _launch(
     kernel.launch((ctas, 1, 1), threads, arguments, dependent=True)
 
 
-def _spared(arguments: Arguments, layout: Layout) -> int:
+def _spared(arguments: ctypes.Structure, layout: Layout) -> int:
     if isinstance(layout, ContiguousLayout):
         return 0
     products = arguments.first, arguments.last

@@ -64,7 +64,7 @@ def layouts(module: ModuleType) -> Iterator[str]:
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
             name = structure.__name__
             yield f"sizeof({name}) == {ctypes.sizeof(structure)}"
-            for field in (field for field, *_ in structure._fields_ if field != "padding"):
+            for field in (field for field, *_ in structure._fields_ if field != "_tail"):
                 place = getattr(structure, field)
                 # NVRTC has no offsetof.
                 yield f"__INTADDR__(&(({name}*)0)->{field}) == {place.offset}"
