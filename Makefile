@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # --no-compile: the first import compiles the modules that are needed, in a tenth of the time for all 18,000.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench sim deploy tests
+SOURCES := mesh worker cli launcher gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval loadgen capacity sim models bench deploy tests
 
 BEHIND_ENVOY := tests/gateway/test_generate.py tests/gateway/openai tests/gateway/messages tests/gateway/responses
 

@@ -20,17 +20,17 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from cli.launcher.shipped_model import shipped_model
 from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.protocol.messages import DraftCounts, StepResult, Submit
 from engine.runner.backend import ModelBackend
 from eval.tasks import SHORT_TASKS, Problem, draw, grade
 from eval.tasks.prose import sentences
+from launcher.shipped_model import shipped_model
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import DraftUse, Sampling, StopConditions
+from tools.chat import ASSISTANT, THINK, USER
 from tools.tokenizer_files import BEGIN
-from tools.train.chat import ASSISTANT, THINK, USER
 
 PROBLEM_TOKENS = 300
 TEXT_TOKENS = 80

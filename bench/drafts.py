@@ -30,7 +30,6 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from bench.constrained import JSON
-from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.constraints.constraints import load_constraints
@@ -39,12 +38,13 @@ from engine.protocol.messages import StepResult, Submit
 from engine.requests.thinking import CLOSE
 from engine.runner.backend import ModelBackend
 from eval.tasks import SHORT_TASKS, draw
+from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from tools.chat import ASSISTANT, THINK, USER
 from tools.tokenizer_files import BEGIN
-from tools.train.chat import ASSISTANT, THINK, USER
 
 MAX_TOKENS = 300
 Depth: TypeAlias = int | Literal["auto"]

@@ -14,12 +14,12 @@ from typing import Annotated
 import typer
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.admission import Objectives
-from scheduler.candidates import PlacementKnobs, PlacementRequest
 from scheduler.coordinator import Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
+from scheduler.placement.admission import Objectives
+from scheduler.placement.candidates import PlacementKnobs, PlacementRequest
 from scheduler.registry import Registry, RegistryLimits
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests

@@ -48,8 +48,8 @@ def bench(
 
     The exit status is 1 if no request was answered completely.
     """
-    from bench.load.options import LoadOptions
-    from bench.load.run import main
+    from loadgen.options import LoadOptions
+    from loadgen.run import main
 
     values = {
         "url": url,

@@ -39,10 +39,10 @@ def calibrate(
     scheduler, the file also says how fast KV moved in the traffic that the mesh has had. If the workers compute long
     prompts sparsely, the command also sends such prompts and records their time.
     """
-    from bench.calibration.mesh import MeshUnderTest, measure
-    from bench.calibration.rank import costs_of_rank
-    from bench.writable import make_writable
+    from capacity.calibration.mesh import MeshUnderTest, measure
+    from capacity.calibration.rank import costs_of_rank
     from mesh.cost_file import save_costs
+    from mesh.writable import make_writable
 
     console = Console(width=140)
     if rank is not None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cli.launcher.plan import MODULES
+from launcher.plan import MODULES
 from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
 

@@ -17,18 +17,18 @@ from rich.table import Table
 
 from cli.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from cli.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
-from cli.launcher.composition import compose, device_list
-from cli.launcher.gpus import find_gpus
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import HOST, WORKER_MODULES, MeshPlan
-from cli.launcher.preflight import check_plan
-from cli.launcher.serving import until_served
-from cli.launcher.shipped_model import shipped_model
-from cli.launcher.supervisor import Supervisor
 from cli.make_checkpoint import make_checkpoint
 from cli.settings.check import check_settings
 from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
+from launcher.composition import compose, device_list
+from launcher.gpus import find_gpus
+from launcher.log_lines import LinePrinter
+from launcher.plan import HOST, WORKER_MODULES, MeshPlan
+from launcher.preflight import check_plan
+from launcher.serving import until_served
+from launcher.shipped_model import shipped_model
+from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
+from launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
 from mesh.addresses import checked_address
 from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig

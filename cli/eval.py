@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cli.endpoints import ApiKeyOption
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
 from mesh.config import validate
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _compare(paths: tuple[Path, Path], console: Console) -> None:
 
 def _documents(wanted: bool, console: Console) -> "list[Document]":
     """Documents from Python's library documentation that training leaves out; none unless `wanted`."""
+    from eval.library_text import library_entries
     from eval.perplexity import LONGEST_CHARACTERS, Document
-    from tools.train.library_text import library_entries
 
     if not wanted:
         return []

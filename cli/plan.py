@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from bench.sizing.plan import Asked, Plan
+    from capacity.plan import Asked, Plan
 
 GB = 1e9
 
@@ -33,8 +33,8 @@ def plan(
     The worker's GPUs divide the experts; each GPU has attention, dense layers and KV of its own. Communication between
     GPUs is not counted.
     """
-    from bench.sizing.plan import Asked
-    from bench.sizing.plan import plan as make_plan
+    from capacity.plan import Asked
+    from capacity.plan import plan as make_plan
     from engine.model.config import read_model_config
     from mesh.cost_file import save_costs
 

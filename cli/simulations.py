@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mesh.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bench.load.summary import Objectives
+    from loadgen.summary import Objectives
     from sim.sweep import Files, Point
 
 

@@ -11,16 +11,16 @@ from typing import Annotated
 import typer
 
 from cli.endpoints import API_KEY_VARIABLE
-from cli.launcher.composition import compose, device_list
-from cli.launcher.gpus import find_gpus
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
-from cli.launcher.preflight import check_metrics_ports, check_plan
-from cli.launcher.serving import until_served
-from cli.launcher.shipped_model import shipped_model
-from cli.launcher.split import IN_FLIGHT, split_gpus
-from cli.launcher.supervisor import NAME, Supervisor
 from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
+from launcher.composition import compose, device_list
+from launcher.gpus import find_gpus
+from launcher.log_lines import LinePrinter
+from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
+from launcher.preflight import check_metrics_ports, check_plan
+from launcher.serving import until_served
+from launcher.shipped_model import shipped_model
+from launcher.split import IN_FLIGHT, split_gpus
+from launcher.supervisor import NAME, Supervisor
 from mesh.addresses import is_loopback
 from mesh.channel import Channels
 from mesh.errors import ConfigError, Unauthenticated

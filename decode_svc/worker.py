@@ -18,7 +18,7 @@ from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, Wor
 from mesh.observe import span
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
-from worker.rank_host import RankHost, wait_for
+from worker.ranks.host import RankHost, wait_for
 
 # How long a stopping worker waits for its gateways to read the last output.
 FLUSH_SECONDS = 2.0

@@ -11,8 +11,8 @@ import msgspec
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
 import mesh
-from cli.launcher.process import Child, describe_status
 from eval.perplexity import Document
+from launcher.process import Child, describe_status
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 

@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cli.launcher.composition import split_settings
 from eval import engine_scorer, report, results
 from eval.answers import AnswerLog
 from eval.endpoint import Endpoint
@@ -18,6 +17,7 @@ from eval.perplexity import NOT_OFFERED, Document, score_at, unscored
 from eval.results import Result
 from eval.suite import Question, questions
 from eval.tables import percent
+from launcher.composition import split_settings
 from mesh.channel import Channels
 
 RESULT_FILE, REPORT_FILE, ANSWERS_FILE, MESH_LOG_FILE = "result.json", "report.md", "answers.jsonl", "mesh.log"

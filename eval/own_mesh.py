@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from cli.launcher.composition import compose
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import HOST, MeshPlan
-from cli.launcher.preflight import check_plan
-from cli.launcher.serving import until_served
-from cli.launcher.supervisor import Supervisor
+from launcher.composition import compose
+from launcher.log_lines import LinePrinter
+from launcher.plan import HOST, MeshPlan
+from launcher.preflight import check_plan
+from launcher.serving import until_served
+from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 

@@ -17,7 +17,7 @@ from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
-from worker.rank_host import RankHost
+from worker.ranks.host import RankHost
 
 
 class PrefillWorker:

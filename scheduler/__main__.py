@@ -16,19 +16,19 @@ from mesh.identity import Role
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
-from scheduler.admission import Objectives
-from scheduler.arrivals import Arrivals
-from scheduler.autoscaler_service import AutoscalerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
-from scheduler.deletion_costs import DeletionCosts
-from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
-from scheduler.needs import Assumed
+from scheduler.placement.admission import Objectives
+from scheduler.placement.knobs import placement_knobs
 from scheduler.registry import Registry, RegistryLimits
-from scheduler.scaler import Scaler
-from scheduler.scaling import ScalingKnobs
+from scheduler.scaling.arrivals import Arrivals
+from scheduler.scaling.autoscaler_service import AutoscalerServicer
+from scheduler.scaling.deletion_costs import DeletionCosts
+from scheduler.scaling.needs import Assumed
+from scheduler.scaling.replicas import ScalingKnobs
+from scheduler.scaling.scaler import Scaler
 from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
@@ -36,7 +36,7 @@ from scheduler.tenants import PlacedRequests
 from scheduler.unreadable_kv import UnreadableKv
 
 if TYPE_CHECKING:
-    from scheduler.pod_costs import PodCosts
+    from scheduler.scaling.pod_costs import PodCosts
 
 SERVICE = "deepmesh.internal.v1.SchedulerService"
 SERVES = {
@@ -124,8 +124,8 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
 
 async def _pod_costs(costs: DeletionCosts, stack: AsyncExitStack) -> "PodCosts":
     # Imported here: httpx takes a sixth of a scheduler's start, and only this needs it.
-    from scheduler.pod_costs import PodCosts
-    from scheduler.pods import Cluster, Pods
+    from scheduler.scaling.pod_costs import PodCosts
+    from scheduler.scaling.pods import Cluster, Pods
 
     return PodCosts(costs.now, await stack.enter_async_context(Pods(Cluster.around_this_pod())))
 

@@ -11,20 +11,20 @@ from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
-from scheduler.admission import Objectives, admit, refusal
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
-from scheduler.ends import PlacementKey
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placed_work import placed_work
-from scheduler.placement import explain
+from scheduler.placement.admission import Objectives, admit, refusal
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.choice import explain
+from scheduler.placement.comparison import Comparison
+from scheduler.placement.ends import PlacementKey
+from scheduler.placement.placed_work import placed_work
+from scheduler.placement.terms import Rejection, Terms
 from scheduler.prefix_index import Holders
 from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import Placed, PlacedRequests
-from scheduler.terms import Rejection, Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from scheduler.comparison import Comparison
-from scheduler.terms import Terms
+from scheduler.placement.comparison import Comparison
+from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16

@@ -7,12 +7,12 @@ from msgspec import structs
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.rank_choice import choose_rank
-from scheduler.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
-from scheduler.ends import PlacementKey
-from scheduler.joint_prompts import JointPrompts
-from scheduler.placed_work import PlacedWork
+from scheduler.placement.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
+from scheduler.placement.ends import PlacementKey
+from scheduler.placement.joint_prompts import JointPrompts
+from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.prompt_steps import LastStep
 from scheduler.prefix_index import Holders
-from scheduler.prompt_steps import LastStep
 from scheduler.ranks import Rank
 
 # Why a worker in this state takes no requests.

@@ -7,11 +7,11 @@ from mesh.block_room import waiting_blocks
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
-from scheduler.candidates import MeasurementTimes, Measures, Unreported
-from scheduler.ends import Ends, PlacementKey
-from scheduler.estimates import measures, paced_token_ms, prompt_slowness
-from scheduler.placed_work import PlacedWork
-from scheduler.prompt_steps import LastStep, last_step_of, steps_of
+from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
+from scheduler.placement.ends import Ends, PlacementKey
+from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
+from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.prompt_steps import LastStep, last_step_of, steps_of
 
 # Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02

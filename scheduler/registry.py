@@ -18,12 +18,12 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, Wo
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.cached_blocks import CachedBlocks
-from scheduler.ends import PlacementKey
 from scheduler.live_worker import Lease, Worker
-from scheduler.placed_work import PlacedWork
+from scheduler.placement.ends import PlacementKey
+from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.standings import LOOKS, Standings
 from scheduler.prefix_index import Holders
 from scheduler.ranks import Rank
-from scheduler.standings import LOOKS, Standings
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import DecisionLog
 from scheduler.live_worker import Lease
 from scheduler.registry import Registry
-from scheduler.scaler import Scaler
+from scheduler.scaling.scaler import Scaler
 from scheduler.stores import Stores
 
 # Number of a request's first attempt.

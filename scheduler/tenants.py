@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mesh.domain.shares import Census, Share
-from scheduler.ends import PlacementKey
+from scheduler.placement.ends import PlacementKey
 
 # If a gateway dies, the outcome of its requests is never reported.
 MAX_SECONDS = 600.0

@@ -10,14 +10,14 @@ from mesh.domain import wire, worker_wire
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import InvalidRequest
-from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, Outcome
 from scheduler.live_worker import Worker
+from scheduler.placement.candidates import PlacementRequest
+from scheduler.placement.terms import Terms
 from scheduler.registry import Registry
-from scheduler.scaling import WantedReplicas
+from scheduler.scaling.replicas import WantedReplicas
 from scheduler.stores import Store, Stores
-from scheduler.terms import Terms
 
 MAX_AVOIDED_WORKERS = 1024
 # Enough for a prompt of a million tokens.

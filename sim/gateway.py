@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.load.records import RequestRecord
 from engine.protocol.messages import Output
 from gateway.config import DispatchConfig
 from gateway.placement import Outcome as AttemptOutcome
 from gateway.requests import settled_sparse_prefill
 from gateway.retries import Retries, attempt_outcome
+from loadgen.records import RequestRecord
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -17,9 +17,9 @@ from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError, NoWorker
-from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Outcome
+from scheduler.placement.candidates import PlacementRequest
 from sim.asked import Asked
 from sim.job import Job
 from sim.scheduling import SimulatedScheduler

@@ -20,7 +20,7 @@ from sim.network import Link
 from sim.timeline import Timeline
 from worker.chains import cached_blocks
 from worker.merging import merge_loads, merge_transfers
-from worker.rank_view import RankView
+from worker.ranks.view import RankView
 
 if TYPE_CHECKING:
     from sim.rank import SimulatedRank, ToRank

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.load.summary import Objectives
+from loadgen.summary import Objectives
 from sim.sweep import Point
 
 BLUE, ORANGE, GREY, GREEN = "#2563eb", "#d97706", "#6b7280", "#059669"

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from bench.load.summary import Distribution
+from loadgen.summary import Distribution
 from sim.result import Result
 from sim.sweep import Point
 

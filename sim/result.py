@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.load.records import RequestRecord
-from bench.load.summary import Objectives, Summary, summarize
+from loadgen.records import RequestRecord
+from loadgen.summary import Objectives, Summary, summarize
 from mesh.domain.workers import WorkerRole
 from sim.gateway import Live
 from sim.simulation import SimulatedMesh

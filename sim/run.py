@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.load.summary import Objectives
+from loadgen.summary import Objectives
 from mesh.config import load
 from mesh.errors import ConfigError
 from sim.asked import Asked, SyntheticWorkload

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from mesh.costs import CostModel
 from mesh.errors import MeshError, Retry
-from scheduler.admission import Objectives
-from scheduler.arrivals import Arrivals
 from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
-from scheduler.deletion_costs import DeletionCosts
-from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
-from scheduler.needs import Assumed
+from scheduler.placement.admission import Objectives
+from scheduler.placement.knobs import placement_knobs
 from scheduler.registry import Registry, RegistryLimits
-from scheduler.scaler import Scaler
-from scheduler.scaling import ScalingKnobs
+from scheduler.scaling.arrivals import Arrivals
+from scheduler.scaling.deletion_costs import DeletionCosts
+from scheduler.scaling.needs import Assumed
+from scheduler.scaling.replicas import ScalingKnobs
+from scheduler.scaling.scaler import Scaler
 from scheduler.stores import Store, Stores
 from scheduler.tenants import PlacedRequests
 from sim.fleet import SchedulingConfig

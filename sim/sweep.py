@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from bench.load.summary import Objectives
+from loadgen.summary import Objectives
 from mesh.errors import ConfigError
 from sim.result import Result
 from sim.run import Progress, read_fleet, read_workload, simulate

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from setuptools import find_packages
 
 ROOT = Path(__file__).parent.parent
 PIN = re.compile(r"^([\w.-]+)==([^;\s]+)")
@@ -32,22 +33,16 @@ def pins(requirements: list[str]) -> dict[str, str]:
 
 
 def test_an_image_is_built_with_every_package() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert {package.partition(".")[0] for package in packages} <= sent
+    assert {package.partition(".")[0] for package in packages()} <= sent
 
 
 def test_every_file_that_a_package_reads_is_shipped_with_it() -> None:
-    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    shipped = {
-        path
-        for package, globs in tables["package-data"].items()
-        for glob in globs
-        for path in folder(package).glob(glob)
-    }
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    shipped = {path for package in packages() for pattern in patterns for path in folder(package).glob(pattern)}
     read = {
         path
-        for package in tables["packages"]
+        for package in packages()
         for path in folder(package).rglob("*")
         if path.suffix in (".cu", ".cuh", ".h", ".typed", ".json", ".yaml", ".html") and path.is_file()
     }
@@ -69,6 +64,12 @@ def test_the_release_has_a_date_and_no_tag_yet() -> None:
     assert re.fullmatch(rf"## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", newest), "write its date into CHANGELOG.md"
     tags = subprocess.run(["git", "tag", "--list", f"v{version}"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not tags.stdout, f"{version} was released: raise the version"
+
+
+def packages() -> list[str]:
+    """All that an installation has."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    return list(find_packages(str(ROOT), exclude=options["exclude"]))
 
 
 def folder(package: str) -> Path:

@@ -20,9 +20,13 @@ ROOMS = (
     "kvstore",
     "mesh",
     "cli",
+    "launcher",
     "tools",
     "eval",
+    "loadgen",
+    "capacity",
     "sim",
+    "models",
     "bench",
 )
 _HEAD = """<!-- Written by `make docs` from the modules' docstrings. -->

@@ -12,7 +12,7 @@ from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest, NoWorker
 from mesh.identity import Role
 from mesh.server import MeshServer, Registration
-from worker.rank_host import RankHost
+from worker.ranks.host import RankHost
 from worker.role_change import RoleChange
 
 SERVICE = "deepmesh.internal.v1.WorkerService"

@@ -11,7 +11,7 @@ from mesh.launch import Program
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
 from worker.handover import RankHandle
-from worker.rank_host import RankHost
+from worker.ranks.host import RankHost
 from worker.role_change import RoleChange
 from worker.status_link import StatusLink
 

@@ -23,7 +23,7 @@ from deepmesh.internal.v1 import (
 
 from bench.gateway_relay.token_source import Settling
 from bench.meshes.oracle_mesh import CONTEXT_TOKENS, MODEL, VOCABULARY_SIZE
-from cli.launcher.plan import HOST
+from launcher.plan import HOST
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
 

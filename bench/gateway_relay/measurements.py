@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from bench.gateway_relay.paths import TokenPath
 from bench.gateway_relay.step_clock import added_latencies
-from bench.load.summary import Distribution, distribution
 from bench.meshes.processes import CpuMeter
+from loadgen.summary import Distribution, distribution
 
 # By then sources write at full speed (see `Settling`), and the queues between the processes are full.
 SETTLE_SECONDS = 3.0

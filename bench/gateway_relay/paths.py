@@ -16,9 +16,9 @@ from bench.gateway_relay.step_clock import engine_steps, source_steps
 from bench.gateway_relay.token_streams import GrpcStreams, TokenStreams
 from bench.meshes.oracle_mesh import CONTEXT_TOKENS, MODEL, VOCABULARY_SIZE, oracle_mesh
 from bench.meshes.processes import pin
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import HOST
-from cli.launcher.process import Child
+from launcher.log_lines import LinePrinter
+from launcher.plan import HOST
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tools.byte_tokenizer import write_tokenizer

@@ -18,7 +18,8 @@ from rich.table import Table
 
 import bench.kernels
 from bench.kernels.timing import Case, time_case
-from bench.rank.ceilings import Ceilings, measure_ceilings
+from bench.rank.ceilings import measure_ceilings
+from capacity.ceilings import Ceilings
 
 INFRASTRUCTURE = {"__main__", "deepseek_r1", "inputs", "prompt_peers", "timing"}
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from bench.kv_push.ends import Ends
 from bench.kv_push.pools import Geometry
-from cli.launcher.gpus import find_gpus
+from launcher.gpus import find_gpus
 from transfer.config import TransferConfig
 
 # One block in one layer: 64 tokens of DeepSeek's latent in bf16.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.kv_push.peer import run_peer
 from bench.kv_push.pools import Geometry
-from cli.launcher.gpus import find_gpus
+from launcher.gpus import find_gpus
 from transfer.config import TransferConfig
 
 PIECE_BYTES = 64 * 576 * 2

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from deepmesh.internal.v1 import kvstore_pb2
 
-from cli.launcher.process import Child
 from kvstore.client import StoreClient
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole

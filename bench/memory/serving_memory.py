@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.load import run as load
-from bench.load.options import LoadOptions
 from bench.meshes.oracle_mesh import OracleMesh, oracle_mesh
 from bench.meshes.processes import family
+from loadgen import run as load
+from loadgen.options import LoadOptions
 from mesh.errors import EndpointUnavailable
 
 CONCURRENCY = 64

@@ -31,18 +31,19 @@ from deepmesh.v1 import gateway_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from bench.load.summary import Distribution, distribution
 from bench.mesh_overhead.engine_alone import EngineTask
 from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
 from bench.meshes.processes import CpuMeter
 from bench.meshes.timed_generation import TimedGeneration, generate
-from bench.rank.model import DEEPSEEK_R1, write_shape
-from cli.launcher.gpus import find_gpus
+from bench.rank.model import write_shape
+from capacity.shapes import DEEPSEEK_R1
 from engine.config import EngineConfig
+from launcher.gpus import find_gpus
+from loadgen.summary import Distribution, distribution
 from mesh.errors import ProcessFailed
 from mesh.tethered import tethered
 from tools.byte_tokenizer import write_tokenizer
-from worker.rank_process import rank_environment
+from worker.ranks.process import rank_environment
 
 SHAPE = "r1-ep8-rank"
 STEP_TOKENS = 8192

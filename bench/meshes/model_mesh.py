@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.launcher.composition import compose
-from cli.launcher.gpus import find_gpus
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import HOST, MeshPlan
-from cli.launcher.serving import until_served
-from cli.launcher.shipped_model import shipped_model
-from cli.launcher.supervisor import Supervisor
+from launcher.composition import compose
+from launcher.gpus import find_gpus
+from launcher.log_lines import LinePrinter
+from launcher.plan import HOST, MeshPlan
+from launcher.serving import until_served
+from launcher.shipped_model import shipped_model
+from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from cli.launcher.composition import compose
-from cli.launcher.log_lines import LinePrinter
-from cli.launcher.plan import HOST, MeshPlan
-from cli.launcher.supervisor import Supervisor
+from launcher.composition import compose
+from launcher.log_lines import LinePrinter
+from launcher.plan import HOST, MeshPlan
+from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tools.byte_tokenizer import write_tokenizer

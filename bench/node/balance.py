@@ -30,8 +30,9 @@ from rich.table import Table
 from bench.exchange.processes import on_each_gpu
 from bench.node.engines import RankEngine
 from bench.node.skew import SkewedLogits, zipf
-from bench.rank.model import SHAPES, MeasuredModel, make_rank
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, WARM_STEPS
+from capacity.shapes import SHAPES
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
 from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve

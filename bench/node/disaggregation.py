@@ -34,12 +34,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.load.report import Report
-from bench.load.run import load
-from bench.load.summary import Objectives, Summary, summarize
 from bench.meshes.model_mesh import ModelMesh, model_mesh
 from bench.node.goodput_plot import Point, plot
 from bench.node.served_meshes import MESHES, TTFT_MS, Options, load_options, settings_of, write_model
+from loadgen.report import Report
+from loadgen.run import load
+from loadgen.summary import Objectives, Summary, summarize
 from mesh.domain.workers import WorkerRole
 
 # Runs the `deepmesh` command, which may not be on the path.

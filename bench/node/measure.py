@@ -15,12 +15,13 @@ from bench.node.agreement_clock import AgreementClock
 from bench.node.rows import Case, Row, append_rows
 from bench.node.wire import guess_wire_bytes, wire_bytes
 from bench.rank.acceptance import InjectedAcceptance, NextN, Shares
-from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
-from bench.rank.floor import decode_floor, decode_operations, guess_operations
+from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, TimedSteps, start_steps, time_steps, trace_steps
+from capacity.ceilings import Ceilings
+from capacity.floor import decode_floor, decode_operations, guess_operations
 from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.engine import Engine
 from engine.exchange.interface import Exchange

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.rank.floor import FP8, INT4
-from bench.rank.model import DEEPSEEK_R1, EXPERTS
+from capacity.floor import FP8, INT4
+from capacity.shapes import DEEPSEEK_R1, EXPERTS
 from engine.exchange.interface import Exchange
 from engine.model.activations import InputForm
 from engine.model.allocator import Allocator

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.load.options import LoadOptions
-from bench.rank.model import DEEPSEEK_R1, write_shape
+from bench.rank.model import write_shape
+from capacity.shapes import DEEPSEEK_R1
+from loadgen.options import LoadOptions
 from tools.byte_tokenizer import write_tokenizer
 
 SHAPE = "r1"

@@ -1,6 +1,6 @@
 """The fewest bytes that a rank receives in a decode step."""
 
-from bench.rank.floor import BF16
+from capacity.floor import BF16
 from engine.model.config import ModelConfig
 from engine.model.quantization import Stored
 from engine.parallel.layout import Layout

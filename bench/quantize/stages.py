@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.quantize.loading import evict, load, plain_rate, reader_rate, shard_files
 from bench.quantize.quantizing import Layer, fingerprint_seconds, quantize_layers, unit_bytes
 from bench.quantize.source import write_source
-from bench.rank.model import DEEPSEEK_R1
+from capacity.shapes import DEEPSEEK_R1
 from tools.make_checkpoint import checkpoint_config
 from tools.quantize.calibration import TASKS, Calibration, read_calibration
 

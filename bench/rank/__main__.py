@@ -29,8 +29,9 @@ from bench.rank.acceptance import ACCEPTANCE, parse_next_n, parse_shares
 from bench.rank.draft_overhead import DraftOverhead
 from bench.rank.drafts import DraftBench, Drafted
 from bench.rank.measure import Decode, RankBench, Report
-from bench.rank.model import EXPERTS, SHAPES, MeasuredModel
+from bench.rank.model import MeasuredModel
 from bench.rank.plot import save
+from capacity.shapes import EXPERTS, SHAPES
 
 LARGEST_GROUPS = 12
 

@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad
-from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
+from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.plot import BLUE, GREY, ORANGE
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, WARM_STEPS, time_steps
+from capacity.shapes import EXPERTS, SHAPES
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine

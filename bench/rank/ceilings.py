@@ -1,34 +1,14 @@
-"""The highest rates of the device, measured. Floors are computed from them."""
-
-from dataclasses import dataclass
+"""Measures the highest rates of the device."""
 
 import torch
 
 from bench.kernels.timing import time_graph
+from capacity.ceilings import Ceilings
 
 COPY_BYTES = 4 << 30
 GEMM_SIZE = 8192
 # After so long a card at its power limit has lowered its clocks. Products are a sixth faster in a burst before that.
 SUSTAINED_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Bytes read and written per second of a large copy; multiply-adds count twice in the FLOP rates."""
-
-    bytes_per_second: float
-    bf16_flops: float
-    fp8_flops: float
-
-    def __str__(self) -> str:
-        return (
-            f"copy {self.bytes_per_second / 1e12:.2f} TB/s, bf16 {self.bf16_flops / 1e12:.0f} and"
-            f" fp8 {self.fp8_flops / 1e12:.0f} TFLOP/s"
-        )
-
-    def seconds(self, size_bytes: float, flops: float, *, fp8: bool) -> float:
-        """The least time for moving so many bytes and computing so many FLOPs, both at once."""
-        return max(size_bytes / self.bytes_per_second, flops / (self.fp8_flops if fp8 else self.bf16_flops))
 
 
 def measure_ceilings(device: torch.device, after_seconds: float = 0.0) -> Ceilings:

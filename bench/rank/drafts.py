@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 from bench.rank.acceptance import InjectedAcceptance, NextN
-from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
+from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.draft_overhead import DraftOverhead, measure_overhead
-from bench.rank.floor import decode_floor, decode_operations, guess_operations
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS, STEP_TOKENS
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
+from capacity.ceilings import Ceilings
+from capacity.floor import decode_floor, decode_operations, guess_operations
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.pace.step_times import StepTimes

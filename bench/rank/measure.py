@@ -9,12 +9,13 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
-from bench.rank.floor import Operation, decode_floor, decode_operations
+from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.kernel_trace import trace_kernels
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
+from capacity.ceilings import Ceilings
+from capacity.floor import Operation, decode_floor, decode_operations
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from capacity.shapes import EXPERTS, SHAPES
 from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import Exchange
 from engine.model.allocator import Allocator
@@ -18,63 +19,7 @@ from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
 from engine.weights.loading import make_allocator
 from engine.weights.making import make_model
-from tools.quantization_configs import FP8_CONFIG, NVFP4_CONFIG, W4A8_CONFIG
 
-DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "deepseek_v3",
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "num_hidden_layers": 61,
-        "num_nextn_predict_layers": 0,
-        "num_attention_heads": 128,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "max_position_embeddings": 163840,
-        "rope_theta": 10000,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 40,
-            "original_max_position_embeddings": 4096,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
-        "eos_token_id": 1,
-        "quantization_config": dict(FP8_CONFIG),
-    }
-)
-# "r1-ep8-rank" stands for one of 8 ranks. Such a rank has an eighth of the tokens, and its experts get an eighth of all
-# choices. They get as many if the rank's own tokens choose among its own experts alone.
-SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
-        # The whole model, for ranks that divide it.
-        "r1": DEEPSEEK_R1,
-        # The same with one expert group: tokens choose among all experts, so that choices can follow a distribution.
-        "r1-one-group": dict(DEEPSEEK_R1) | {"n_group": 1, "topk_group": 1},
-    }
-)
-
-
-# config.json's description of the form of routed experts. All else is FP8, except with "nvfp4": then dense layers and
-# shared experts are NVFP4 too, and attention is bfloat16.
-EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG, "nvfp4": NVFP4_CONFIG}
-)
 # The engine's names of number formats, by short names. "auto" means bfloat16 here.
 DTYPES: Mapping[str, str] = MappingProxyType({"bf16": "auto", "fp8": "float8_e4m3fn"})
 

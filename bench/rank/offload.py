@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.load import RankLoad, fill_pool
-from bench.rank.model import EXPERTS, SHAPES, MeasuredModel, make_rank
+from bench.rank.model import MeasuredModel, make_rank
+from capacity.shapes import EXPERTS, SHAPES
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.offload.config import OffloadConfig

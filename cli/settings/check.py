@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cli.launcher.plan import MODULES, ServiceSpec
 from cli.settings.services import MODELS
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
+from launcher.plan import MODULES, ServiceSpec
 from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from cli.launcher.plan import MODULES
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from kvstore.config import KvStoreConfig
+from launcher.plan import MODULES
 from mesh.config import ServiceConfig
 from prefill_svc.config import PrefillConfig
 from scheduler.config import SchedulerConfig

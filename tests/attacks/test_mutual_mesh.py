@@ -9,11 +9,11 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, workers_pb2
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
-from cli.launcher.composition import compose
-from cli.launcher.plan import HOST, MeshPlan
-from cli.launcher.serving import until_served
-from cli.launcher.supervisor import Supervisor
 from cli.status import read_workers
+from launcher.composition import compose
+from launcher.plan import HOST, MeshPlan
+from launcher.serving import until_served
+from launcher.supervisor import Supervisor
 from mesh.channel import Channels, MutualTlsChannels
 from mesh.errors import MeshError
 from mesh.identity import Role

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from cli.launcher.composition import compose
-from cli.launcher.plan import MeshPlan
-from cli.launcher.serving import until_served
 from cli.settings.check import gateway_keys
 from gateway.config import GatewayConfig
 from gateway.processes.ledger import Ledger
 from gateway.tenants import Tenants
+from launcher.composition import compose
+from launcher.plan import MeshPlan
+from launcher.serving import until_served
 from mesh.channel import Channels
 from mesh.config import load
 from mesh.errors import ConfigError, Unauthenticated

@@ -16,7 +16,7 @@ from transfer.config import TransferConfig
 from transfer.kept_macs import KeptMacs
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=10.0)
 BLOCKS, PIECE_BYTES = 6, 512

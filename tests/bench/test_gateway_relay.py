@@ -2,7 +2,7 @@ import pytest
 
 from bench.gateway_relay.__main__ import judge
 from bench.gateway_relay.measurements import Saturation, StepLatency
-from bench.load.summary import Distribution
+from loadgen.summary import Distribution
 
 
 def saturated(subject: str, *rates: float) -> list[Saturation]:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.load.summary import Distribution
 from bench.mesh_overhead.__main__ import MeshRun, Options, Overhead, run, steady_gaps
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
+from loadgen.summary import Distribution
 
 
 def options(**changes: int) -> Options:

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from cli.launcher.plan import MODULES, ServiceSpec
+from launcher.plan import MODULES, ServiceSpec
 from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
 from tests.support.small_disk import SmallDisk, small_disk, why_no_disk
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from cli.commands import build, run
 from cli.config import Service
-from cli.launcher.plan import MODULES
 from cli.main import INTERRUPTED
+from launcher.plan import MODULES
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.server import MeshServer, Registration
@@ -322,7 +322,7 @@ def test_make_checkpoint_refuses_weights_that_the_disk_has_no_room_for(tmp_path:
 
 
 async def test_make_checkpoint_writes_one_that_up_accepts(tmp_path: Path) -> None:
-    from cli.launcher.preflight import check_model_dir
+    from launcher.preflight import check_model_dir
 
     directory = tmp_path / "tiny"
     arguments = ("make-checkpoint", str(directory), "--preset", "tiny", "--set", "num_hidden_layers=2")

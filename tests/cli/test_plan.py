@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.rank.model import DEEPSEEK_R1
+from capacity.shapes import DEEPSEEK_R1
 from cli.commands import build
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
 from tests.support.process_mesh import process_mesh
 
 START_SECONDS = 300

@@ -13,7 +13,7 @@ from mesh.errors import EngineFailed
 from tests.support.decode_server import GatewayClient, RunningWorker, gateway_client, running_worker
 from tests.support.prefilling import running_prefill
 from tests.support.waiting import eventually
-from worker import rank_group
+from worker.ranks import group as rank_group
 from worker.watchdog import END_SECONDS
 
 RANKS = 2

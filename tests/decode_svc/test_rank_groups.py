@@ -13,8 +13,8 @@ from tests.support.decode_server import AnyTarget, RunningWorker, gateway_client
 from tests.support.prefilling import running_prefill
 from tests.support.ranks import frozen
 from tests.support.waiting import eventually
-from worker import rank_group
-from worker.rank_group import RankGroup
+from worker.ranks import group as rank_group
+from worker.ranks.group import RankGroup
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -18,9 +18,9 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
 from cli.authority import Authority
-from cli.launcher.process import Child
 from deploy.envoy.bootstrap import Gateway
 from engine.oracle.tokens import oracle_tokens
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.config import ServerConfig, TlsConfig
 from mesh.errors import NoWorker, Overloaded

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.launcher.composition import compose
-from cli.launcher.plan import MeshPlan
 from eval import matrix
 from eval.matrix import CHECKPOINTS, CONFIGURATIONS, checkpoints, evaluate_matrix
 from eval.options import EvalOptions
 from eval.perplexity import Document
 from eval.results import Result
+from launcher.composition import compose
+from launcher.plan import MeshPlan
 from mesh.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 from deepmesh.v1 import gateway_pb2
 
-from cli.launcher.plan import HOST
+from launcher.plan import HOST
 from tests.support.mesh_requests import assert_right, kill, request_of, tokens_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.waiting import eventually

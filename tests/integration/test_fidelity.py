@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bench.load.options import LoadOptions
-from bench.load.run import load, plan
-from bench.load.summary import Objectives, Summary, summarize
+from loadgen.options import LoadOptions
+from loadgen.run import load, plan
+from loadgen.summary import Objectives, Summary, summarize
 from mesh.cost_file import load_costs, save_costs
 from sim.asked import Asked
 from sim.fleet import FleetConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
 from mesh.ports import free_port
 from tests.support.process_mesh import process_mesh
 from tests.support.programs import ROOT

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from deepmesh.v1 import common_pb2
 
-from cli.launcher.shipped_model import shipped_model
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Submit
+from launcher.shipped_model import shipped_model
 from mesh.domain.sampling import Sampling
 from mesh.ports import free_port
 from tests.support.checkpoints import model_backend, random_prompt, with_modules

@@ -17,7 +17,7 @@ import pytest
 from deepmesh.v1 import gateway_pb2
 from playwright.async_api import Page, Route, async_playwright, expect
 
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
 from mesh.ports import free_port
 from tests.support.mesh_requests import kill
 from tests.support.process_mesh import ProcessMesh, process_mesh

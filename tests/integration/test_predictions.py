@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from deepmesh.internal.v1 import scheduler_pb2
 
-from bench.load.options import LoadOptions
-from bench.load.records import RequestRecord
-from bench.load.run import load, plan
+from loadgen.options import LoadOptions
+from loadgen.records import RequestRecord
+from loadgen.run import load, plan
 from sim.fleet import FleetConfig
 from sim.simulation import SimulatedMesh
 from tests.support.process_mesh import VOCABULARY, ProcessMesh

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from cli.launcher.plan import HOST
 from cli.role import change_role
+from launcher.plan import HOST
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, EndpointUnavailable

@@ -16,9 +16,9 @@ import grpc
 import psutil
 import pytest
 
-from cli.launcher.plan import HOST, ServiceSpec
-from cli.launcher.process import until_ready
 from engine.oracle.tokens import oracle_tokens
+from launcher.plan import HOST, ServiceSpec
+from launcher.process import until_ready
 from mesh.channel import Channels
 from tests.support.mesh_requests import prompt_of
 from tests.support.other_version import ROOT as OURS

@@ -12,8 +12,8 @@ from functools import partial
 import psutil
 import pytest
 
-from cli.launcher.plan import ServiceSpec
 from engine.oracle.tokens import oracle_tokens
+from launcher.plan import ServiceSpec
 from mesh.ports import free_port
 from tests.support.mesh_requests import assert_right, prompt_of, received_bytes, tokens_of, until_stored
 from tests.support.process_mesh import SLOW_STORE, VOCABULARY, ProcessMesh, oracle_settings, process_mesh

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from cli.launcher.shipped_model import shipped_model
+from launcher.shipped_model import shipped_model
 from tests.support.mesh_requests import request_of
 from tests.support.process_mesh import ProcessMesh, process_mesh
 

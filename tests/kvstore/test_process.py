@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.launcher.process import Child
 from kvstore.disk.tier import prepare_directory
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 from mesh.ports import free_port

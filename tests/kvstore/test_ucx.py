@@ -16,10 +16,10 @@ import pytest
 from deepmesh.internal.v1 import kvstore_pb2
 
 from bench.kv_store.worker import KvWorker, attached, offer_all
-from cli.launcher.process import Child
 from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
+from launcher.process import Child
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
 from mesh.domain import worker_wire

@@ -7,14 +7,14 @@ from mesh.blocks import chain_hashes
 from mesh.domain.shares import Share
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
-from scheduler.admission import Objectives
-from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import Coordinator, PlacementCall
 from scheduler.decisions import SHOWN_CANDIDATES, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
+from scheduler.placement.admission import Objectives
+from scheduler.placement.candidates import PlacementKnobs, Unreported
+from scheduler.placement.standings import SMALL_FIELD
 from scheduler.registry import Registry
-from scheduler.standings import SMALL_FIELD
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request

@@ -1,10 +1,10 @@
 from typing import Any
 
-from scheduler.admission import Objectives
-from scheduler.candidates import Candidates, PlacementKnobs
-from scheduler.comparison import Comparison
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
+from scheduler.placement.admission import Objectives
+from scheduler.placement.candidates import Candidates, PlacementKnobs
+from scheduler.placement.comparison import Comparison
 from tests.support.scheduling import make_candidate, make_request
 
 COMPARED = Comparison(make_request(), Candidates([make_candidate()]), PlacementKnobs(), Objectives())

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from deepmesh.internal.v1 import scheduler_pb2
 
-from cli.launcher.process import Child
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.programs import ROOT

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
-from scheduler.candidates import Candidates, PlacementKnobs, Unreported
-from scheduler.estimates import paces
-from scheduler.placed_work import PlacedWork
+from scheduler.placement.candidates import Candidates, PlacementKnobs, Unreported
+from scheduler.placement.estimates import paces
+from scheduler.placement.placed_work import PlacedWork
 from scheduler.ranks import OVERDUE_SECONDS, Rank
 from tests.support.scheduling import make_candidate, make_load
 

@@ -4,8 +4,8 @@ import pytest
 
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
-from scheduler.candidates import MeasurementTimes, Unreported
-from scheduler.placed_work import PlacedWork
+from scheduler.placement.candidates import MeasurementTimes, Unreported
+from scheduler.placement.placed_work import PlacedWork
 from scheduler.registry import Registry
 from tests.support.registries import LEASE, SETTLE, hashes, make_registry
 from tests.support.scheduling import make_identity, make_load

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.load.summary import Objectives
+from loadgen.summary import Objectives
 from mesh.errors import ConfigError
 from sim.asked import length
 from sim.run import read_fleet, read_objectives, read_workload, simulate

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import grpc
 import httpx
 
-from cli.launcher.plan import ServiceSpec
 from engine.oracle.tokens import oracle_tokens
+from launcher.plan import ServiceSpec
 from mesh.channel import OPTIONS
 from tests.support.mesh_requests import prompt_of
 from tests.support.network import Network

@@ -29,8 +29,8 @@ from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.forking import forked_services
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from worker.rank_group import RankGroup
-from worker.rank_host import RankHost
+from worker.ranks.group import RankGroup
+from worker.ranks.host import RankHost
 
 VOCABULARY_SIZE = 1000
 TOTAL_BLOCKS = 512

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import yaml
 
-from cli.launcher.process import Child
 from deploy.envoy.bootstrap import Gateway, Listeners, bootstrap
+from launcher.process import Child
 from mesh.ports import free_port
 from tests.support.waiting import eventually
 

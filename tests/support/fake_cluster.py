@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mesh.identity import Role
-from scheduler.pod_costs import ANNOTATION
-from scheduler.pods import Cluster
+from scheduler.scaling.pod_costs import ANNOTATION
+from scheduler.scaling.pods import Cluster
 from tests.support.certificates import certified
 
 HOST = "127.0.0.1"

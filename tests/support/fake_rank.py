@@ -16,7 +16,7 @@ TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of th
 
 
 class FakeRankClient(FakeRank):
-    """Stands in for `worker.rank_client.RankClient`. Construct it inside the event loop."""
+    """Stands in for `worker.ranks.client.RankClient`. Construct it inside the event loop."""
 
     def __init__(self, ready: Ready = TRANSFER_READY) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ FORK.set_forkserver_preload([*(f"{each}.__main__" for each in _SERVICES), "tests
 # Received descriptors wait above all numbers that they may have to get.
 _ABOVE = 512
 _MOST_BYTES, _MOST_DESCRIPTORS = 1 << 20, 64
-_RANKS_START = "worker.rank_process.start_tethered"
+_RANKS_START = "worker.ranks.process.start_tethered"
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def forked_services() -> Iterator[None]:
     if has_gpu():
         yield
         return
-    with patch(_RANKS_START, _start), patch("cli.launcher.process.start_tethered", _start):
+    with patch(_RANKS_START, _start), patch("launcher.process.start_tethered", _start):
         yield
 
 

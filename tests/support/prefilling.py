@@ -31,8 +31,8 @@ from tests.support.scheduling import ManualClock
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from transfer.ticket import Segment, Ticket
 from transfer.wire import ticket_message
-from worker.rank_group import RankGroup
-from worker.rank_host import RankHost
+from worker.ranks.group import RankGroup
+from worker.ranks.host import RankHost
 
 TOTAL_BLOCKS = 512
 # A Ready message with the fields that a landing for an oracle rank's KV needs.

@@ -10,11 +10,11 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from deepmesh.v1 import gateway_pb2_grpc
 
-from cli.launcher.composition import compose
-from cli.launcher.plan import MeshPlan, ServiceSpec
-from cli.launcher.restart import RestartPolicy
-from cli.launcher.serving import until_served
-from cli.launcher.supervisor import Supervisor
+from launcher.composition import compose
+from launcher.plan import MeshPlan, ServiceSpec
+from launcher.restart import RestartPolicy
+from launcher.serving import until_served
+from launcher.supervisor import Supervisor
 from mesh.channel import OPTIONS, Channels
 from mesh.ports import free_port
 from tests.support.forking import forked_services

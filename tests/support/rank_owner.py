@@ -3,7 +3,7 @@
 import asyncio
 
 from engine.config import EngineConfig
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 
 async def own() -> None:

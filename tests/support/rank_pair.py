@@ -13,7 +13,7 @@ from tests.support.engines import Transcript
 from tests.support.forking import forked_services
 from tests.support.remote_prompts import first_output_of, first_token_of, prefill_of
 from transfer.events import PushEnded
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 
 @dataclass

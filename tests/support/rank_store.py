@@ -13,7 +13,7 @@ from transfer.config import TransferConfig
 from transfer.events import Landed, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.ticket import StoreSession
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 
 class RankStore:

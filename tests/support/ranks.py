@@ -10,8 +10,8 @@ from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript
 from tests.support.forking import forked_services
 from transfer.block_macs import Authorship
-from worker.rank_client import RankClient
-from worker.rank_group import RankGroup
+from worker.ranks.client import RankClient
+from worker.ranks.group import RankGroup
 
 
 @asynccontextmanager

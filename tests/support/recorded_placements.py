@@ -29,16 +29,16 @@ from mesh.domain.workers import (
     WorkerState,
 )
 from mesh.errors import MeshError
-from scheduler.admission import Objectives
-from scheduler.candidates import PlacementKnobs, PlacementRequest
 from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
+from scheduler.placement.admission import Objectives
+from scheduler.placement.candidates import PlacementKnobs, PlacementRequest
+from scheduler.placement.terms import Terms
 from scheduler.registry import Registry
 from scheduler.stores import Store, Stores, StoreStatus
 from scheduler.tenants import PlacedRequests
-from scheduler.terms import Terms
 from tests.support.scheduling import ManualClock, make_identity
 
 RECORD = Path("tests/scheduler/placements.txt")

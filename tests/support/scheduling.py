@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
-from scheduler.placement import best_first, predict
-from scheduler.terms import Terms
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.choice import best_first, predict
+from scheduler.placement.terms import Terms
 
 NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
 

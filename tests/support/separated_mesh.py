@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from tests.support.network import Network
 
 # The port of all workers, since a plan gives them none and each has an address of its own.

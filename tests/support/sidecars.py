@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import yaml
 
-from cli.launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from mesh.config import TlsConfig
 from mesh.identity import Role
 from mesh.ports import free_port

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
-from bench.load.client import Target
-from bench.load.options import LoadOptions
-from bench.load.run import Plan, plan
+from capacity.calibration.mesh import MeshUnderTest, costs_of_mesh
+from loadgen.client import Target
+from loadgen.options import LoadOptions
+from loadgen.run import Plan, plan
 from mesh.config import validate
 from mesh.cost_file import save_costs
 from mesh.costs import CostFile, CostModel

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.load.summary import Objectives
+from loadgen.summary import Objectives
 from mesh.config import validate
 from sim.asked import SyntheticWorkload
 from sim.fleet import FleetConfig

@@ -6,12 +6,12 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.model.config import parse_model_config
-from tools.train.library_text import LibraryEntry
-from tools.train.mixture import ExampleStream, Mixture
-from tools.train.model import TinyModel
-from tools.train.packing import BatchShape, BatchSource
-from tools.train.recipe import TINY_R1, Checkup, Recipe, Stage
-from tools.train.vocabulary import train_tokenizer
+from eval.library_text import LibraryEntry
+from models.train.mixture import ExampleStream, Mixture
+from models.train.model import TinyModel
+from models.train.packing import BatchShape, BatchSource
+from models.train.recipe import TINY_R1, Checkup, Recipe, Stage
+from models.train.vocabulary import train_tokenizer
 
 CONFIG = {
     **TINY_R1,

@@ -25,7 +25,7 @@ from worker.config import WorkerConfig
 from worker.hosts.first_host_link import serve_host
 from worker.hosts.place import HostPlace
 from worker.hosts.service import HostsServicer
-from worker.rank_group import RankGroup, RankMessage
+from worker.ranks.group import RankGroup, RankMessage
 
 WORKER_ID = "decode-1"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from cli.launcher.process import Child
+from launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.addresses import NOWHERE

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from eval.tasks import SHORT_TASKS, draw
 from mesh.errors import ConfigError
+from tools.chat import Turn, conversation
 from tools.tokenizer_files import BEGIN
-from tools.train.chat import Turn, conversation
 
 TASKS = "tasks"
 

@@ -12,7 +12,7 @@ from engine.protocol.pulse import Progress
 from mesh.errors import EngineFailed
 from worker.config import WorkerConfig
 from worker.hosts.line import Line
-from worker.rank_process import RankProcess, start_message, start_rank
+from worker.ranks.process import RankProcess, start_message, start_rank
 
 # How often the first host gets the ranks' progress.
 PROGRESS_SECONDS = 0.1

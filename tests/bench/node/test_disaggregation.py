@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.load.client import Target
-from bench.load.options import LoadOptions
-from bench.load.records import RequestRecord
-from bench.load.report import Report
-from bench.load.run import plan
-from bench.load.summary import Objectives, summarize
 from bench.node.disaggregation import Measured, points_of, settled
 from bench.node.goodput_plot import plot
 from bench.node.served_meshes import MESHES, Options, load_options, settings_of, write_model
-from cli.launcher.composition import compose
-from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings
+from launcher.composition import compose
+from launcher.plan import MeshPlan
+from loadgen.client import Target
+from loadgen.options import LoadOptions
+from loadgen.records import RequestRecord
+from loadgen.report import Report
+from loadgen.run import plan
+from loadgen.summary import Objectives, summarize
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -3,8 +3,8 @@
 import pytest
 
 from bench.node.wire import guess_wire_bytes, wire_bytes
-from bench.rank.floor import decode_operations, guess_operations
-from bench.rank.model import SHAPES
+from capacity.floor import decode_operations, guess_operations
+from capacity.shapes import SHAPES
 from engine.model.config import ModelConfig, parse_model_config
 from engine.parallel.layout import Layout
 

@@ -11,9 +11,9 @@ from bench.node.measure import NodeBench, Options, PartSeconds
 from bench.node.rows import Row, read_rows
 from bench.rank import steps
 from bench.rank.acceptance import InjectedAcceptance
-from bench.rank.ceilings import Ceilings
 from bench.rank.kernel_trace import Interval, KernelTrace
 from bench.rank.model import MeasuredModel, make_rank
+from capacity.ceilings import Ceilings
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.host import HostExchange
 from engine.parallel.config import ParallelConfig

@@ -1,8 +1,8 @@
 import pytest
 
-from cli.launcher.composition import compose
-from cli.launcher.plan import MeshPlan
 from cli.settings.check import check_settings, gateway_config
+from launcher.composition import compose
+from launcher.plan import MeshPlan
 from mesh.errors import ConfigError
 
 ORACLE = ("decode.engine.backend=oracle", "prefill.engine.backend=oracle")

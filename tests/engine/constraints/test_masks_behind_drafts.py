@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 from llguidance import LLTokenizer
 
-from cli.launcher.shipped_model import shipped_model
 from engine.constraints.answer import ConstrainedAnswer, Masks
 from engine.constraints.masks import AnswerMasks
 from engine.constraints.shared_grammar import SharedGrammar
+from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
 from mesh.grammars import compile_grammar, load_grammar_tokenizer

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from launcher.shipped_model import shipped_model
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (

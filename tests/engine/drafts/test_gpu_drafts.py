@@ -15,7 +15,7 @@ from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 
-SHIPPED_MODEL = Path(__file__).parents[2] / "models/tiny-r1"
+SHIPPED_MODEL = Path(__file__).parents[3] / "models/tiny-r1"
 TOKENS = 60
 PROMPTS = [random_prompt(length, seed=length) for length in (1, 30, 63, 64, 65, 129)]
 SAMPLINGS = [

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cli.launcher.shipped_model import shipped_model
 from engine.batch import StepShape
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from engine.step.two_batch import ALWAYS, NEVER
+from launcher.shipped_model import shipped_model
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import model_backend, predictable_checkpoint, random_prompt

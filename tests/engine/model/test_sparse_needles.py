@@ -22,7 +22,7 @@ from gateway.turns import ChatMessage
 from tests.support.checkpoints import model_backend
 from tests.support.engines import Transcript, submit_of
 
-MODEL = Path(__file__).parents[2] / "models" / "tiny-r1"
+MODEL = Path(__file__).parents[3] / "models" / "tiny-r1"
 FROM_TOKENS = 512
 DEPTHS = [tenth / 10 for tenth in range(11)]
 CHARACTERS_A_TOKEN = 3.88

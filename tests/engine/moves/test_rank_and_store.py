@@ -14,7 +14,7 @@ from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=10.0)
 BLOCKS = 200

@@ -20,7 +20,7 @@ from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_o
 from tests.support.rank_pair import RankPair, rank_pair
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
-from worker.rank_client import RankClient
+from worker.ranks.client import RankClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.rank.model import EXPERTS, SHAPES
+from capacity.shapes import EXPERTS, SHAPES
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.alone import Alone
 from engine.model import moe

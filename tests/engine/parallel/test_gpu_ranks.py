@@ -19,7 +19,7 @@ from tests.support.engines import Transcript, submit_of
 from tests.support.layouts import run_layout
 from tests.support.running_group import running_group
 from tests.support.waiting import eventually
-from worker.rank_group import RankGroup
+from worker.ranks.group import RankGroup
 
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(180)]
 # tp, dp and ep.

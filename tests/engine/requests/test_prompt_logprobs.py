@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from cli.launcher.shipped_model import shipped_model
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.protocol.messages import Submit
 from engine.requests.prompt_scores import PromptScores
+from launcher.shipped_model import shipped_model
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sampling import MAX_PROMPT_LOGPROBS, Sampling
 from tests.engine.test_engine_parity import engine_over

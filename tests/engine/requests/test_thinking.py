@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.launcher.shipped_model import shipped_model
 from engine.requests.thinking import ThinkingPhase, ThinkTokens, read_think_tokens
+from launcher.shipped_model import shipped_model
 from mesh.errors import CheckpointError
 
 OPEN, CLOSE = 5, 6

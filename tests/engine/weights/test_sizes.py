@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.rank.model import DEEPSEEK_R1
+from capacity.shapes import DEEPSEEK_R1
 from engine.exchange.alone import Alone
 from engine.model.config import parse_model_config, read_model_config
 from engine.parallel.layout import Layout, Place

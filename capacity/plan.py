@@ -1,0 +1,214 @@
+"""Whether a model fits, and then its tokens of KV, requests, predicted time per token and requests a minute.
+
+The predicted time of a step is its floor (bytes and FLOPs at the rates that the card keeps up) times the ratio of a
+measured engine's step to its own floor, with the same number of requests. For the measured layout the prediction is the
+measurement itself. No step is shorter than the copy of the experts that lie in host memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from types import MappingProxyType
+
+import msgspec
+
+from capacity.ceilings import Ceilings
+from capacity.floor import BF16, decode_floor, decode_operations
+from capacity.memory import Weights, weights_of
+from capacity.shapes import SHAPES
+from engine.memory.pool_room import blocks_for_others
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.quantization import Stored
+from engine.offload.choice import MemoryNeed, fewest_layers
+from engine.offload.config import OffloadConfig
+from engine.weights.offloading import work_bytes
+from mesh.blocks import BLOCK_TOKENS
+from mesh.costs import CostFile
+from mesh.errors import ConfigError
+
+# The layout that the shipped cost files were measured on.
+MEASURED_SHAPE = "r1-ep8-rank"
+# Steps of a plan's cost model are predicted at these numbers of requests.
+GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+# The share of memory that the engine uses, and the tokens of the largest step for which it reserves memory.
+POOL_SHARE = 0.95
+STEP_TOKENS = 16384
+SLOTS = OffloadConfig().slots
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`ceilings`: the rates that the card keeps up, measured by bench.rank (docs/performance.md). `link_rate`: bytes a
+    second from host memory, measured by bench.rank.offload.
+    """
+
+    memory_bytes: float
+    ceilings: Ceilings
+    link_rate: float
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": Gpu(149.2e9, Ceilings(4.24e12, 692e12, 1288e12), 55e9)})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to plan for; `kv_item_bytes` is 2 for bf16 and 1 for FP8, `offloaded` the layers whose experts lie in host
+    memory.
+    """
+
+    gpu: str
+    gpus: int
+    prompt_tokens: int
+    output_tokens: int
+    tpot_ms: float | None = None
+    kv_item_bytes: int = 2
+    offloaded: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Figures of one worker on `gpus` GPUs. `requests` and rates are 0 if it does not fit."""
+
+    weights_bytes: float
+    experts_bytes: float
+    # Bytes of the experts that lie in host memory.
+    host_bytes: float
+    # Weights and one request fit if so many layers' experts are in host memory; None if they never fit.
+    offload_needed: int | None
+    # Memory left for KV. If it is negative, the GPU lacks so much.
+    free_bytes: float
+    kv_token_bytes: int
+    kv_tokens: int
+    # Requests at once on each GPU, and what bounds their number.
+    requests: int
+    bound: str
+    tpot_ms: float
+    decode_per_minute: float
+    prefill_per_minute: float
+    # Requests a minute if the same GPUs compute prompts and tokens.
+    both_per_minute: float
+    costs: CostFile
+    # The most requests for which a step was measured.
+    measured_requests: int
+
+    @property
+    def fits(self) -> bool:
+        return self.kv_tokens > 0 and self.requests > 0
+
+
+def plan(config: ModelConfig, asked: Asked) -> Plan:
+    """Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
+    cannot be offloaded.
+    """
+    gpu = GPUS.get(asked.gpu)
+    if gpu is None:
+        raise ConfigError(f"--gpu {asked.gpu}: nobody has measured it, known are {', '.join(GPUS)}")
+    if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
+        raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
+    whole = weights_of(config, asked.gpus)
+    weights = replace(whole, offloaded=asked.offloaded, slots=SLOTS if asked.offloaded else 0)
+    if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:
+        raise ConfigError(
+            f"--offload {asked.offloaded}: expected {SLOTS + 1} to {weights.expert_layers} layers, of which the GPU has"
+            f" room for {SLOTS} at a time, or 0"
+        )
+    work = work_bytes(config, STEP_TOKENS, BF16, asked.gpus)
+    free_bytes = gpu.memory_bytes - weights.total - work
+    free_bytes *= POOL_SHARE if free_bytes > 0 else 1
+    token_bytes = config.kv_token_bytes(asked.kv_item_bytes)
+    blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
+    if asked.gpus > 1:
+        blocks -= blocks_for_others(config.max_position_embeddings, blocks)
+    file = _predicted_costs(config, asked, gpu, weights.host / gpu.link_rate)
+    costs = file.costs
+    each_blocks = -(-(asked.prompt_tokens + asked.output_tokens) // BLOCK_TOKENS)
+    requests, bound = blocks // each_blocks, "KV memory"
+    if asked.tpot_ms is not None and (within := costs.requests_within(asked.tpot_ms, max(1, requests))) < requests:
+        requests, bound = within, f"{asked.tpot_ms:g} ms a token"
+    step_ms = costs.decode_ms(requests) if requests else 0.0
+    prompt_ms = costs.prefill_ms(asked.prompt_tokens)
+    decode_ms = asked.output_tokens * step_ms / requests if requests else 0.0
+    minute = 60_000 * asked.gpus * bool(requests)
+    return Plan(
+        weights_bytes=weights.total,
+        experts_bytes=weights.experts,
+        host_bytes=weights.host,
+        offload_needed=_offload_needed(whole, work, each_blocks * BLOCK_TOKENS * token_bytes, gpu),
+        free_bytes=free_bytes,
+        kv_token_bytes=token_bytes,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        requests=requests,
+        bound=bound,
+        tpot_ms=step_ms,
+        decode_per_minute=minute / decode_ms if decode_ms else 0.0,
+        prefill_per_minute=minute / prompt_ms,
+        both_per_minute=minute / (decode_ms + prompt_ms),
+        costs=file,
+        measured_requests=int(shipped_costs(_file_name(config, asked)).costs.decode_steps[-1][0]),
+    )
+
+
+def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:
+    """The cost model of one of the worker's GPUs. copy_seconds: time to copy the experts that every step copies."""
+    measured = shipped_costs(_file_name(config, asked))
+    context = asked.prompt_tokens + asked.output_tokens // 2
+    ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
+    theirs = _measured_config(config.quantization.experts)
+    measured_item_bytes = 1 if measured.format.endswith("fp8 KV") else 2
+    steps = []
+    for requests in GRID:
+        beyond = measured.costs.decode_ms(requests) / _floor_ms(
+            theirs, requests, int(measured.costs.decode_context_tokens), measured_item_bytes, gpu
+        )
+        own_ms = beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)
+        steps.append((float(requests), max(own_ms, 1000 * copy_seconds)))
+    prefill_rate = measured.costs.prefill_tokens_per_second * _flops(theirs) / _flops(ours)
+    costs = msgspec.structs.replace(
+        measured.costs,
+        decode_steps=tuple(steps),
+        decode_context_tokens=float(context),
+        prefill_tokens_per_second=min(prefill_rate, STEP_TOKENS / copy_seconds) if copy_seconds else prefill_rate,
+        prefill_pairs_ms=measured.costs.prefill_pairs_ms
+        * (config.num_hidden_layers * config.num_attention_heads)
+        / (theirs.num_hidden_layers * theirs.num_attention_heads),
+    )
+    layout = f"experts over {asked.gpus} GPUs, all else on each"
+    return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
+
+
+def _offload_needed(weights: Weights, work: int, request_bytes: int, gpu: Gpu) -> int | None:
+    need = MemoryNeed(
+        weights=weights.total,
+        layer_experts=weights.layer_experts,
+        work=work,
+        kv=int(request_bytes / POOL_SHARE),
+        free=int(gpu.memory_bytes),
+    )
+    try:
+        return fewest_layers(need, SLOTS, weights.expert_layers)
+    except ConfigError:
+        return None
+
+
+def shipped_costs(name: str) -> CostFile:
+    """A cost file that comes with deepmesh."""
+    return msgspec.json.decode((files("capacity") / "measured" / name).read_bytes(), type=CostFile)
+
+
+def _file_name(config: ModelConfig, asked: Asked) -> str:
+    experts = "w4a8" if config.quantization.experts is Stored.INT4 else "fp8"
+    return f"{asked.gpu}-r1-ep8-{experts}.json"
+
+
+def _measured_config(experts: Stored) -> ModelConfig:
+    config = parse_model_config(SHAPES[MEASURED_SHAPE])
+    return replace(config, quantization=replace(config.quantization, experts=experts))
+
+
+def _floor_ms(config: ModelConfig, requests: int, context: int, item_bytes: int, gpu: Gpu) -> float:
+    return decode_floor(decode_operations(config, requests, context, item_bytes), gpu.ceilings) * 1000
+
+
+def _flops(config: ModelConfig) -> float:
+    """FLOPs of a token, without attention to other tokens."""
+    return sum(operation.flops for operation in decode_operations(config, 1, 0, 2))

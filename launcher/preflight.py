@@ -1,0 +1,71 @@
+"""Checks made before any process starts."""
+
+import json
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.plan import HOST, MeshPlan, ServiceSpec
+from mesh.errors import CheckpointError, ConfigError
+from mesh.ports import why_not
+
+# The package that carries KV between processes.
+TRANSPORT = "ucxx"
+INDEX = "model.safetensors.index.json"
+
+
+def check_plan(plan: MeshPlan) -> None:
+    """Raises ConfigError for a port that is taken, CheckpointError for an incomplete model."""
+    if plan.model_dir is not None:
+        check_model_dir(plan.model_dir)
+    check_transfers(plan)
+    for http_port, grpc_port in plan.gateway_ports:
+        check_ports({"--http-port": http_port, "--grpc-port": grpc_port}, plan.host)
+    check_ports({"--scheduler-port": plan.scheduler_port})
+    if plan.scheduler_port in (plan.http_port, plan.grpc_port):
+        raise ConfigError("--http-port, --grpc-port, --scheduler-port: give three different ports")
+
+
+def check_metrics_ports(specs: Sequence[ServiceSpec]) -> None:
+    """Raises ConfigError for a fixed port that is taken."""
+    for spec in specs:
+        if spec.metrics_port and (why := why_not(HOST, spec.metrics_port)) is not None:
+            raise ConfigError(
+                f"cannot serve the metrics of {spec.name} on {HOST}:{spec.metrics_port} ({why}): "
+                "choose other ports with --metrics-port, or 0 for free ones"
+            )
+
+
+def check_transfers(plan: MeshPlan) -> None:
+    """Raises ConfigError if the plan moves KV and the package that carries it is missing."""
+    if (plan.prefill_workers or plan.store_ports) and find_spec(TRANSPORT) is None:
+        raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
+
+
+def check_ports(ports: dict[str, int], host: str = HOST) -> None:
+    """Raises ConfigError for a port that is taken or given twice. `ports`: by the flag that sets each port."""
+    if len(set(ports.values())) < len(ports):
+        raise ConfigError(f"{', '.join(ports)}: give different ports")
+    for flag, port in ports.items():
+        if (why := why_not(host, port)) is not None:
+            other = flag if host == HOST or why_not(host, 0) is None else "--host"
+            raise ConfigError(f"cannot listen on {host}:{port} ({why}): choose another with {other}")
+
+
+def check_model_dir(directory: Path) -> None:
+    """Raises CheckpointError if files are missing. The worker that loads the files checks their content."""
+    if not directory.is_dir():
+        raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
+    needed = ["config.json", "tokenizer.json", *_shards(directory)]
+    if missing := [name for name in needed if not (directory / name).is_file()]:
+        others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
+
+
+def _shards(directory: Path) -> Iterable[str]:
+    if not (directory / INDEX).exists():
+        return [] if any(directory.glob("*.safetensors")) else ["model.safetensors"]
+    try:
+        return sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {directory / INDEX}: {error}") from error

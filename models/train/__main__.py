@@ -1,0 +1,51 @@
+"""python -m models.train --stage all --minutes 20 --out DIR"""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+log = logging.getLogger(__name__)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="keeps the state and takes the checkpoints")],
+    stage: Annotated[str, typer.Option(help="the last stage to run: short, long, finish or all")] = "all",
+    minutes: Annotated[float, typer.Option(help="of training in all, evaluation left out")] = 20.0,
+    limit: Annotated[float, typer.Option(help="seconds after which this run stops; run again to go on")] = 86400.0,
+    problems: Annotated[int, typer.Option(help="per task, to be solved at the end")] = 64,
+) -> None:
+    """Train tiny-r1 on one GPU and write it as FP8 and bfloat16 checkpoints."""
+    # Worker processes import this file too; they start ten times faster without torch.
+    import torch
+
+    from models.train.export import export
+    from models.train.recipe import RECIPE
+    from models.train.report import report
+    from models.train.trainer import Trainer
+
+    names = [each.name for each in RECIPE.stages]
+    if stage not in (*names, "all"):
+        raise typer.BadParameter(f"choose one of {', '.join(names)}, all", param_hint="--stage")
+    deadline = time.monotonic() + limit
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    # Workers tokenize, each with one thread.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = Trainer(RECIPE, out, device, minutes, workers=max(1, (os.cpu_count() or 1) - 2))
+    finished = trainer.train(names[-1] if stage == "all" else stage, deadline)
+    for fp8 in (True, False):
+        directory = out / ("fp8" if fp8 else "bf16")
+        export(trainer.model, RECIPE.config, trainer.tokenizer, directory, fp8=fp8)
+        log.info("wrote %s", directory)
+    if not finished:
+        log.info("stopped by --limit: run the same command again to go on")
+    elif stage in (names[-1], "all"):
+        report(trainer, problems)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,119 @@
+"""How good the model is on held-out problems, by generated answers and by its choices along given solutions."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long, grade
+from models.train.batch import IGNORED
+from models.train.device_batch import DeviceBatch
+from models.train.experts import Experts
+from models.train.fake_quantization import quantized_weight
+from models.train.generate import generate
+from models.train.layers import Linear
+from models.train.mixture import solved
+from models.train.model import TinyModel
+from models.train.packing import BatchShape, Document, choose, pack, tokenize
+from tools.chat import conversation
+from tools.tokenizer_files import END
+
+# More tokens than any solution takes.
+MOST_NEW_TOKENS = 448
+
+
+@dataclass(frozen=True)
+class Retraced:
+    """The model's choices along given solutions."""
+
+    # Share of solutions in which every token is the model's first choice; greedy decoding solves at least these.
+    exact: Mapping[str, float]
+    # Share of the positions at which the MTP module's first choice equals the main model's later choice.
+    draft_acceptance: float
+
+
+def short_problems(count: int, seed: int) -> dict[str, list[Problem]]:
+    """`count` held-out problems of each short task."""
+    random = Random(seed)
+    return {name: [draw(task, random, held_out=True) for _ in range(count)] for name, task in SHORT_TASKS.items()}
+
+
+def long_problems(
+    count: int, tokens: int, characters_per_token: Mapping[str, float], seed: int
+) -> dict[str, list[Problem]]:
+    """`count` held-out problems of each long task, with prompts of about `tokens` tokens."""
+    random = Random(seed)
+    return {
+        f"{name}@{tokens}": [
+            draw_long(task, random, round(tokens * characters_per_token[name]), held_out=True) for _ in range(count)
+        ]
+        for name, task in LONG_TASKS.items()
+    }
+
+
+def inference_copy(model: TinyModel) -> TinyModel:
+    """A copy of the model in which the weights that were trained for FP8 are rounded as an FP8 checkpoint has them."""
+    copied = deepcopy(model)
+    for module in copied.modules():
+        if isinstance(module, (Linear, Experts)) and module.fp8:
+            for weight in [module.weight] if isinstance(module, Linear) else module.routed_weights():
+                weight.data = quantized_weight(weight.data)
+            module.fp8 = False
+    return copied
+
+
+def exact_match(model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]]) -> dict[str, float]:
+    """Share of each task's problems that greedy decoding solves."""
+    flat = [problem for members in problems.values() for problem in members]
+    contexts = [conversation([solved(problem)]).context for problem in flat]
+    prompts = [encoding.ids for encoding in tokenizer.encode_batch_fast(contexts, add_special_tokens=False)]
+    end = tokenizer.token_to_id(END)
+    assert end is not None
+    completions = generate(model, prompts, MOST_NEW_TOKENS, end)
+    texts = tokenizer.decode_batch(completions, skip_special_tokens=False)
+    right = iter([grade(problem, text) for problem, text in zip(flat, texts, strict=True)])
+    return {name: sum(next(right) for _ in members) / len(members) for name, members in problems.items()}
+
+
+@torch.no_grad()
+def retrace(
+    model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]], shape: BatchShape
+) -> Retraced:
+    """Both shares on the reference solutions, in batches of `shape`."""
+    pool: list[Document] = []
+    names: dict[int, str] = {}
+    for name, members in problems.items():
+        documents = tokenize(tokenizer, [conversation([solved(problem)]) for problem in members])
+        names |= {id(document): name for document in documents}
+        pool += documents
+    hits: dict[str, list[bool]] = {name: [] for name in problems}
+    accepted = drafted = 0
+    while pool:
+        chosen, pool = choose(pool, shape)
+        right, agreed = _choices(model, chosen, shape)
+        begin = 0
+        for document in chosen:
+            end = begin + len(document.tokens)
+            hits[names[id(document)]].append(bool(right[begin : end - 1].all()))
+            accepted += int(agreed[begin : end - 2].sum())
+            drafted += len(document.tokens) - document.given
+            begin = end
+    exact = {name: sum(values) / len(values) for name, values in hits.items()}
+    return Retraced(exact, accepted / drafted)
+
+
+def _choices(model: TinyModel, documents: Sequence[Document], shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two bool tensors [tokens] on the CPU: whether the choice is right or does not count; whether the draft agrees and
+    counts.
+    """
+    batch = DeviceBatch.of(pack(documents, shape), model.cosine.device)
+    layout = model.layout(batch.positions, batch.boundaries, batch.longest)
+    hidden = model(batch.tokens, layout, [])
+    chosen = model.lm_head(hidden).argmax(-1)
+    drafts = model.lm_head(model.second(hidden, batch.tokens, layout, [])).argmax(-1)
+    right = (chosen == batch.targets) | (batch.targets == IGNORED)
+    agreed = (drafts == chosen.roll(-1)) & (batch.second_targets != IGNORED)
+    return right.cpu(), agreed.cpu()

@@ -1,0 +1,90 @@
+"""The parts of a layer, over a flat batch of tokens: several documents one after the other, not padded."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from models.train.fake_quantization import quantized_activation, quantized_weight
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each document of a flat batch begins and ends."""
+
+    # int32 [documents + 1]: where each begins, and where the last ends; repeated ends are empty documents.
+    boundaries: torch.Tensor
+    # At least the length of the longest document.
+    longest: int
+    # float32 [tokens, rope / 2] each: the rotation at each token's position in its document.
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+class Linear(nn.Module):
+    """x W^T with W in float32, computed in x's dtype. `fp8`: whether x and W are rounded as in FP8 inference."""
+
+    def __init__(self, inputs: int, outputs: int, deviation: float | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) * (inputs**-0.5 if deviation is None else deviation))
+        self.fp8 = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, fp8=self.fp8)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, *, fp8: bool) -> torch.Tensor:
+    """x [tokens, inputs] times weight [outputs, inputs] transposed, in x's dtype."""
+    if fp8:
+        x, weight = quantized_activation(x), quantized_weight(weight)
+    return functional.linear(x, weight.to(x.dtype))
+
+
+class Norm(nn.Module):
+    """RMSNorm, computed in float32."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden, intermediate)
+        self.up_proj = Linear(hidden, intermediate)
+        self.down_proj = Linear(intermediate, hidden, deviation=0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (x0, x1), (x2, x3), ... of x [..., rope] by the angles [..., rope / 2]; dtype kept."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1).flatten(-2).to(x.dtype)
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """Causal attention within each document: query and key [tokens, heads, qk], value and result [tokens, heads, v]."""
+    width = value.shape[-1]
+    if query.is_cuda:
+        # The kernel requires query, key and value to have the same width.
+        value = functional.pad(value, (0, query.shape[-1] - width))
+        ends, longest = layout.boundaries, layout.longest
+        out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, window_size=(-1, 0))
+        assert isinstance(out, torch.Tensor)
+        return out[..., :width]
+    tokens = torch.arange(query.shape[0])
+    document = torch.searchsorted(layout.boundaries, tokens, right=True)
+    mask = (document[:, None] == document) & (tokens[:, None] >= tokens)
+    query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(0, 1)

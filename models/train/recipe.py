@@ -1,0 +1,121 @@
+"""The recipe: the model's size, the stages, the learning rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from models.train.mixture import Mixture
+from models.train.packing import BatchShape
+
+# config.json of tiny-r1.
+TINY_R1: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 256,
+        "initializer_range": 0.02,
+        "intermediate_size": 768,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 16384,
+        "model_type": "deepseek_v3",
+        "moe_intermediate_size": 128,
+        "moe_layer_freq": 1,
+        "n_group": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1,
+        "pretraining_tp": 1,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        # The model is trained with these frequencies from the first step, so that they are exact at any length.
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+        "rope_theta": 10000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "v_head_dim": 128,
+        "vocab_size": 1536,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    # Share of the training time.
+    share: float
+    mixture: Mixture
+    shape: BatchShape
+    # Whether linear layers round weights and activations as FP8 inference does.
+    fp8: bool = False
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """The held-out problems that are retraced now and then in training: how many of each short task, and how many of
+    each long task at each length."""
+
+    short_problems: int
+    long_problems: int
+    long_tokens: tuple[int, ...]
+    shape: BatchShape
+
+
+@dataclass(frozen=True)
+class Recipe:
+    config: Mapping[str, Any]
+    stages: tuple[Stage, ...]
+    checkup: Checkup
+    seed: int = 0
+    # Learning rates of the matrices (Muon), and of everything else (Adam).
+    matrix_rate: float = 0.02
+    matrix_decay: float = 0.01
+    rate: float = 0.003
+    # Rates rise linearly until the first share of the time has passed, and fall linearly to 0 after the second.
+    warm_up: float = 0.01
+    decay_from: float = 0.35
+    # Weight of the MTP module's loss.
+    second_token_weight: float = 0.3
+    # Step by which experts' biases move, and the share of the time after which they stay unchanged.
+    balance_speed: float = 0.002
+    balance_until: float = 0.9
+
+    def rate_factor(self, progress: float) -> float:
+        """The factor on the rates at this share of the training time."""
+        if progress < self.warm_up:
+            return progress / self.warm_up
+        return min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))
+
+
+SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 900)), BatchShape(65536, 1024, 512))
+LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.03, (1000, 15_500)), BatchShape(65536, 16384, 256))
+FINISH = replace(LONG_CONTEXTS, name="finish", share=0.15, fp8=True)
+RECIPE = Recipe(
+    TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH), Checkup(32, 16, (2048, 8192), BatchShape(65536, 16384, 1024))
+)

@@ -1,0 +1,200 @@
+"""The inputs of placement, as plain data: the request, the workers, what stores hold, and constants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+from mesh.costs import CostModel
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, WorkerLoad
+from scheduler.placement.joint_prompts import JointPrompts
+from scheduler.placement.prompt_steps import LastStep, steps_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What placement needs to know about a request; lengths are in tokens."""
+
+    prompt_tokens: int
+    max_tokens: int
+    # Ids of decode and prefill workers that must not be chosen.
+    avoid: frozenset[str] = frozenset()
+    # Mean over the model's finished requests; None uses the worker's own measurement.
+    mean_output_tokens: float | None = None
+    # Tokens of the prompt with at least this many tokens before them attend sparsely, if the worker does so; None if
+    # the request must be exact.
+    sparse_from: int | None = None
+    # Share of the model's answers that end before they reach their limit of tokens.
+    stopping: float = 1.0
+    # The fraction of waiting requests that is served before this one: tenants take turns.
+    ahead: float = 1.0
+    # Blocks that the prompt takes, and how many of them can be reused. The last token is always computed, since its
+    # logits give the first new token.
+    prompt_blocks: int = field(init=False)
+    reusable_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_blocks", blocks(self.prompt_tokens))
+        object.__setattr__(self, "reusable_blocks", max(0, self.prompt_tokens - 1) // BLOCK_TOKENS)
+
+
+def blocks(tokens: float) -> int:
+    """Blocks that `tokens` tokens take, at least one."""
+    return max(1, -int(-tokens // BLOCK_TOKENS))
+
+
+class Unreported(msgspec.Struct, frozen=True, gc=False):
+    """Work placed on a worker that its reported load may not include yet."""
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
+
+    def __add__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            self.requests + other.requests, self.prefill_tokens + other.prefill_tokens, self.blocks + other.blocks
+        )
+
+    def __sub__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            self.requests - other.requests, self.prefill_tokens - other.prefill_tokens, self.blocks - other.blocks
+        )
+
+
+class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
+    """When each measurement of a worker last changed, on the clock of `Candidates.now`."""
+
+    prefill: float = 0.0
+    step: float = 0.0
+    fetch: float = 0.0
+    push: float = 0.0
+    disk_fetch: float = 0.0
+    sparse: float = 0.0
+
+
+# A measured value, the logarithm of its ratio to the constant that replaces it if it is missing, and when it changed.
+# Without a measurement: the constant, 0 and minus infinity.
+Measured: TypeAlias = tuple[float, float, float]
+
+
+class Measures(msgspec.Struct, frozen=True, gc=False):
+    """A worker's measurements, in the form that `estimates` compares. Times are relative to the cost model's."""
+
+    prompts: Measured
+    sparse_gain: Measured
+    step: Measured
+    push: Measured
+    fetch: Measured
+    disk_fetch: Measured
+
+
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """The estimated speed of a worker; no field is 0."""
+
+    # Times of exact prompts, of sparse prompts and of decode steps, relative to the cost model's.
+    prompt_slowness: float
+    sparse_slowness: float
+    slowness: float
+    push_bytes_per_second: float
+    fetch_bytes_per_second: float
+    disk_fetch_bytes_per_second: float
+
+
+class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
+    """One live worker of the model, or one of its DP ranks, and what it holds of this request's prompt."""
+
+    worker_id: str
+    # Why the worker takes no requests at all; None if it takes them.
+    unusable: str | None
+    context_tokens: int
+    total_blocks: int
+    max_requests: int
+    load: WorkerLoad
+    namespace: KvNamespace
+    unreported: Unreported = Unreported()
+    # Leading blocks of the prompt that the worker holds.
+    cached_blocks: int = 0
+    # Whether its status stream is open. If the stream broke, the worker may be alive or dead.
+    connected: bool = True
+    # Whether a decode worker also computes prompts.
+    can_prefill: bool = True
+    # Whether it computes a prompt sparsely if the request wants that.
+    sparse: bool = False
+    # Whether prefill workers can push KV to a decode worker.
+    receives_kv: bool = True
+    # Bytes of one block of KV over all layers.
+    block_bytes: int = 0
+    # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers are computed.
+    layerwise_tokens: int = 0
+    # Rates of its fetches from the memory of stores and from their disks; None while unknown.
+    fetch_bytes_per_second: float | None = None
+    disk_fetch_bytes_per_second: float | None = None
+    # When its measurements were made, including those in `load`.
+    measured_at: MeasurementTimes = MeasurementTimes()
+    # The rank of the worker that this is; None if it is the whole worker.
+    rank: int | None = None
+    # Requests on the worker's other ranks: a prompt here delays them too, since the ranks step together.
+    requests_beside: int = 0
+    # See `WorkerIdentity`.
+    worker_class: str = ""
+    # When it will have computed the prompts that it has, on the clock of `Candidates.now`; None if unknown.
+    prompts_until: float | None = None
+    # When it last reported that a step ended and another began, on that clock; None if it has not.
+    step_began: float | None = None
+    # Duration of its steps without prompts; None if unknown.
+    quiet_step_ms: float | None = None
+    # When its running requests end if each reaches its token limit, on that clock, ascending. Empty if it has a free
+    # place, or if this scheduler does not know all of its requests.
+    ends: Sequence[float] = ()
+    # Its `estimates.measures`, if its owner caches them; None lets `estimates.paces` compute them.
+    measures: Measures | None = None
+    # The prompts of all ranks of the worker, if it decodes with several ranks and says how they step.
+    joint_prompts: JointPrompts | None = None
+    # Most prompt tokens that it computes in a step; None if unknown.
+    step_tokens: int | None = None
+    # The last of the steps that compute the prompts that it has.
+    last_prompt_step: LastStep = LastStep()
+
+    @property
+    def requests(self) -> int:
+        """Requests that it has, and those placed on it that it has not reported yet."""
+        return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
+
+    def prompts_ms(self, now: float, pace: Pace, costs: CostModel) -> float:
+        """Predicted milliseconds until it has computed the prompts that it has, at this pace."""
+        if self.prompts_until is not None:
+            left = self.prompts_until - now
+            return left * 1000 if left > 0 else 0.0
+        queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
+        steps = steps_of(queued, self.step_tokens)
+        return pace.prompt_slowness * (costs.prefill_ms(queued) + steps * costs.prefill_step_ms)
+
+
+class Candidates(msgspec.Struct, frozen=True, gc=False):
+    """Everything that a request may be placed on."""
+
+    decode: Sequence[CandidateWorker]
+    prefill: Sequence[CandidateWorker] = ()
+    stores: Mapping[KvNamespace, StoreTarget] = msgspec.field(default_factory=dict)
+    # Seconds on a monotonic clock.
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementKnobs:
+    """Constants of the prediction, and defaults for measurements that are missing."""
+
+    # How times grow with the work, and the times to assume while a worker has not measured its own.
+    costs: CostModel = field(default_factory=CostModel)
+    mean_output_tokens: float = 256.0
+    # Most requests that may wait on a worker for a place in its batch.
+    queue_requests: int = 512
+    # Share of a push's time that remains after the computation if layers are pushed while later ones are computed.
+    layerwise_rest: float = 0.125
+    # Prompt tokens that fit into a decode step without lengthening it much.
+    short_prompt_tokens: int = 64
+    # Weight of the delay of running requests, relative to the delay of the placed request.
+    interference: float = 1.0

@@ -1,0 +1,264 @@
+"""Where a request goes: a pure function of the request, the candidates and a few constants.
+
+A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
+same KV namespace. If a worker has several DP ranks, the candidate is the rank that the worker itself would choose
+(`mesh/rank_choice.py`).
+
+For each candidate, placement predicts the time to the first token: the wait for a place in the batch or for the end of
+the running step, the prompts queued before this one, and the part of the prompt that is cached neither on the worker
+nor, if fetching is quicker than computing, in a store. Then it predicts the time per token (the step time with one more
+request). For a pair it adds the time between the first token and the second: the handover, the push of blocks that the
+decode worker lacks, and the wait for the step that begins with them. A prompt computed on a decode worker delays the
+requests that decode there; this counts against the candidate if a prefill worker could compute the prompt instead. A
+prompt with few uncached tokens delays no request. The candidate with the least total time wins; connected workers go
+before others.
+
+The work is linear in the number of workers, because only the best prefill worker can be part of the best pair.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
+from scheduler.placement.decode_shares import DecodeShare, decode_share
+from scheduler.placement.estimates import paces
+from scheduler.placement.prefill_offers import PrefillOffer, best_offers, offer_to
+from scheduler.placement.sources import Source, source
+from scheduler.placement.terms import Rejection, Terms
+from scheduler.placement.waits import prompt_begins_ms
+
+Verdict: TypeAlias = tuple[Rejection | None, str]
+
+
+def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
+    """The terms of every candidate; those that cannot take the request carry a rejection."""
+    terms: list[Terms] = []
+    for share, pace, offer in _shares(request, candidates, knobs):
+        terms += _terms(request, share, pace, offer, candidates, knobs)
+    return tuple(terms)
+
+
+def best_first(terms: Iterable[Terms]) -> list[Terms]:
+    return sorted(terms, key=Terms.preference)
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The result of `best`."""
+
+    # None if every candidate was rejected or not admitted.
+    best: Terms | None
+    # The terms that were computed; all terms if there is no best.
+    terms: Sequence[Terms]
+    # How many terms there are in total.
+    count: int
+
+
+def best(
+    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs, admitted: Callable[[Terms], bool]
+) -> Choice:
+    """The best of `predict`'s terms that is not rejected and passes `admitted`.
+
+    This is quicker than computing and sorting all terms: it skips a worker if its wait and its tokens alone take longer
+    than the best found so far.
+    """
+    found: Terms | None = None
+    terms, count = list[Terms](), 0
+    for share, pace, offer in sorted(_shares(request, candidates, knobs), key=_least_ms):
+        worker = share.candidate
+        if found is not None and share.least_ms > found.total_ms and found.disconnected <= (not worker.connected):
+            count += _count(worker, offer)
+            continue
+        of_worker = _terms(request, share, pace, offer, candidates, knobs)
+        terms += of_worker
+        for term in of_worker:
+            better = found is None or term.preference() < found.preference()
+            if better and term.rejection is None and admitted(term):
+                found = term
+    return Choice(found, terms, len(terms) + count)
+
+
+def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
+    """The decision in words. count: number of terms in total."""
+    cached = f"{chosen.cached_blocks} blocks cached"
+    sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
+    if chosen.store is not None:
+        cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
+    if chosen.prefill_worker_id is not None:
+        cached += f", {request.prompt_blocks - chosen.held_blocks} blocks to move"
+    return (
+        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
+        f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
+        f"token; {chosen.slots_left} slots left; best of {count}"
+    )
+
+
+def _shares(
+    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
+) -> Iterator[tuple[DecodeShare, Pace, PrefillOffer | None]]:
+    """For each decode worker: its share, its pace, and the best prefill offer that it could take."""
+    decode_paces, prefill_paces = paces(candidates, knobs)
+    offers = best_offers(request, candidates, prefill_paces, knobs)
+    fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
+    for worker, pace in zip(candidates.decode, decode_paces, strict=True):
+        yield decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
+
+
+def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
+    return part[0].least_ms
+
+
+def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
+    """How many terms `_terms` yields."""
+    return worker.can_prefill + (not worker.can_prefill or (offer is not None and worker.receives_kv))
+
+
+def _terms(
+    request: PlacementRequest,
+    share: DecodeShare,
+    pace: Pace,
+    offer: PrefillOffer | None,
+    candidates: Candidates,
+    knobs: PlacementKnobs,
+) -> list[Terms]:
+    worker = share.candidate
+    verdict = _reject(request, worker, share.before, knobs)
+    terms = []
+    if worker.can_prefill:
+        terms.append(_alone(request, share, verdict, pace, candidates, knobs))
+    if offer is not None and worker.receives_kv:
+        terms.append(_pair(request, share, verdict, offer, knobs))
+    elif not worker.can_prefill:
+        terms.append(_without_prefill(request, share, verdict, candidates))
+    return terms
+
+
+def _alone(
+    request: PlacementRequest,
+    share: DecodeShare,
+    verdict: Verdict,
+    pace: Pace,
+    candidates: Candidates,
+    knobs: PlacementKnobs,
+) -> Terms:
+    """Terms of a decode worker that computes the prompt itself."""
+    worker = share.candidate
+    store = candidates.stores.get(worker.namespace) if candidates.stores else None
+    found = source(request, worker, pace, store, candidates.now, knobs)
+    queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
+    wait_ms, joint = share.wait_ms, worker.joint_prompts
+    if joint is None:
+        ttft_ms = knobs.costs.request_ms + wait_ms + queue_ms + found.ms
+    else:
+        wait_ms = prompt_begins_ms(worker, joint, found, wait_ms, pace, candidates.now, knobs)
+        # Other prompts of the rank may wait as well: `queue_ms` says when they end, not how long they take, so it is
+        # not added.
+        ttft_ms = knobs.costs.request_ms + max(wait_ms, queue_ms) + found.ms
+    delay_ms = 0.0
+    # The delay counts only if a prefill worker could compute the prompt instead.
+    if candidates.prefill:
+        # The first tokens are computed in a decode step that runs anyway. If there are no others, no other step is
+        # needed.
+        short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
+        riding, riding_ms = 1.0, found.computing_ms
+        if tokens > short:
+            riding = short / tokens
+            riding_ms = riding * (found.computing_ms - found.steps_ms)
+        ttft_ms += riding * share.tpot_ms - riding_ms
+        # An idle worker counts as having one request: others arrive while the prompt is computed.
+        others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
+        delay_ms = others * (found.computing_ms - riding_ms)
+    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, wait_ms, verdict)
+
+
+def _pair(
+    request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, knobs: PlacementKnobs
+) -> Terms:
+    worker = share.candidate
+    push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
+    if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
+        push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
+    # Half of the calls come before the computation, the other half after the KV has landed.
+    calls_ms = knobs.costs.handover_ms / 2
+    # The prefill worker works on its queue until the decode worker calls it.
+    ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + knobs.costs.request_ms + calls_ms
+    # The KV lands while a step runs, and the request joins the next step.
+    joining_ms = push_ms + calls_ms + share.boundary_ms
+    if verdict[0] is None:
+        verdict = offer.rejection, offer.rejected
+    return _assemble(share, offer, offer.source, ttft_ms, joining_ms, share.wait_ms, verdict)
+
+
+def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
+    """Terms of a decode worker that computes no prompts and has no prefill worker."""
+    worker = share.candidate
+    if verdict[0] is None and candidates.prefill:
+        verdict = (Rejection.NAMESPACE, _mismatch(worker, candidates.prefill[0]))
+    elif verdict[0] is None:
+        verdict = (Rejection.UNUSABLE, "it cannot compute prompts, and there is no prefill worker")
+    nothing = Source(None, 0, request.prompt_tokens, 0.0)
+    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, share.wait_ms, verdict)
+
+
+def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
+    differences = worker.namespace.differences(other.namespace)
+    return f"no prefill worker has its KV namespace ({other.worker_id} differs: {differences})"
+
+
+def _assemble(
+    share: DecodeShare,
+    offer: PrefillOffer | None,
+    found: Source,
+    ttft_ms: float,
+    more_ms: float,
+    wait_ms: float,
+    verdict: Verdict,
+) -> Terms:
+    """more_ms: time that counts besides the first token and a step for each token; wait_ms: see `Terms`."""
+    worker, (rejection, rejected) = share.candidate, verdict
+    prefill_worker_id = prefill_rank = None
+    drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1
+    if offer is not None:
+        prefill_worker_id, prefill_rank = offer.worker_id, offer.rank
+        disconnected += not offer.connected
+        # A pair takes the request once both workers have room.
+        if offer.queue_ms > drain_ms:
+            drain_ms = offer.queue_ms
+    return Terms(
+        worker.worker_id,
+        prefill_worker_id,
+        found.store,
+        found.cached_blocks,
+        share.held_blocks,
+        found.uncached_tokens,
+        ttft_ms,
+        share.tpot_ms,
+        share.slots_left,
+        drain_ms,
+        ttft_ms + share.output_ms + more_ms,
+        share.requests,
+        disconnected,
+        rejection,
+        rejected,
+        worker.rank,
+        prefill_rank,
+        found.ms,
+        found.sparse_tokens,
+        wait_ms,
+    )
+
+
+def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:
+    tokens = request.prompt_tokens + request.max_tokens
+    context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
+    if tokens > context:
+        return Rejection.CONTEXT, f"{tokens} tokens exceed its context of {context}"
+    if candidate.unusable is not None:
+        return Rejection.UNUSABLE, candidate.unusable
+    if candidate.worker_id in request.avoid:
+        return Rejection.AVOIDED, "the gateway asked to avoid it"
+    if before > knobs.queue_requests:
+        return Rejection.FULL, f"no slot, and its queue is full ({knobs.queue_requests} requests)"
+    return None, ""

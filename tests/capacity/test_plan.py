@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+
+from capacity.memory import weights_of
+from capacity.plan import Asked, plan, shipped_costs
+from capacity.shapes import DEEPSEEK_R1
+from engine.model.config import parse_model_config
+from mesh.errors import ConfigError
+
+R1 = parse_model_config(DEEPSEEK_R1)
+EIGHT = Asked("h200", 8, 3500, 1000)
+
+
+def test_an_eighth_of_r1_takes_what_the_benchmark_takes() -> None:
+    weights = weights_of(R1, 8)
+    # bench.rank made 100 GB when kv_b_proj was kept in bf16 alone; in FP8 too it takes 1 GB more.
+    assert weights.total == pytest.approx(101e9, rel=0.02)
+    assert plan(R1, EIGHT).kv_token_bytes == 70_272
+
+
+def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
+    found = plan(R1, replace(EIGHT, prompt_tokens=3500, output_tokens=1))
+    measured = shipped_costs("h200-r1-ep8-fp8.json").costs
+    for requests in (1, 8, 32, 64, 96):
+        assert found.costs.costs.decode_ms(requests) == pytest.approx(measured.decode_ms(requests), rel=1e-6)
+    # bench.rank: 10,579 prompt tokens a second.
+    assert 3500 / found.costs.costs.prefill_ms(3500) * 1000 == pytest.approx(10_579, rel=0.001)
+
+
+def test_r1_in_fp8_does_not_fit_four_cards_and_does_fit_eight() -> None:
+    four, eight = plan(R1, replace(EIGHT, gpus=4)), plan(R1, EIGHT)
+    assert not four.fits and four.requests == four.decode_per_minute == 0
+    assert eight.fits and eight.kv_tokens > 430_000
+
+
+def test_fp8_kv_holds_twice_as_many_tokens() -> None:
+    bf16, fp8 = plan(R1, EIGHT), plan(R1, replace(EIGHT, kv_item_bytes=1))
+    room = 32768
+    # Prompts of other ranks have room for as many tokens either way.
+    assert fp8.kv_tokens + room == pytest.approx(2 * (bf16.kv_tokens + room), rel=0.01)
+
+
+def test_an_objective_bounds_the_requests() -> None:
+    free, bound = plan(R1, EIGHT), plan(R1, replace(EIGHT, tpot_ms=35.0))
+    assert bound.requests < free.requests
+    assert bound.tpot_ms <= 35.0 and bound.bound == "35 ms a token"
+
+
+def test_rates_add_up() -> None:
+    found = plan(R1, EIGHT)
+    assert 1 / found.both_per_minute == pytest.approx(1 / found.decode_per_minute + 1 / found.prefill_per_minute)
+
+
+def test_experts_in_host_memory_make_r1_fit_four_cards_without_slower_prompts() -> None:
+    lacking = plan(R1, replace(EIGHT, gpus=4))
+    assert lacking.offload_needed is not None
+    found = plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed))
+    assert found.fits and found.host_bytes == pytest.approx(
+        lacking.offload_needed * 256 / 4 * 3 * 7168 * 2048, rel=1e-3
+    )
+    assert not plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed - 1)).fits
+    eight = plan(R1, EIGHT)
+    assert found.prefill_per_minute == pytest.approx(eight.prefill_per_minute / 2, rel=1e-3)
+    # A step that decodes waits for the copy.
+    assert found.tpot_ms == pytest.approx(found.host_bytes / 55e9 * 1000)
+
+
+def test_prompts_are_slower_if_the_copy_takes_longer_than_their_steps() -> None:
+    whole, offloaded = plan(R1, EIGHT), plan(R1, replace(EIGHT, offloaded=58))
+    copy = offloaded.host_bytes / 55e9
+    assert offloaded.costs.costs.prefill_tokens_per_second == pytest.approx(16384 / copy)
+    assert offloaded.prefill_per_minute < whole.prefill_per_minute / 1.1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"gpu": "b200"}, "nobody has measured"),
+        ({"gpus": 3}, "evenly"),
+        ({"offloaded": 2}, "expected 3 to 58 layers"),
+        ({"offloaded": 59}, "expected 3 to 58 layers"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(change: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan(R1, replace(EIGHT, **change))  # type: ignore[arg-type]

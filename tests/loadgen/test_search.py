@@ -1,0 +1,78 @@
+"""The highest rate that keeps the objectives, of an endpoint whose answers take longer the more requests come."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loadgen.options import LoadOptions
+from loadgen.records import RequestRecord
+from loadgen.report import Report
+from loadgen.search import MOST_TRIALS, PRECISION, find_rate, next_rate, table
+from loadgen.summary import Objectives, summarize
+from mesh.config import validate
+from mesh.errors import ConfigError
+
+
+def options(**values: Any) -> LoadOptions:
+    given = {"grpc": "127.0.0.1:1", "rate": 1.0, "duration_s": 10.0, "tpot_slo_ms": 50.0, "find_rate": True}
+    return validate(LoadOptions, given | values, "bench")
+
+
+def answered(pace_s: float) -> RequestRecord:
+    record = RequestRecord(0, 0.0, max_tokens=3)
+    for token in range(3):
+        record.tokens(1 + token * pace_s, 1)
+    record.finished_s = record.message_times_s[-1]
+    return record
+
+
+def endpoint(most: float) -> Callable[[LoadOptions], Report]:
+    """It has a token every 40 ms up to so many requests a second, and every 80 above."""
+    seeds: set[int] = set()
+
+    def run(options: LoadOptions) -> Report:
+        # Equal prompts would be found in caches.
+        assert options.seed not in seeds
+        seeds.add(options.seed)
+        records = [answered(0.04 if options.rate <= most else 0.08) for _ in range(10)]
+        summary = summarize(records, Objectives(options.ttft_slo_ms, options.tpot_slo_ms))
+        return Report("2026-01-01T00:00:00", "tiny", options, summary, records)
+
+    return run
+
+
+@pytest.mark.parametrize("most", [0.2, 0.99, 1.0, 3.7, 40.0, 1000.0])
+def test_the_highest_rate_is_found_to_within_a_tenth(most: float) -> None:
+    found = find_rate(options(), endpoint(most))
+    assert most / PRECISION <= found.best.options.rate <= most
+    assert len(found.trials) <= MOST_TRIALS
+    assert len(table(found).rows) == len(found.trials)
+
+
+def test_low_rates_are_tried_for_longer() -> None:
+    times = {each.options.rate: each.options.duration_s for each in find_rate(options(), endpoint(0.3)).trials}
+    assert times[1.0] == 30 and times[0.5] == 60
+    assert find_rate(options(rate=8.0), endpoint(100.0)).trials[0].options.duration_s == 10
+
+
+def test_an_endpoint_that_never_keeps_them_ends_the_search() -> None:
+    found = find_rate(options(), endpoint(0.0))
+    assert len(found.trials) == MOST_TRIALS and found.best is found.trials[-1]
+
+
+def test_a_rate_that_was_missed_by_chance_does_not_bound_the_search() -> None:
+    assert next_rate([(1.0, True), (2.0, False), (1.4, True), (4.0, True)], 1.0) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"tpot_slo_ms": None}, "needs an objective"),
+        ({"duration_s": None}, "needs duration_s"),
+        ({"good_share": 0}, "good_share"),
+    ],
+)
+def test_what_a_search_needs_is_named(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        options(**values)

@@ -1,0 +1,123 @@
+"""Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.costs import CostModel
+from mesh.domain.targets import StoreTarget
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.choice import predict
+from scheduler.placement.estimates import paces
+from scheduler.placement.sources import Source, source
+from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
+
+# A candidate computes a block in 64 ms; a block is 1 MB.
+KNOBS = PlacementKnobs()
+STORE = StoreTarget("store", 9)
+
+
+def found_by(
+    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **costs: Any
+) -> Source:
+    """What a worker does that is alone in the mesh, with the constants above or other ones."""
+    constants = replace(KNOBS, costs=CostModel(**costs))
+    ((pace,), _) = paces(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants)
+    return source(request or make_request(), candidate, pace, store, 0.0, constants)
+
+
+def test_a_store_that_has_more_is_asked_for_it() -> None:
+    found = found_by(make_candidate(cached_blocks=3), STORE)
+    assert (found.store, found.cached_blocks, found.uncached_tokens) == (STORE, 9, 64)
+    # Six blocks fetched, one computed.
+    assert found.ms == pytest.approx(2 + 6 + 64)
+
+
+def test_a_store_that_has_no_more_is_not_asked() -> None:
+    found = found_by(make_candidate(cached_blocks=9), STORE)
+    assert (found.store, found.cached_blocks) == (None, 9)
+
+
+@pytest.mark.parametrize(("bytes_per_second", "chosen"), [(1e9, True), (15.7e6, True), (15.5e6, False), (1e3, False)])
+def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, chosen: bool) -> None:
+    # 1 MB at 15.6 MB/s takes as long as 64 tokens at 1000/s.
+    knobs = PlacementKnobs(costs=CostModel(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second))
+    decode = make_candidate("d")
+    best = choose(predict(make_request(), Candidates([decode], [], {NAMESPACE: STORE}), knobs))
+    assert best is not None
+    assert (best.store == STORE) is chosen
+    assert best.uncached_tokens == (64 if chosen else 640)
+
+
+ON_DISK = StoreTarget("store", 9, disk_blocks=5)
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes_per_second", "fetched", "ms"),
+    [
+        # 1 MB a block: 1 ms from memory at 1 GB/s; computing takes 64 ms.
+        (5e8, 9, 2 + 4 + 10 + 64),
+        (20e6, 9, 2 + 4 + 250 + 64),
+        # Now a block is computed sooner than it is read.
+        (15e6, 4, 2 + 4 + 6 * 64),
+    ],
+)
+def test_blocks_on_disk_are_fetched_only_where_reading_is_quicker(
+    disk_bytes_per_second: float, fetched: int, ms: float
+) -> None:
+    knobs = PlacementKnobs(
+        costs=CostModel(fetch_bytes_per_second=1e9, disk_fetch_bytes_per_second=disk_bytes_per_second)
+    )
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {NAMESPACE: ON_DISK}), knobs))
+    assert best is not None and best.store is not None
+    assert (best.store.blocks, best.cached_blocks) == (fetched, fetched)
+    assert best.ttft_ms == pytest.approx(ms)
+
+
+def test_a_store_with_a_prefix_on_disk_alone_is_left_where_its_disk_is_slow() -> None:
+    slow = make_candidate(disk_fetch_bytes_per_second=1e6)
+    assert found_by(slow, StoreTarget("store", 9, disk_blocks=9)).store is None
+    assert found_by(slow, StoreTarget("store", 9)).store == StoreTarget("store", 9)
+
+
+def test_a_worker_that_has_what_is_in_the_stores_memory_pays_for_the_disk_alone() -> None:
+    found = found_by(make_candidate(cached_blocks=6, disk_fetch_bytes_per_second=5e8), ON_DISK)
+    assert (found.store, found.cached_blocks) == (ON_DISK, 9)
+    assert found.ms == pytest.approx(2 + 6 + 64)
+
+
+def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:
+    slow = make_candidate("slow", fetch_bytes_per_second=1e6)
+    assert found_by(slow, STORE).store is None
+
+
+def test_a_quick_worker_recomputes_what_a_slow_one_fetches() -> None:
+    quick = make_candidate("quick", load=make_load(prefill_tokens_per_second=100_000.0))
+    assert found_by(quick, StoreTarget("store", 2)).store is None
+    assert found_by(make_candidate("slow"), StoreTarget("store", 2)).store is not None
+
+
+def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
+    assert found_by(make_candidate(), StoreTarget("store", 10), make_request(prompt_tokens=640)).uncached_tokens == 64
+
+
+def test_a_store_of_another_namespace_is_no_source() -> None:
+    other = msgspec.structs.replace(NAMESPACE, weights_fingerprint="other")
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {other: STORE}), KNOBS))
+    assert best is not None
+    assert best.store is None
+
+
+@given(st.integers(1, 2000), st.integers(0, 40), st.integers(0, 40), st.floats(1e3, 1e12), st.floats(0, 100))
+def test_a_store_never_makes_it_later(
+    prompt_tokens: int, cached_blocks: int, store_blocks: int, bytes_per_second: float, latency_ms: float
+) -> None:
+    request, candidate = make_request(prompt_tokens=prompt_tokens), make_candidate(cached_blocks=cached_blocks)
+    constants = {"fetch_latency_ms": latency_ms, "fetch_bytes_per_second": bytes_per_second}
+    found = found_by(candidate, StoreTarget("store", store_blocks), request, **constants)
+    assert found.ms <= found_by(candidate, None, request, **constants).ms
+    assert 1 <= found.uncached_tokens == prompt_tokens - 64 * found.cached_blocks

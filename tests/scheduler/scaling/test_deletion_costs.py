@@ -1,0 +1,106 @@
+"""What the end of a worker costs."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from mesh.domain.shares import Share
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.coordinator import Coordinator, PlacementCall
+from scheduler.decisions import DecisionLog, Outcome
+from scheduler.lengths import OutputLengths
+from scheduler.placement.admission import Objectives
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.placement.estimates import paces
+from scheduler.registry import Registry
+from scheduler.scaling.deletion_costs import DeletionCosts, deletion_cost_ms
+from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
+from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
+
+KNOBS = PlacementKnobs()
+IDLE = CandidateWorker(
+    worker_id="decode-0",
+    unusable=None,
+    context_tokens=4096,
+    total_blocks=1000,
+    max_requests=64,
+    load=WorkerLoad(prefill_tokens_per_second=2000.0, decode_step_ms=10.0),
+    namespace=KvNamespace("f", "oracle", 1, "oracle"),
+)
+
+
+def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
+    ((pace,), _) = paces(Candidates([worker]), KNOBS)
+    return deletion_cost_ms(worker, pace, kept_blocks, output_tokens=100.0, knobs=KNOBS)
+
+
+def scheduler_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> tuple[Coordinator, DeletionCosts]:
+    clock = ManualClock()
+    registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25, costs=KNOBS.costs)
+    for identity, load in workers:
+        registry.update(registry.attach(identity), WorkerState.SERVING, load)
+    placed, decisions = PlacedRequests(clock), DecisionLog(1)
+    coordinator = Coordinator(registry, Stores(), 1, placed, decisions, OutputLengths(), KNOBS, Objectives(), clock)
+    return coordinator, DeletionCosts(registry, coordinator, KNOBS)
+
+
+def costs_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> dict[str, float]:
+    """By worker id."""
+    _, costs = scheduler_of(*workers)
+    return costs.now()
+
+
+def loaded(**load: int) -> CandidateWorker:
+    return msgspec.structs.replace(IDLE, load=msgspec.structs.replace(IDLE.load, **load))
+
+
+def test_a_worker_with_nothing_costs_nothing() -> None:
+    assert cost() == 0
+
+
+def test_a_stream_costs_the_time_that_it_takes() -> None:
+    assert cost(loaded(running_requests=1)) == pytest.approx(100 * 10)
+    # Steps of more requests take longer, and each of them waits.
+    assert cost(loaded(running_requests=4)) > 4 * 100 * 10
+
+
+def test_requests_that_wait_count_as_those_that_run() -> None:
+    assert cost(loaded(waiting_requests=2)) == cost(loaded(running_requests=2))
+
+
+def test_schedulers_agree_whoever_placed_the_requests() -> None:
+    """Otherwise each would write what the other has just corrected, again and again."""
+    workers = [
+        (make_identity("decode-0"), make_load(running_requests=3, queued_prefill_tokens=100)),
+        (make_identity("decode-1"), make_load(running_requests=1, mean_output_tokens=10.0)),
+    ]
+    (placing, costs), (_, others) = scheduler_of(*workers), scheduler_of(*workers)
+    for number in range(20):
+        name = f"request-{number}"
+        call = PlacementCall(name, 0, "oracle", make_request(prompt_tokens=1000), (), Share(), name)
+        asyncio.run(placing.place(call))
+        if number % 2:
+            placing.report(name, 0, Outcome.FINISHED, output_tokens=500)
+    assert placing.mean_output_tokens("oracle") == 500
+    assert costs.now() == others.now()
+
+
+def test_a_prefill_worker_costs_its_prompts_and_no_answers() -> None:
+    decode = make_identity("decode"), make_load(running_requests=2)
+    prefill = make_identity("prefill", role=WorkerRole.PREFILL), make_load(running_requests=2)
+    costs = costs_of(decode, prefill)
+    assert costs["decode"] > costs["prefill"] == 0
+
+
+def test_a_stream_costs_as_much_as_its_workers_answers_are_long() -> None:
+    short = make_identity("short"), make_load(running_requests=1, mean_output_tokens=10.0)
+    long = make_identity("long"), make_load(running_requests=1, mean_output_tokens=1000.0)
+    costs = costs_of(short, long)
+    assert costs["long"] == pytest.approx(100 * costs["short"])
+
+
+def test_kv_and_prompts_cost_the_time_of_computing_them() -> None:
+    assert cost(kept_blocks=10) == pytest.approx(640 / 2000 * 1000)
+    assert cost(loaded(queued_prefill_tokens=640)) == pytest.approx(640 / 2000 * 1000)

@@ -1,0 +1,1 @@
+"""The ranks of a worker, seen from the service's process: started, called, watched."""

@@ -1,0 +1,278 @@
+"""A worker's ranks as one: a request goes to the best rank, messages are merged, and the end of one rank ends all."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
+
+from engine.config import EngineConfig
+from engine.parallel.layout import Layout
+from engine.parallel.peers import GroupDescriptors
+from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
+from mesh.config import ObserveConfig
+from mesh.domain.sparse_prefill import SparsePrefill
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
+from mesh.errors import EngineFailed
+from mesh.rank_choice import choose_rank
+from transfer.block_macs import Authorship
+from worker.chains import cached_blocks
+from worker.handover import RankHandle
+from worker.hosts.joined import JoinedHosts
+from worker.hosts.rendezvous import Rendezvous
+from worker.merging import merge_loads, merge_ready, merge_transfers
+from worker.ranks.client import STOP_GRACE_SECONDS, RankClient
+from worker.ranks.view import RankView
+from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
+
+# How often heartbeats are checked.
+WATCH_SECONDS = 0.05
+
+RankMessage = StepResult | TransferNews
+
+
+class RankGroup:
+    """Made by `start`, in the main thread, or by `adopt`. The worker's keys of requests also encode the rank.
+
+    Every method that sends raises EngineFailed once a rank has died.
+
+    Attributes:
+        processes: clients of all ranks, in order.
+        ranks: clients of the ranks that take requests: the first rank of each TP group.
+        views: the state of each of those ranks, as far as it is known.
+        ready: the descriptions of the ranks after loading, merged.
+        stalled: whether a rank has made no progress for a while; see `worker.watchdog`.
+    """
+
+    def __init__(self, processes: Sequence[RankClient], tp: int = 1) -> None:
+        """processes: all ranks of the worker, in order; tp: how many neighbouring ranks compute a request together."""
+        self.processes = processes
+        self._tp = tp
+        self.ranks = ranks = processes[::tp]
+        self.views = [RankView(rank.ready) for rank in ranks]
+        self.ready = merge_ready([rank.ready for rank in ranks])
+        self.stalled = False
+        self._requests_a_rank = min(rank.ready.max_requests for rank in ranks)
+        self._named_requests = 0
+        self._failure: EngineFailed | None = None
+        self._released = False
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        authorship: Authorship | None = None,
+        hosts: JoinedHosts | None = None,
+    ) -> Self:
+        """Start the worker's ranks and return once all have loaded. Raises what RankClient.start raises, after ending
+        all ranks.
+
+        hosts: the worker's other hosts, if there are any; all must have joined.
+        """
+        ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
+        line = None if hosts is None else await hosts.open_line()
+        shared = GroupDescriptors.create(ranks_a_host, line) if ranks > 1 else None
+        rendezvous = Rendezvous()
+        remote = [] if hosts is None else hosts.ranks
+        try:
+            return await cls._of(
+                config,
+                [
+                    *(
+                        RankClient.start(config, observe, rank, _name(rank, config), shared, authorship, rendezvous)
+                        for rank in range(ranks_a_host)
+                    ),
+                    *(
+                        RankClient.reach(each, _name(rank, config), rendezvous)
+                        for rank, each in enumerate(remote, start=ranks_a_host)
+                    ),
+                ],
+            )
+        finally:
+            if shared is not None:
+                shared.close()
+
+    @classmethod
+    async def adopt(
+        cls,
+        handles: Sequence[RankHandle],
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        authorship: Authorship | None = None,
+    ) -> Self:
+        """Take over a worker's released ranks and return once all are ready. Raises what RankClient.adopt raises, after
+        ending all ranks.
+        """
+        return await cls._of(
+            config,
+            [
+                RankClient.adopt(handle, config, observe, rank, _name(rank, config), authorship)
+                for rank, handle in enumerate(handles)
+            ],
+        )
+
+    @classmethod
+    async def _of(cls, config: EngineConfig, clients: Sequence[Coroutine[Any, Any, RankClient]]) -> Self:
+        starts = [asyncio.create_task(client) for client in clients]
+        started = False
+        try:
+            group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp)
+            started = True
+            return group
+        finally:
+            if not started:
+                await _undo(starts)
+
+    @property
+    def load(self) -> WorkerLoad:
+        return merge_loads([view.load for view in self.views])
+
+    @property
+    def transfers(self) -> TransferCounters:
+        return merge_transfers([view.transfers for view in self.views])
+
+    @property
+    def statuses(self) -> list[RankStatus]:
+        """The report of each rank; empty for a single rank, whose report is the worker's own."""
+        return [view.status for view in self.views] if len(self.views) > 1 else []
+
+    def new_key(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None = None,
+        booked: int | None = None,
+    ) -> int:
+        """A key for a request that will be submitted next. It belongs to the rank that suits the request best.
+
+        `computes_prompt` is False if another worker computes the prompt. booked: see `choose_rank`.
+        """
+        rank = self._choose(token_ids, cache_salt, computes_prompt, sparse, booked)
+        key = self._named_requests * len(self.ranks) + rank
+        self._named_requests += 1
+        return key
+
+    def rank_of(self, key: int) -> int:
+        """The rank that has, or had, the request with that key."""
+        return key % len(self.ranks)
+
+    def submit(self, submit: Submit) -> None:
+        self._client(submit.key).submit(submit)
+        # A single rank is not chosen by its work, so its outputs need not be counted.
+        if len(self.ranks) > 1:
+            self.views[self.rank_of(submit.key)].submitted(submit)
+
+    def cancel(self, key: int) -> None:
+        self._client(key).cancel(key)
+
+    def first_token(self, first: FirstToken) -> None:
+        self._client(first.key).first_token(first)
+
+    async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Call `on_message` with the rank and the message, for each message, in each rank's order.
+
+        If a rank dies or makes no progress, kill all ranks and return why. Call it once, and promptly: a rank whose
+        results are not read pauses after some MB.
+        """
+        tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
+        tasks.append(asyncio.create_task(self._watch()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._failure = next(task.result() for task in tasks if task in done)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for process in self.processes:
+            process.kill()
+        return self._failure
+
+    async def release(self) -> list[RankHandle]:
+        """Have all ranks forget all but their weights; `run` must continue until then. Afterwards this group no longer
+        owns them.
+
+        Raises EngineFailed if one ends instead.
+        """
+        handles = await asyncio.gather(*(process.release() for process in self.processes))
+        self._released = True
+        return handles
+
+    async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Stop all ranks, by force after the grace. May be called twice. Their requests are lost. Released ranks are
+        left alone.
+        """
+        if self._released:
+            return
+        await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
+
+    def _choose(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        computes_prompt: bool,
+        sparse: SparsePrefill | None,
+        booked: int | None,
+    ) -> int:
+        if len(self.ranks) == 1:
+            return 0
+        cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views], sparse)
+        outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, cached, strict=True)]
+        return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank, booked)
+
+    def _client(self, key: int) -> RankClient:
+        if self._failure is not None:
+            raise EngineFailed(self._failure.message)
+        return self.ranks[self.rank_of(key)]
+
+    async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Read a process's messages until it dies; returns why it died. Only the first process of a TP group sends
+        messages.
+        """
+        client, rank = self.processes[number], number // self._tp
+        view = self.views[rank]
+        try:
+            async for message in client.results:
+                if isinstance(message, StepResult):
+                    view.observe(message)
+                on_message(rank, message)
+        except EngineFailed as error:
+            return error
+        status = await asyncio.shield(client.closed)
+        return EngineFailed(f"{client.name} ended with status {status}")
+
+    async def _watch(self) -> EngineFailed:
+        """Watch the heartbeats; returns why, once a rank hangs."""
+        watchdogs = [Watchdog() for _ in self.processes]
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            # If this process was stopped meanwhile, the ranks may have been stopped too, so that time proves nothing.
+            elapsed, last = min(now - last, 4 * WATCH_SECONDS), now
+            stalls = [
+                watchdog.observe(process.progress(), elapsed)
+                for watchdog, process in zip(watchdogs, self.processes, strict=True)
+            ]
+            longest = max(stall.seconds for stall in stalls)
+            self.stalled = longest >= STALLED_SECONDS
+            if longest >= END_SECONDS:
+                number = blamed(stalls, min(STALLED_SECONDS, END_SECONDS))
+                name, cause = self.processes[number].name, stalls[number].cause
+                return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
+
+
+def _name(rank: int, config: EngineConfig) -> str:
+    parallel = config.parallel
+    if parallel.world == 1:
+        return "the engine process"
+    name = f"rank {rank} of {parallel.world}"
+    return name if parallel.hosts == 1 else f"{name} (host {rank // parallel.ranks_a_host})"
+
+
+async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:
+    """End the ranks, both those still loading and those that have loaded."""
+    for start in starts:
+        start.cancel()
+    ended = await asyncio.gather(*starts, return_exceptions=True)
+    await asyncio.gather(*(each.close(grace_seconds=0) for each in ended if isinstance(each, RankClient)))

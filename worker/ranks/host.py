@@ -1,0 +1,290 @@
+"""A worker's ranks as its service keeps them: passes their state on to the scheduler, the KV stores and the metrics."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, Self
+
+from msgspec import structs
+from prometheus_client import Counter
+
+from engine.balance.report import BalanceReport
+from engine.layout_choice import choose_parallel
+from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
+from kvstore.client import StoreClient
+from kvstore.store_user import StoreUser
+from mesh import metrics
+from mesh.channel import Channels
+from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
+from mesh.errors import EngineFailed, WorkerDraining
+from mesh.start_times import process_seconds
+from transfer.events import PushEnded
+from worker.config import WorkerConfig
+from worker.handover import Handover
+from worker.hosts.joined import JoinedHosts
+from worker.identity import worker_identity
+from worker.ranks.group import RankGroup, RankMessage
+from worker.ranks.stores import RankStores, Stores
+from worker.status_report import StatusReport
+
+_log = logging.getLogger("deepmesh.worker")
+
+# How often gauges are set and deadlines are checked.
+TICK_SECONDS = 0.02
+
+
+class RankUser(Protocol):
+    """A service that handles the messages of its ranks."""
+
+    def on_step(self, result: StepResult) -> None: ...
+
+    def on_news(self, news: TransferNews) -> None:
+        """Gets all news except the end of an offer to a store."""
+        ...
+
+    def on_tick(self) -> None:
+        """Called every few milliseconds."""
+        ...
+
+
+class RankHost:
+    """The part that both kinds of worker share. `run` reads the ranks until one dies; to stop, call `drain` and
+    `close`.
+
+    Attributes:
+        draining: whether the worker takes nothing new.
+        stores: the client of the KV stores for each rank.
+    """
+
+    def __init__(self, identity: WorkerIdentity, ranks: RankGroup, connect: Callable[[int, StoreUser], Stores]) -> None:
+        """`connect` makes a rank's client of the stores."""
+        self.identity = identity
+        self.ranks = ranks
+        self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses)
+        self.draining = False
+        self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
+        self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
+        self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
+        # None until a rank reports one; none does if experts do not move.
+        self._balance: BalanceReport | None = None
+        self.stores = [
+            RankStores(client, view.chains, partial(connect, rank))
+            for rank, (client, view) in enumerate(zip(ranks.ranks, ranks.views, strict=True))
+        ]
+
+    @classmethod
+    async def start(
+        cls,
+        config: WorkerConfig,
+        role: WorkerRole,
+        endpoint: str,
+        channels: Channels,
+        can_prefill: bool = True,
+        handover: Handover | None = None,
+        hosts: JoinedHosts | None = None,
+    ) -> Self:
+        """Start the ranks and return once they have loaded, or take over those that a worker left when it changed its
+        role.
+
+        `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
+        if it has several. Raises as RankClient.start does.
+        """
+        parallel, why = choose_parallel(config.engine, role)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
+        if parallel.world > 1:
+            _log.info(
+                "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
+            )
+        told = config.rank_engine, config.observe, config.authorship(endpoint)
+        service_seconds = _seconds_since_begin(handover)
+        if handover is not None and handover.ranks:
+            group = await RankGroup.adopt(handover.ranks, *told)
+        else:
+            others = hosts if parallel.hosts > 1 else None
+            if others is not None:
+                await others.wait()
+            group = await RankGroup.start(*told, others)
+        seconds = _seconds_since_begin(handover)
+        _log_start({"service": service_seconds, **group.ready.start_seconds, "all": seconds})
+        if handover is not None:
+            fields = {"role": role.value, "seconds": round(seconds, 3)}
+            _log.info("the worker has changed its role", extra={"fields": fields})
+        return cls.of(group, config, role, endpoint, channels, can_prefill)
+
+    @classmethod
+    def of(
+        cls,
+        ranks: RankGroup,
+        config: WorkerConfig,
+        role: WorkerRole,
+        endpoint: str,
+        channels: Channels,
+        can_prefill: bool = True,
+    ) -> Self:
+        """The host of ranks that have loaded."""
+        identity = worker_identity(
+            ranks.ready,
+            role,
+            config.worker_id or endpoint,
+            uuid.uuid4().hex,
+            endpoint,
+            config.engine,
+            can_prefill,
+        )
+        return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
+
+    @property
+    def ready(self) -> Ready:
+        return self.ranks.ready
+
+    def check_takes_new(self) -> None:
+        """Raises WorkerDraining if the worker takes nothing new."""
+        if self.draining:
+            raise WorkerDraining("this worker is draining: place the request on another")
+
+    async def drain(self, idle: asyncio.Event, seconds: float) -> None:
+        """Take nothing new, tell the scheduler, and return once `idle` is set, or after `seconds`."""
+        self._stop_taking()
+        await wait_for(idle, seconds)
+
+    async def close(self) -> None:
+        """Stop the ranks; their requests are lost."""
+        await self.ranks.close()
+
+    async def run(self, user: RankUser) -> EngineFailed:
+        """Return why, once a rank has died. From then on the worker takes nothing new."""
+        tasks = [asyncio.create_task(stores.run()) for stores in self.stores]
+        tasks.append(asyncio.create_task(self._tick(user)))
+        try:
+            return await self.ranks.run(partial(self._on_message, user))
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        self.draining = True
+        self.report.drain()
+
+    def _on_message(self, user: RankUser, rank: int, message: RankMessage) -> None:
+        if isinstance(message, StepResult):
+            user.on_step(message)
+            self._observe(rank, message)
+        elif not (isinstance(message, PushEnded) and self.stores[rank].push_ended(message)):
+            user.on_news(message)
+
+    def _observe(self, rank: int, result: StepResult) -> None:
+        metrics.ENGINE_STEPS.inc()
+        metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
+        if result.drafts is not None:
+            _count_drafts(result.drafts)
+        for measure in result.sparse:
+            metrics.ENGINE_SPARSE_RECALL.observe(measure.recall)
+            metrics.ENGINE_SPARSE_DENSITY.observe(measure.density)
+        if result.balance is not None:
+            self._note_balance(result.balance)
+        ranks = self.ranks
+        self.report.observe(
+            self._load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
+        )
+        self.stores[rank].offer_stored(result.stored_blocks)
+
+    def _note_balance(self, balance: BalanceReport) -> None:
+        """All ranks report the same balance, each with its next step that has requests, so the first to report
+        counts.
+        """
+        if self._balance is not None and balance.moved < self._balance.moved:
+            # This rank's report is older than another's.
+            return
+        self._balance = balance
+        metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(balance.mean_imbalance)
+        metrics.ENGINE_EXPERT_IMBALANCE.labels("largest").set(balance.largest_imbalance)
+        self._experts_moved.report(balance.moved)
+
+    @property
+    def _load(self) -> WorkerLoad:
+        """The load of all ranks, with figures of the worker as a whole."""
+        load, balance = self.ranks.load, self._balance
+        if balance is None:
+            return load
+        return structs.replace(load, expert_imbalance=balance.largest_imbalance, experts_moved=balance.moved)
+
+    async def _tick(self, user: RankUser) -> None:
+        metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
+        while True:
+            user.on_tick()
+            self.report.set_stalled(self.ranks.stalled)
+            self._set_gauges()
+            for stores in self.stores:
+                stores.offer_to_newcomers()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _set_gauges(self) -> None:
+        load, transfers = self.report.load, self.report.transfers
+        metrics.ENGINE_BLOCKS_FREE.set(load.free_blocks)
+        metrics.ENGINE_KV_USAGE.set(1 - load.free_blocks / max(self.ready.total_blocks, 1))
+        metrics.ENGINE_RUNNING.set(load.running_requests)
+        metrics.ENGINE_WAITING.set(load.waiting_requests)
+        metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
+        for rank, view in enumerate(self.ranks.views):
+            metrics.RANK_BLOCKS_FREE.labels(rank).set(view.load.free_blocks)
+            metrics.RANK_RUNNING.labels(rank).set(view.load.running_requests)
+            metrics.RANK_WAITING.labels(rank).set(view.load.waiting_requests)
+            metrics.RANK_QUEUED_PREFILL_TOKENS.labels(rank).set(view.load.queued_prefill_tokens)
+        metrics.TRANSFER_OPEN.labels("landing").set(transfers.open_landings)
+        metrics.TRANSFER_OPEN.labels("push").set(transfers.open_pushes)
+        metrics.TRANSFER_OPEN.labels("fetch").set(transfers.open_fetches)
+        metrics.TRANSFER_SLOTS_FREE.set(transfers.free_slots)
+        metrics.TRANSFER_SLOTS_QUARANTINED.set(transfers.quarantined_slots)
+        for transport, size_bytes in transfers.received_bytes.items():
+            self._moved.report(size_bytes, "received", transport)
+        for transport, size_bytes in transfers.sent_bytes.items():
+            self._moved.report(size_bytes, "sent", transport)
+        for reason, count in transfers.refused.items():
+            self._refused.report(count, reason)
+
+
+class ReportedTotal:
+    """A counter that is fed with totals: it grows by the difference."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._last: dict[tuple[str, ...], int] = {}
+
+    def report(self, total: int, *labels: str) -> None:
+        # A total below the last one comes from a new process, which counts from 0.
+        grown = total - self._last.get(labels, 0)
+        (self._counter.labels(*labels) if labels else self._counter).inc(grown if grown >= 0 else total)
+        self._last[labels] = total
+
+
+def _count_drafts(drafts: DraftCounts) -> None:
+    for place, (verified, accepted) in enumerate(zip(drafts.verified, drafts.accepted, strict=True), start=1):
+        if verified:
+            metrics.ENGINE_DRAFTS.labels(place, "accepted").inc(accepted)
+            metrics.ENGINE_DRAFTS.labels(place, "rejected").inc(verified - accepted)
+    for tokens, rows in enumerate(drafts.yields, start=1):
+        metrics.ENGINE_DRAFT_ROWS.labels(tokens).inc(rows)
+    metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
+
+
+def _seconds_since_begin(handover: Handover | None) -> float:
+    """Seconds since this process was started, or since it had drained to change its role."""
+    return process_seconds() if handover is None else time.monotonic() - handover.drained_at
+
+
+def _log_start(phases: Mapping[str, float]) -> None:
+    """Log how long each phase took until the ranks were ready; `service` is the time before they started."""
+    fields = {phase: f"{seconds:.2f}" for phase, seconds in phases.items()}
+    _log.info("started, in seconds by phase", extra={"fields": fields})
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Return once the event is set, or after `seconds`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
