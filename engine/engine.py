@@ -14,12 +14,7 @@ from engine.blocks.kv_pool import BlockPool
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.moves.transfers import Transfers
-from engine.pace.alignment import Alignment
-from engine.pace.draft_depth import DraftDepth
-from engine.pace.load import LoadMeter
-from engine.pace.mixed_steps import MixedSteps
-from engine.pace.tails import Tails
-from engine.parallel.layout import Layout
+from engine.pace.pacing import Pacing
 from engine.plan.schedule import Schedule
 from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
@@ -28,7 +23,8 @@ from engine.requests.outputs import cancelled, commit, refused
 from engine.requests.report import Report
 from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
-from engine.step.pipeline import InFlightStep, StepPipeline
+from engine.step.in_flight import InFlightStep
+from engine.step.pipeline import StepPipeline
 from engine.step.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
@@ -68,27 +64,19 @@ class Engine:
         self._agreement = agreement or OneRank()
         self._intake = Intake(config, backend, constraints)
         self.pool = BlockPool(backend.total_blocks)
-        self._meter = LoadMeter()
-        self._mixed_steps = MixedSteps(config.mixed_step_ms, config.prompt_share)
-        ahead = launches_ahead(config, backend.asynchronous)
-        self._pipeline = StepPipeline(backend, ahead, clock, self._meter, self._mixed_steps)
-        self._depth = DraftDepth(config.drafts.most, backend.step_times)
-        self._tails = Tails(backend.captured_rows, backend.draft_layers)
+        self._pacing = Pacing(config, backend)
+        self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
         transfer = config.transfer or TransferConfig()
-        self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)
+        self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
-        divided_tokens = config.parallel.divided_tokens
-        self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait, divided_tokens)
-        self._report = Report(self.pool, self.transfers)
+        self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
+        self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter)
         self._requests: dict[int, Request] = {}
         # Whether the last step could do nothing; nor can the next until a transfer gives back blocks or something else
         # changes.
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
-        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
-        # Whether some rank's requests decoded in the last step.
-        self._decodes = False
 
     def has_work(self) -> bool:
         """Whether a step now would do or report anything, before another message or event of the agent comes."""
@@ -161,14 +149,12 @@ class Engine:
         finished = self._pipeline.due(launched)
         self._note_blocked(launched, finished, held_back)
         if finished is not None:
-            for request, row, sample in self._pipeline.collect(finished):
+            collected = self._pipeline.collect(finished)
+            for request, row, sample in zip(finished.requests, finished.rows, collected.samples, strict=True):
                 self._commit(request, row, sample)
+            self._pacing.collected(collected, self._report.drafts)
         self._pipeline.draw_rest()
-        if self._report.drafts is not None:
-            self._depth.observe(self._report.drafts)
-        return self._report.drain(
-            self._pipeline.steps, self.load, self._backend.balance, self._backend.drain_sparse_measures
-        )
+        return self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
 
     @property
     def _arrival(self) -> tuple[int, int]:
@@ -176,14 +162,7 @@ class Engine:
         return self._pipeline.steps, self._submitted
 
     def load(self) -> WorkerLoad:
-        return self._meter.load(
-            running=len(self._requests) - self._schedule.waiting,
-            waiting=self._schedule.waiting,
-            queued_prefill_tokens=self._schedule.queued_prefill_tokens,
-            queued_sparse_tokens=self._schedule.queued_sparse_tokens,
-            free_blocks=self.pool.free_blocks,
-            waiting_blocks=self._schedule.waiting_blocks,
-        )
+        return self._report.load(len(self._requests))
 
     def _enqueue(self, request: Request) -> None:
         self._blocked = False
@@ -216,9 +195,8 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        rows_left = self._tails.rows_left(len(self._schedule.decoding))
-        most_prompt_tokens = self._mixed_steps.most_prompt_tokens(rows_left)
-        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens, most_prompt_tokens, self._decodes)
+        limits = self._pacing.limits(len(self._schedule.decoding))
+        plan = self._schedule.plan(self.transfers.awaited, limits)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
@@ -228,22 +206,15 @@ class Engine:
         # `_admit` ended a request if its ticket turned out to be for other blocks.
         chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
         # A rank without work proposes no drafts.
-        depth = self._depth.choose(len(plan.decoding)) if plan.decoding or chunks else 0
+        depth = self._pacing.depth(len(plan.decoding)) if plan.decoding or chunks else 0
         return StepWork(plan.decoding, chunks, depth)
 
     def _agree(self, work: StepWork) -> tuple[StepShape, bool]:
         """The shape that all ranks launch, and whether prompts that this step leaves out may begin with the next."""
-        waiting, mixed_steps = self._schedule.waiting_prompts, self._mixed_steps
-        held_back = waiting and not self._alignment.opens
-        # While some request decodes, prompts also wait until requests have had back the time that prompts took from
-        # them.
-        held_back = held_back or (mixed_steps.waits and (self._decodes or bool(work.decoding)))
-        shape = self._agreement.agree(work.shape(self._stopping, self._tails, waiting, mixed_steps.owes))
-        self._alignment = self._alignment.after(shape)
-        if self._alignment.ranks > 1:
-            mixed_steps.agreed(shape.owes or (shape.decodes and not shape.decode_only))
-        self._decodes = shape.decodes
-        return shape, held_back
+        proposal = self._pacing.propose(work, self._schedule.waiting_prompts, self._stopping)
+        shape = self._agreement.agree(proposal.shape)
+        self._pacing.agreed(shape)
+        return shape, proposal.held_back
 
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request
@@ -293,7 +264,7 @@ class Engine:
         if request.push is not None:
             self.transfers.on_computed(request, progress.computed)
         if output is not None and output.finish is not None:
-            self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
+            self._report.add_finished(len(progress.token_ids) - request.prompt_tokens)
             # Without drafts a request left the steps when the row of its last token was launched.
             if output.finish is FinishReason.STOP or request.most_drafts:
                 self._schedule.withdraw(request)

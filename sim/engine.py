@@ -77,9 +77,7 @@ class SimulatedEngine(Engine):
         for begin in range(0, steps, STRETCH):
             self._take_stretch(requests, min(STRETCH, steps - begin))
         self._schedule.count(StepWork(requests), steps)
-        self._meter.observe_decode_steps(seconds, len(requests))
-        self._mixed_steps.observe_decode_steps(seconds)
-        self._decodes = True
+        self._pacing.took(seconds, len(requests))
         self._pipeline.steps += steps
         self._quiet, self._taken = requests, None
         for request in requests:
@@ -87,11 +85,11 @@ class SimulatedEngine(Engine):
             if token_ids[-1] == END_OF_SEQUENCE or len(token_ids) == request.limit:
                 # This output carries no tokens. Its position says how many tokens the request has.
                 self._report.outputs.append(Output(request.key, len(token_ids), [], finish=_finish(request)))
-                self._meter.observe_finished(len(token_ids) - request.prompt_tokens)
+                self._report.add_finished(len(token_ids) - request.prompt_tokens)
                 self._schedule.withdraw(request)
                 self._close(request)
         self._report.load_changed = True
-        result = self._report.drain(self._pipeline.steps, self.load, None, self._backend.drain_sparse_measures)
+        result = self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
         assert result is not None
         return result
 
@@ -100,8 +98,7 @@ class SimulatedEngine(Engine):
         self._enqueue_compiled()
         self._resume_arrived()
         self._proposed = super()._plan()
-        waiting, owes = self._schedule.waiting_prompts, self._mixed_steps.owes
-        return self._proposed.shape(self._stopping, self._tails, waiting, owes)
+        return self._pacing.propose(self._proposed, self._schedule.waiting_prompts, self._stopping).shape
 
     @property
     def proposed(self) -> StepWork:

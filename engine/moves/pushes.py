@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.blocks.kv_pool import BlockPool
-from engine.pace.load import LoadMeter
+from engine.pace.smoothing import SmoothedRatio
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, NamespaceMismatch
@@ -15,6 +15,11 @@ from transfer.ticket import Ticket
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
+
+# Weight of the past against one more push.
+PUSH_DECAY = 0.9
+# The time of a smaller push is mostly its way there and back.
+LEAST_PUSH_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -33,14 +38,12 @@ class Pushes:
     Prompts of at least `layerwise_tokens` tokens are pushed while they are computed: a chunk's blocks, layer by layer.
     """
 
-    def __init__(
-        self, agent: "TransferAgent", pool: BlockPool, layers: int, layerwise_tokens: int, meter: LoadMeter
-    ) -> None:
+    def __init__(self, agent: "TransferAgent", pool: BlockPool, layers: int, layerwise_tokens: int) -> None:
         self._agent = agent
         self._pool = pool
         self._layers = layers
         self._layerwise_tokens = layerwise_tokens
-        self._meter = meter
+        self._bytes_per_second = SmoothedRatio()
         # All pushes by transfer id; those of requests that are not cancelled also by the request's key.
         self._open: dict[bytes, _OpenPush] = {}
         self._by_key: dict[int, _OpenPush] = {}
@@ -49,6 +52,11 @@ class Pushes:
     def open(self) -> int:
         """How many pushes hold blocks."""
         return sum(push.blocks is not None for push in self._open.values())
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Smoothed pace of prompts' pushes that began once the prompt was computed; None while unknown."""
+        return self._bytes_per_second.value
 
     def expect(self, request: Request) -> None:
         """The request will push when it is admitted. Raises InvalidRequest if its ticket is in use."""
@@ -120,8 +128,8 @@ class Pushes:
         push.move.end(size_bytes=ended.size_bytes, transport=ended.transport)
         self._pool.release(push.blocks)
         # Offers do not count: a store takes segments at its leisure, a decode worker does not.
-        if push.request is not None and ended.seconds:
-            self._meter.observe_push(ended.size_bytes, ended.seconds)
+        if push.request is not None and ended.seconds and ended.size_bytes >= LEAST_PUSH_BYTES:
+            self._bytes_per_second.observe(ended.size_bytes, ended.seconds, PUSH_DECAY)
         if push.request is not None and self._by_key.get(push.request.key) is push:
             del self._by_key[push.request.key]
 

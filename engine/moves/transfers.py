@@ -8,7 +8,6 @@ from engine.drafts.draft_parts import DraftParts
 from engine.moves.fetches import Fetches
 from engine.moves.landings import Landings
 from engine.moves.pushes import Pushes
-from engine.pace.load import LoadMeter
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
@@ -36,7 +35,6 @@ class Transfers:
         pool: BlockPool,
         namespace: KvNamespace,
         config: TransferConfig,
-        meter: LoadMeter,
         clear_drafts: Callable[[Sequence[int]], None],
     ) -> None:
         """namespace: of this rank's KV; clear_drafts: empties the draft layers of blocks."""
@@ -45,7 +43,7 @@ class Transfers:
         used = cast("TransferAgent", agent)
         drafts = DraftParts(clear_drafts)
         self._landings = Landings(used, pool, config, namespace.draft_layers, drafts)
-        self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens, meter)
+        self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens)
         self._fetches = Fetches(used, pool, namespace.draft_layers, drafts)
         # Requests whose wait is over; with an error if their KV is not coming.
         self._arrived: list[tuple[Request, PrefillLost | None]] = []
@@ -61,6 +59,11 @@ class Transfers:
     def open(self) -> int:
         """How many transfers hold blocks."""
         return self._landings.open + self._pushes.open + self._fetches.open
+
+    @property
+    def push_bytes_per_second(self) -> float | None:
+        """Smoothed pace of prompts' pushes; None while unknown."""
+        return self._pushes.bytes_per_second
 
     @property
     def changed(self) -> bool:

@@ -54,9 +54,9 @@ class MixedSteps:
         # meanwhile.
         self._early_ms = 0.0
 
-    def launched(self, prompt_tokens: int, decodes: bool) -> None:
-        """Note a step that `observe` is called for later."""
-        self._under_way += bool(self._bounds and prompt_tokens and decodes)
+    def launched(self, chunks: bool, decodes: bool) -> None:
+        """Note a step that `observe` is called for later. chunks: whether some rank computes chunks of prompts."""
+        self._under_way += self._bounds and chunks and decodes
 
     def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0) -> None:
         """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: whether some rank decoded.

@@ -17,13 +17,14 @@ from itertools import chain, islice
 from engine.blocks.under_way import BlocksUnderWay
 from engine.plan.preemption import giving_way, make_room_to_grow
 from engine.plan.standing import ALONE, Standing
-from engine.plan.step_plan import Candidate, Chunk, Limits, RequestT, Schedulable, StepPlan
+from engine.plan.step_plan import UNLIMITED, Candidate, Chunk, Limits, PromptLimits, RequestT, Schedulable, StepPlan
 
 # At most this many waiting requests are passed over in a step: each costs a look into the pool.
 MOST_PASSED_OVER = 32
 
 
 def plan_step(
+    *,
     decoding: Sequence[RequestT],
     prompts: Sequence[RequestT],
     waiting: Iterable[Candidate[RequestT]],
@@ -31,9 +32,8 @@ def plan_step(
     references: Sequence[int],
     limits: Limits,
     suspended: int = 0,
+    prompt_limits: PromptLimits = UNLIMITED,
     standing: Standing = ALONE,
-    most_prompt_tokens: int | None = None,
-    decodes: bool = False,
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
@@ -41,9 +41,6 @@ def plan_step(
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
-    most_prompt_tokens: the most prompt tokens of the step if any request decodes; None if only `limits` bounds them.
-    decodes: whether requests decode on other ranks. If all requests here stall and none decodes elsewhere,
-    `most_prompt_tokens` does not count: prompts hold nobody up, and may hold the blocks that are missing.
     """
     growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
@@ -58,7 +55,7 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
-    budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
+    budget = _prompt_budget(decoding, limits, prompt_limits)
     admitted: list[Candidate[RequestT]] = []
     # Blocks that preemption freed are for running requests; a waiting one would take them and be preempted again.
     if not preempted:
@@ -74,7 +71,7 @@ def plan_step(
             # The other waiting requests can take what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
-            budget = _prompt_budget(decoding, limits, most_prompt_tokens, decodes)
+            budget = _prompt_budget(decoding, limits, prompt_limits)
         else:
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
@@ -82,13 +79,9 @@ def plan_step(
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
-def _prompt_budget(
-    decoding: Sequence[Schedulable], limits: Limits, most_prompt_tokens: int | None, decodes: bool
-) -> int:
-    left = limits.max_step_tokens - sum(request.draws for request in decoding)
-    if most_prompt_tokens is None or not (decoding or decodes):
-        return left
-    return min(left, most_prompt_tokens)
+def _prompt_budget(decoding: Sequence[Schedulable], limits: Limits, prompt_limits: PromptLimits) -> int:
+    left, most_tokens = limits.max_step_tokens - sum(request.draws for request in decoding), prompt_limits.most_tokens
+    return left if most_tokens is None or not (decoding or prompt_limits.decodes) else min(left, most_tokens)
 
 
 def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[RequestT]:

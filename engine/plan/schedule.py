@@ -1,6 +1,7 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import takewhile
 
 from engine.blocks.block_tables import BlockTables
@@ -8,7 +9,7 @@ from engine.blocks.kv_pool import BlockPool
 from engine.plan.batcher import plan_step
 from engine.plan.running import Running
 from engine.plan.standing import Standing
-from engine.plan.step_plan import Candidate, Limits, StepPlan
+from engine.plan.step_plan import Candidate, Limits, PromptLimits, StepPlan
 from engine.plan.tenants import Tenants
 from engine.plan.waiting import WaitingQueue
 from engine.requests.request import Request
@@ -32,15 +33,11 @@ class Schedule:
         limits: Limits,
         prefix_cache: bool,
         would_wait: Callable[[Request, int], bool],
-        divided_tokens: int | None = None,
     ) -> None:
-        """would_wait: whether a request that finds that many of its blocks in the pool waits for KV from elsewhere.
-        divided_tokens: the fewest tokens of a chunk that all ranks compute together; None if they never do.
-        """
+        """would_wait: whether a request that finds that many of its blocks in the pool waits for KV from elsewhere."""
         self._pool = pool
         self._limits = limits
         self._would_wait = would_wait
-        self._divided_tokens = divided_tokens
         self._block_tables = BlockTables(pool, prefix_cache)
         self._waiting = WaitingQueue()
         self._running = Running()
@@ -88,34 +85,23 @@ class Schedule:
         """Whether prompts that this rank is to compute wait in the queue."""
         return self._waiting.tokens > 0
 
-    def plan(
-        self,
-        suspended: int,
-        prompts_begin: bool = True,
-        most_prompt_tokens: int | None = None,
-        decodes: bool = False,
-    ) -> StepPlan[Request]:
+    def plan(self, suspended: int, prompt_limits: PromptLimits) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.
 
         suspended: how many requests are admitted and wait for KV from elsewhere. They take part once `run` is called.
-        prompts_begin: if false, the first prompt that is to be computed here stays in the queue, and so do all requests
-        behind it. That does not hold for a prompt of which few tokens are left behind cached blocks, nor for one that
-        all ranks compute together. most_prompt_tokens, decodes: see `plan_step`.
         """
-        candidates = self._candidates(self._tenants.standing, prompts_begin)
         # If rows in flight may bring a request's last token, its `draws` is 0. It decodes on if they did not bring it.
         decoding = [request for request in self._running.decoding if request.draws]
         return plan_step(
-            decoding,
-            self._running.prompts,
-            candidates,
-            self._pool.free_blocks,
-            self._pool.references,
-            self._limits,
-            suspended + len(self._running.decoding) - len(decoding),
-            self._tenants.standing,
-            most_prompt_tokens,
-            decodes,
+            decoding=decoding,
+            prompts=self._running.prompts,
+            waiting=self._candidates(self._tenants.standing, prompt_limits),
+            free_blocks=self._pool.free_blocks,
+            references=self._pool.references,
+            limits=self._limits,
+            suspended=suspended + len(self._running.decoding) - len(decoding),
+            prompt_limits=prompt_limits,
+            standing=self._tenants.standing,
         )
 
     def carry_out(self, plan: StepPlan[Request]) -> None:
@@ -158,16 +144,16 @@ class Schedule:
         self._block_tables.release(request)
         self._tenants.leave(request.key)
 
-    def _candidates(self, standing: Standing, prompts_begin: bool) -> Iterator[Candidate[Request]]:
-        """prompts_begin: see `plan`."""
+    def _candidates(self, standing: Standing, prompt_limits: PromptLimits) -> Iterator[Candidate[Request]]:
         candidates = self._all_candidates(standing)
-        return candidates if prompts_begin else takewhile(self._begins_at_once, candidates)
+        if prompt_limits.begin:
+            return candidates
+        return takewhile(partial(self._begins_at_once, prompt_limits.divided_tokens), candidates)
 
-    def _begins_at_once(self, candidate: Candidate[Request]) -> bool:
+    def _begins_at_once(self, divided_tokens: int | None, candidate: Candidate[Request]) -> bool:
         """Whether it need not wait for prompts of other ranks: it holds those ranks up briefly or not at all."""
         tokens = candidate.step_tokens
-        chunk = min(tokens, self._limits.max_step_tokens)
-        divided = self._divided_tokens is not None and chunk >= self._divided_tokens
+        divided = divided_tokens is not None and min(tokens, self._limits.max_step_tokens) >= divided_tokens
         return candidate.waits or divided or is_tail(tokens, len(candidate.cached_blocks))
 
     def _all_candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:

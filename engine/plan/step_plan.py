@@ -47,6 +47,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """How much of prompts a step computes: see `engine.pace.pacing`."""
+
+    # If false, the first prompt that is to be computed here stays in the queue, and so do all requests after it. That
+    # does not hold for a prompt of which few tokens are left after cached blocks, nor for one that all ranks compute
+    # together.
+    begin: bool = True
+    # The fewest tokens of a chunk that all ranks compute together; None if they never do.
+    divided_tokens: int | None = None
+    # The most prompt tokens of the step if any request decodes; None if only `Limits` bounds them.
+    most_tokens: int | None = None
+    # Whether requests decode on some rank. If all requests here stall and none decodes elsewhere, `most_tokens` does
+    # not count: prompts hold nobody up, and may hold the blocks that are missing.
+    decodes: bool = False
+
+
+# Prompts take all that requests that decode leave.
+UNLIMITED = PromptLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate(Generic[RequestT]):
     """A waiting request, and what admitting it now would take."""
 

@@ -73,7 +73,7 @@ class Rank:
 
     def _serve(self, config: EngineConfig, authorship: Authorship | None, times: StartTimes) -> int | None:
         try:
-            with span("engine.pace.load", backend=config.backend):
+            with span("engine.load", backend=config.backend):
                 backend = self._make_backend(config, times)
                 leads = self._peers is None or self._peers.place.leads
                 # Only the first rank of a TP group moves KV; the others get what has landed there.

@@ -1,15 +1,17 @@
 """What the engine reports to its service."""
 
-from collections.abc import Callable, Sequence
-
-from engine.balance.report import BalanceReport
-from engine.batch import Sample
+from engine.batch import Backend, Sample
 from engine.blocks.kv_pool import BlockPool
 from engine.config import MOST_DRAFTS
 from engine.moves.transfers import Transfers
+from engine.pace.smoothing import SmoothedRatio
+from engine.pace.step_meter import StepMeter
+from engine.plan.schedule import Schedule
 from engine.protocol.messages import DraftCounts, Output, StepResult
-from engine.requests.sparse_measure import SparseMeasure
 from mesh.domain.workers import WorkerLoad
+
+# Weight of the past against one more finished request.
+REQUEST_DECAY = 0.95
 
 
 class Report:
@@ -21,9 +23,13 @@ class Report:
         drafts: what became of drafts; None if no row of a request with drafts was collected.
     """
 
-    def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
+    def __init__(self, pool: BlockPool, transfers: Transfers, schedule: Schedule, meter: StepMeter) -> None:
         self._pool = pool
         self._transfers = transfers
+        self._schedule = schedule
+        self._meter = meter
+        # Tokens of each finished request.
+        self._output_tokens = SmoothedRatio()
         self.outputs: list[Output] = []
         self.load_changed = False
         self.drafts: DraftCounts | None = None
@@ -43,14 +49,35 @@ class Report:
             self.drafts.accepted[position] += position < len(sample.token_ids) - 1
         self.drafts.relaxed += sample.relaxed
 
-    def drain(
-        self,
-        step: int,
-        load: Callable[[], WorkerLoad],
-        balance: BalanceReport | None,
-        sparse: Callable[[], Sequence[SparseMeasure]],
-    ) -> StepResult | None:
-        """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
+    def add_finished(self, output_tokens: int) -> None:
+        """Count a request that ended with this many tokens."""
+        self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)
+
+    def load(self, requests: int) -> WorkerLoad:
+        """requests: how many have not ended."""
+        schedule, meter = self._schedule, self._meter
+        waiting = schedule.waiting
+        return WorkerLoad(
+            running_requests=requests - waiting,
+            waiting_requests=waiting,
+            queued_prefill_tokens=schedule.queued_prefill_tokens,
+            free_blocks=self._pool.free_blocks,
+            prefill_tokens_per_second=meter.prefill_tokens_per_second,
+            decode_step_ms=meter.decode_step_ms,
+            mean_output_tokens=self._output_tokens.value,
+            decode_step_requests=meter.decode_step_requests,
+            push_bytes_per_second=self._transfers.push_bytes_per_second,
+            exact_prompts=meter.exact_prompts,
+            sparse_prompts=meter.sparse_prompts,
+            queued_sparse_tokens=schedule.queued_sparse_tokens,
+            waiting_blocks=schedule.waiting_blocks,
+        )
+
+    def drain(self, step: int, requests: int, backend: Backend) -> StepResult | None:
+        """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them.
+
+        step: how many steps were launched; requests: see `load`.
+        """
         outputs, self.outputs = self.outputs, []
         blocks, counters = self._pool.drain_changes(), self._transfers.poll_counters()
         if not (outputs or blocks.stored or blocks.removed or counters or self.load_changed):
@@ -58,16 +85,16 @@ class Report:
         self.load_changed = False
         drafts, self.drafts = self.drafts, None
         return StepResult(
-            step,
-            outputs,
-            load(),
-            blocks.stored,
-            blocks.parents,
-            blocks.removed,
-            counters,
-            drafts,
-            balance,
-            blocks.draftless,
-            blocks.tenants,
-            list(sparse()),
+            step=step,
+            outputs=outputs,
+            load=self.load(requests),
+            stored_blocks=blocks.stored,
+            stored_parents=blocks.parents,
+            removed_blocks=blocks.removed,
+            transfers=counters,
+            drafts=drafts,
+            balance=backend.balance,
+            draftless_blocks=blocks.draftless,
+            stored_tenants=blocks.tenants,
+            sparse=list(backend.drain_sparse_measures()),
         )

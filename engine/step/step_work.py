@@ -1,22 +1,13 @@
 """The work of one step: from what was planned to the rows of a batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from engine.batch import Row, StepShape
-from engine.pace.prompt_pace import NO_PROMPTS, PromptTokens
 from engine.pace.tails import Tails
 from engine.plan.step_plan import Chunk
 from engine.requests.request import Request
-
-
-def prompt_tokens_of(requests: Iterable[Request], rows: Iterable[Row]) -> PromptTokens:
-    """The tokens of launched chunks, each a request and its row."""
-    tokens = NO_PROMPTS
-    for request, row in zip(requests, rows, strict=True):
-        tokens = tokens.with_chunk(row.start, row.end, request.sparse_from)
-    return tokens
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -95,6 +86,15 @@ class StepWork(msgspec.Struct, frozen=True):
         if isinstance(work, Chunk):
             return _launch_chunk_row(work, index, self.depth)
         return _launch_decode_row(work, self._draws(work), index, self.depth)
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """What a rank has to compute in the next step, and the shape in which it could."""
+
+    work: StepWork
+    shape: StepShape
+    # Whether prompts that the work leaves out may begin in the step after it, though nothing else happens.
+    held_back: bool
 
 
 def _ends(chunk: Chunk[Request]) -> bool:

@@ -104,6 +104,15 @@ def test_requests_submitted_together_start_with_the_shortest() -> None:
     assert [key for key in transcript.ends if key != 2] == [1, 0, 3]
 
 
+def test_the_mean_length_of_finished_answers_is_reported() -> None:
+    engine = oracle_engine(total_blocks=16)
+    assert engine.load().mean_output_tokens is None
+    for key in range(3):
+        engine.submit(submit_of(key, prompt_of(20, seed=key), 7))
+        Transcript().run(engine)
+    assert engine.load().mean_output_tokens == pytest.approx(7)
+
+
 def preempted_run(**settings: Any) -> tuple[Transcript, list[list[int]]]:
     """Three requests in a pool that holds two of them when they have grown."""
     engine = oracle_engine(total_blocks=9, **settings)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.plan.batcher import plan_step
 from engine.plan.standing import ALONE, Standing
-from engine.plan.step_plan import Candidate, Limits, StepPlan
+from engine.plan.step_plan import Candidate, Limits, PromptLimits, StepPlan
 from engine.requests.progress import Progress
 from mesh.blocks import blocks_for
 from mesh.domain.shares import ONE_TENANT, Share
@@ -69,7 +69,15 @@ def plan(
     held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
     return plan_step(
-        decoding, prompts, waiting, free_blocks, references, limits, suspended, standing, most_prompt_tokens
+        decoding=decoding,
+        prompts=prompts,
+        waiting=waiting,
+        free_blocks=free_blocks,
+        references=references,
+        limits=limits,
+        suspended=suspended,
+        prompt_limits=PromptLimits(most_tokens=most_prompt_tokens),
+        standing=standing,
     )
 
 

@@ -121,6 +121,20 @@ def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() ->
     assert engine.load().push_bytes_per_second == pytest.approx(5e8)
 
 
+def test_a_push_that_is_mostly_latency_does_not_count_for_their_pace() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    agent = agent_of(engine, fabric)
+    for key, size_bytes in enumerate((1000, 50_000_000)):
+        ticket = landing_elsewhere(fabric, 200)
+        engine.submit(push_submit(ticket, 200, key=key))
+        turn(engine)
+        agent.emit(PushEnded(ticket.transfer_id, size_bytes, "fake", seconds=0.1))
+        engine.poll_transfers()
+        assert (engine.load().push_bytes_per_second is None) == (size_bytes == 1000)
+    assert engine.load().push_bytes_per_second == pytest.approx(5e8)
+
+
 def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)

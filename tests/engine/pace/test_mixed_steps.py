@@ -34,7 +34,7 @@ def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 4
         found = mixed.most_prompt_tokens(0)
         assert found is not None
         tokens = found
-        mixed.launched(tokens, True)
+        mixed.launched(tokens > 0, True)
         mixed.observe(seconds(tokens), tokens)
     return tokens
 
@@ -84,7 +84,7 @@ def test_few_tokens_are_rows_where_no_chunk_ends_in_time(step_ms: float, rows: i
         if tokens <= MOST_TOKENS:
             mixed.observe(as_rows(tokens), 0, row_tokens=tokens)
         else:
-            mixed.launched(tokens, True)
+            mixed.launched(tokens > 0, True)
             mixed.observe(launched_by_the_host(tokens), tokens)
     # Chunks are tried again after some time.
     chunks = [tokens for tokens in taken if tokens > MOST_TOKENS]
@@ -98,7 +98,7 @@ def test_longer_steps_are_chunks() -> None:
     for _ in range(100):
         tokens = mixed.most_prompt_tokens(500) or 0
         assert tokens > MOST_TOKENS
-        mixed.launched(tokens, True)
+        mixed.launched(tokens > 0, True)
         mixed.observe(launched_by_the_host(tokens), tokens)
     assert launched_by_the_host(tokens) == pytest.approx(0.4, rel=0.05)
 
@@ -111,7 +111,7 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
     taken, whole, flight = 0.0, 0.0, []
     for _ in range(4000):
         prompts = mixed.most_prompt_tokens(0) != 0
-        mixed.launched(1000 * prompts, True)
+        mixed.launched(prompts, True)
         flight.append(prompts)
         if len(flight) > ahead:
             prompts = flight.pop(0)
@@ -128,10 +128,10 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
 def test_prompts_owe_nothing_while_nobody_decodes() -> None:
     mixed = MixedSteps(None, 0.5)
     for _ in range(3):
-        mixed.launched(1000, False)
+        mixed.launched(True, False)
         assert mixed.most_prompt_tokens(0) is None
         mixed.observe(1.0, 1000, decodes=False)
-    mixed.launched(1000, True)
+    mixed.launched(True, True)
     assert mixed.most_prompt_tokens(0) == 0
 
 
@@ -148,7 +148,7 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
         begun += tokens > 0
         owes = any(rank.owes for rank in ranks) or tokens > 0
         for rank, off_ms in zip(ranks, (0, late_ms), strict=True):
-            rank.launched(tokens, True)
+            rank.launched(tokens > 0, True)
             rank.agreed(owes)
             ms = random_ms.gauss(30, 1) + bool(tokens) * (300 + off_ms)
             rank.observe(ms / 1000, tokens)

@@ -1,17 +1,13 @@
-"""How fast the engine has been going."""
+"""How fast steps have been going."""
 
 from collections.abc import Sequence
 
 from engine.pace.prompt_pace import NO_PROMPTS, PromptPaceMeter, PromptTokens
 from engine.pace.smoothing import SmoothedRatio
-from mesh.domain.workers import WorkerLoad
+from mesh.domain.workers import PromptPace
 
-# Weight of the past against one more step, and against one more finished request.
+# Weight of the past against one more step.
 STEP_DECAY = 0.98
-REQUEST_DECAY = 0.95
-PUSH_DECAY = 0.9
-# The time of a smaller push is mostly its way there and back.
-LEAST_PUSH_BYTES = 1 << 20
 # A step of less than 20 ms weighs as much as its share of this time. Otherwise a single short step that the machine
 # held up would dominate a mean over dozens.
 STEP_MEMORY_SECONDS = 1.0
@@ -22,8 +18,8 @@ PROMPTS_MEMORY_SECONDS = 10.0
 LEAST_PROMPTS_SHARE = 1e-6
 
 
-class LoadMeter:
-    """Smooths what steps, finished requests and pushes report.
+class StepMeter:
+    """Smooths what steps report. `Pacing` writes it, and `Report` reads it.
 
     Steps with prompts count for the time of a decode step by the share of the time that prompts take in the long run:
     how long a step takes without them, and this share, are measured apart. The rate of prompts includes what decodes.
@@ -37,8 +33,6 @@ class LoadMeter:
         # Which share of the time in which requests decoded was taken by prompts.
         self._prompts_share = 0.0
         self._decode_step_requests = SmoothedRatio()
-        self._output_tokens = SmoothedRatio()
-        self._push_bytes_per_second = SmoothedRatio()
 
     def observe_step(
         self,
@@ -81,43 +75,27 @@ class LoadMeter:
             self._prompts_share = _share_behind(self._prompts_share, each, 0.0)
         self._decode_step_requests.observe_equal(decoding, 1.0, decays)
 
-    def observe_finished(self, output_tokens: int) -> None:
-        self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)
-
-    def observe_push(self, size_bytes: int, seconds: float) -> None:
-        if size_bytes >= LEAST_PUSH_BYTES:
-            self._push_bytes_per_second.observe(size_bytes, seconds, PUSH_DECAY)
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """None while unknown, as with all that follow."""
+        return self._prefill_tokens_per_second.value
 
     @property
-    def _decode_step_ms(self) -> float | None:
-        """None before the first step."""
+    def decode_step_ms(self) -> float | None:
         quiet_ms = self._quiet_step_ms.value
         return None if quiet_ms is None else quiet_ms / (1.0 - self._prompts_share)
 
-    def load(
-        self,
-        running: int,
-        waiting: int,
-        queued_prefill_tokens: int,
-        free_blocks: int,
-        queued_sparse_tokens: int = 0,
-        waiting_blocks: int = 0,
-    ) -> WorkerLoad:
-        return WorkerLoad(
-            running_requests=running,
-            waiting_requests=waiting,
-            queued_prefill_tokens=queued_prefill_tokens,
-            free_blocks=free_blocks,
-            prefill_tokens_per_second=self._prefill_tokens_per_second.value,
-            decode_step_ms=self._decode_step_ms,
-            mean_output_tokens=self._output_tokens.value,
-            decode_step_requests=self._decode_step_requests.value,
-            push_bytes_per_second=self._push_bytes_per_second.value,
-            exact_prompts=self._prompt_paces.exact,
-            sparse_prompts=self._prompt_paces.sparse,
-            queued_sparse_tokens=queued_sparse_tokens,
-            waiting_blocks=waiting_blocks,
-        )
+    @property
+    def decode_step_requests(self) -> float | None:
+        return self._decode_step_requests.value
+
+    @property
+    def exact_prompts(self) -> PromptPace | None:
+        return self._prompt_paces.exact
+
+    @property
+    def sparse_prompts(self) -> PromptPace | None:
+        return self._prompt_paces.sparse
 
 
 def _step_decay(seconds: float) -> float:

@@ -1,102 +1,93 @@
 import pytest
 
-from engine.pace.load import LoadMeter
 from engine.pace.prompt_pace import PromptTokens
-from mesh.domain.workers import WorkerLoad
-
-
-def load_of(meter: LoadMeter) -> WorkerLoad:
-    return meter.load(running=0, waiting=0, queued_prefill_tokens=0, free_blocks=0)
+from engine.pace.step_meter import StepMeter
 
 
 def test_speeds_are_zero_while_unknown() -> None:
-    load = load_of(LoadMeter())
-    assert (load.prefill_tokens_per_second, load.decode_step_ms, load.mean_output_tokens) == (None, None, None)
+    meter = StepMeter()
+    assert (meter.prefill_tokens_per_second, meter.decode_step_ms, meter.decode_step_requests) == (None, None, None)
 
 
 def test_steady_speeds_are_reported_as_they_are() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(10):
         meter.observe_step(0.5, decoding=0, prompts=PromptTokens(1000))
         meter.observe_step(0.02, decoding=8)
-        meter.observe_finished(30)
-    load = load_of(meter)
-    assert load.prefill_tokens_per_second == pytest.approx(2000)
-    assert load.decode_step_ms == pytest.approx(20)
-    assert load.mean_output_tokens == pytest.approx(30)
+    assert meter.prefill_tokens_per_second == pytest.approx(2000)
+    assert meter.decode_step_ms == pytest.approx(20)
 
 
 def test_a_tiny_prompt_hardly_moves_the_prefill_speed() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(10):
         meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
     meter.observe_step(0.02, decoding=0, prompts=PromptTokens(1))
-    assert load_of(meter).prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
+    assert meter.prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
 
 
 def test_the_decode_step_follows_a_change_within_some_hundred_steps() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for milliseconds in (10.0, 50.0):
         for _ in range(300):
             meter.observe_step(milliseconds / 1000, decoding=1)
-    assert load_of(meter).decode_step_ms == pytest.approx(50, rel=0.02)
+    assert meter.decode_step_ms == pytest.approx(50, rel=0.02)
 
 
 def test_the_decode_step_is_reported_with_its_batch_size() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for decoding in (4, 8) * 500:
         meter.observe_step(0.01, decoding=decoding)
-    assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
+    assert meter.decode_step_requests == pytest.approx(6, rel=0.02)
     meter.observe_step(0.5, decoding=0, prompts=PromptTokens(1000))
-    assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
+    assert meter.decode_step_requests == pytest.approx(6, rel=0.02)
 
 
 def test_tokens_of_prompts_in_a_decode_step_count_as_requests_that_decode() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
     meter.observe_step(0.012, decoding=4, beside=30)
-    load = load_of(meter)
-    assert load.decode_step_ms == pytest.approx(12) and load.decode_step_requests == 34
-    assert load.prefill_tokens_per_second == pytest.approx(2000)
+    assert meter.decode_step_ms == pytest.approx(12) and meter.decode_step_requests == 34
+    assert meter.prefill_tokens_per_second == pytest.approx(2000)
 
 
 @pytest.mark.parametrize("step_seconds", [0.001, 0.02, 0.1])
 def test_one_prompt_does_not_make_decode_steps_slow(step_seconds: float) -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(300):
         meter.observe_step(step_seconds, decoding=4)
     meter.observe_step(0.3, decoding=4, prompts=PromptTokens(1500), quiet=False)
     # The prompt took a thirtieth of the last ten seconds.
-    assert load_of(meter).decode_step_ms == pytest.approx(step_seconds * 1000, rel=0.035)
-    assert load_of(meter).decode_step_requests == pytest.approx(4)
+    assert meter.decode_step_ms == pytest.approx(step_seconds * 1000, rel=0.035)
+    assert meter.decode_step_requests == pytest.approx(4)
 
 
 def test_prompts_that_come_all_the_time_count_by_the_share_of_the_time_that_they_take() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(300):
         for _ in range(5):
             meter.observe_step(0.02, decoding=4)
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
     # Six tokens in 220 ms.
-    assert load_of(meter).decode_step_ms == pytest.approx(220 / 6, rel=0.02)
+    assert meter.decode_step_ms == pytest.approx(220 / 6, rel=0.02)
     meter.observe_decode_steps([0.02] * 3000, decoding=4)
-    assert load_of(meter).decode_step_ms == pytest.approx(20, rel=0.01)
+    assert meter.decode_step_ms == pytest.approx(20, rel=0.01)
 
 
 def test_a_decode_step_is_as_long_as_it_may_be_where_every_one_has_prompts() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(1000):
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
-        assert load_of(meter).decode_step_ms == pytest.approx(120)
+        assert meter.decode_step_ms == pytest.approx(120)
     meter.observe_decode_steps([0.02] * 300, decoding=4)
-    assert load_of(meter).decode_step_ms == pytest.approx(20, rel=0.01)
+    assert meter.decode_step_ms == pytest.approx(20, rel=0.01)
     for _ in range(1000):
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
-    assert load_of(meter).decode_step_ms == pytest.approx(120, rel=0.01)
+    assert meter.decode_step_ms == pytest.approx(120, rel=0.01)
 
 
 def test_steps_observed_together_are_those_observed_one_by_one() -> None:
-    together, alone = LoadMeter(), LoadMeter()
+    together, alone = StepMeter(), StepMeter()
     for meter in (together, alone):
         meter.observe_step(0.02, decoding=4)
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
@@ -104,22 +95,13 @@ def test_steps_observed_together_are_those_observed_one_by_one() -> None:
     together.observe_decode_steps(seconds, decoding=4)
     for each in seconds:
         alone.observe_step(each, decoding=4)
-    assert load_of(together) == load_of(alone)
+    for name in ("decode_step_ms", "decode_step_requests", "prefill_tokens_per_second"):
+        assert getattr(together, name) == getattr(alone, name) is not None
 
 
 def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
-    meter = LoadMeter()
+    meter = StepMeter()
     for _ in range(3000):
         meter.observe_step(0.0003, decoding=1)
     meter.observe_step(0.02, decoding=1)
-    assert load_of(meter).decode_step_ms == pytest.approx(0.3, rel=0.1)
-
-
-def test_pushes_are_measured_together_and_those_that_are_mostly_latency_are_not() -> None:
-    meter = LoadMeter()
-    meter.observe_push(1000, 0.01)
-    assert load_of(meter).push_bytes_per_second is None
-    for _ in range(50):
-        meter.observe_push(10_000_000, 0.02)
-        meter.observe_push(30_000_000, 0.06)
-    assert load_of(meter).push_bytes_per_second == pytest.approx(5e8)
+    assert meter.decode_step_ms == pytest.approx(0.3, rel=0.1)

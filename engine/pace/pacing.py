@@ -1,0 +1,92 @@
+"""How many prompt tokens each step takes, and how many drafts."""
+
+from collections.abc import Sequence
+
+from engine.batch import Backend, StepShape
+from engine.config import EngineConfig
+from engine.pace.alignment import Alignment
+from engine.pace.draft_depth import DraftDepth
+from engine.pace.mixed_steps import MixedSteps
+from engine.pace.prompt_pace import NO_PROMPTS
+from engine.pace.step_meter import StepMeter
+from engine.pace.tails import Tails
+from engine.parallel.layout import Layout
+from engine.plan.step_plan import PromptLimits
+from engine.protocol.messages import DraftCounts
+from engine.step.in_flight import CollectedStep
+from engine.step.step_work import Proposal, StepWork
+
+
+class Pacing:
+    """Asks the policies that bound a step's prompts and drafts, and tells them what came of each step.
+
+    For each step the engine calls `limits`, plans, calls `propose`, and then `agreed` with the shape that all ranks
+    launch. It calls `collected` once the step's samples have come, which with overlap is after `agreed` of the step
+    that follows. Nobody else writes the policies or the meter:
+
+        Alignment   waiting prompts begin together with those of other ranks
+        MixedSteps  prompts leave requests that decode their time
+        Tails       few tokens of a prompt are computed as rows that decode
+        DraftDepth  the number of drafts that brings most tokens a second
+
+    Attributes:
+        meter: what steps took, for the service.
+    """
+
+    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+        self.meter = StepMeter()
+        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
+        self._mixed_steps = MixedSteps(config.mixed_step_ms, config.prompt_share)
+        self._tails = Tails(backend.captured_rows, backend.draft_layers)
+        self._depth = DraftDepth(config.drafts.most, backend.step_times)
+        self._divided_tokens = config.parallel.divided_tokens
+        # Of the step that was agreed on last.
+        self._shape = StepShape(0)
+
+    def limits(self, decoding: int) -> PromptLimits:
+        """What prompts may take of the next step, before which this many requests decode here."""
+        most_tokens = self._mixed_steps.most_prompt_tokens(self._tails.rows_left(decoding))
+        return PromptLimits(self._alignment.opens, self._divided_tokens, most_tokens, self._shape.decodes)
+
+    def depth(self, decoding: int) -> int:
+        """How many tokens a step in which this many requests decode guesses after each that it draws."""
+        return self._depth.choose(decoding)
+
+    def propose(self, work: StepWork, waiting_prompts: bool, stopping: bool) -> Proposal:
+        """waiting_prompts: whether prompts are left in the queue here. stopping: whether this rank wants to end."""
+        decodes = self._shape.decodes or bool(work.decoding)
+        # While some request decodes, prompts also wait until requests have had back the time that prompts took.
+        held_back = (waiting_prompts and not self._alignment.opens) or (decodes and self._mixed_steps.waits)
+        shape = work.shape(stopping, self._tails, waiting_prompts, self._mixed_steps.owes)
+        return Proposal(work, shape, held_back)
+
+    def agreed(self, shape: StepShape) -> None:
+        """All ranks launch a step of this shape next."""
+        chunks = not shape.decode_only
+        self._alignment = self._alignment.after(shape)
+        if self._alignment.ranks > 1:
+            self._mixed_steps.agreed(shape.owes or (chunks and shape.decodes))
+        self._mixed_steps.launched(chunks, shape.decodes)
+        self._shape = shape
+
+    def collected(self, collected: CollectedStep, drafts: DraftCounts | None) -> None:
+        """drafts: what became of the step's drafts; None if it has none of requests that go on."""
+        step, seconds = collected.step, collected.seconds
+        shape, decoding = step.shape, len(step.work.decoding)
+        row_tokens = step.work.prompt_tokens if shape.decode_only else 0
+        # A step whose prompts are rows took as long as one with as many more requests. It does not show how fast
+        # prompts are computed.
+        prompts = NO_PROMPTS if decoding and shape.decode_only else step.prompts
+        # A step seems longer than it was if the next one has prompts: the host launches that one first, and sees this
+        # one's end late. Without overlap the step agreed on last is this one.
+        quiet = shape.decode_only and self._shape.decode_only
+        self.meter.observe_step(seconds, decoding, prompts, collected.accepted_drafts, row_tokens, quiet)
+        self._mixed_steps.observe(seconds, step.chunk_tokens, shape.decodes, row_tokens)
+        if drafts is not None:
+            self._depth.observe(drafts)
+
+    def took(self, seconds: Sequence[float], decoding: int) -> None:
+        """Consecutive steps in which this many requests decoded a token each, and nothing else happened."""
+        self.meter.observe_decode_steps(seconds, decoding)
+        self._mixed_steps.observe_decode_steps(seconds)
+        self._shape = StepShape(decoding, decodes=True)
