@@ -28,6 +28,7 @@ from cli.up import up
 from cli.value_names import Command, Group
 from mesh.errors import MeshError, Unauthenticated
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
+from mesh.standard_streams import complain
 
 HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
 
@@ -65,15 +66,15 @@ def run() -> None:
         build()()
     except MeshError as error:
         how = f" (--api-key KEY, or {API_KEY_VARIABLE})" if isinstance(error, Unauthenticated) else ""
-        sys.stderr.write(f"deepmesh: {error.message}{how}\n")
+        complain(f"deepmesh: {error.message}{how}")
         final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
         sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)
     except UnicodeError as error:
-        sys.stderr.write(f"deepmesh: text that is no UTF-8 cannot be sent: {error}\n")
+        complain(f"deepmesh: text that is no UTF-8 cannot be sent: {error}")
         sys.exit(EXIT_USELESS_TO_RETRY)
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        sys.stderr.write(f"deepmesh: {where}{error.strerror or error}\n")
+        complain(f"deepmesh: {where}{error.strerror or error}")
         sys.exit(EXIT_FAILED)
 
 

@@ -23,7 +23,7 @@ from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
-from launcher.log_lines import LinePrinter
+from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, WORKER_MODULES, MeshPlan
 from launcher.preflight import check_plan
 from launcher.serving import until_served
@@ -116,16 +116,10 @@ async def _demonstrate(plan: MeshPlan, max_tokens: int, log: Path, console: Cons
 async def _mesh(plan: MeshPlan, log: Path, console: Console, channels: Channels) -> AsyncIterator[Supervisor]:
     specs = compose(plan)
     console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log}); {device_list(specs)}")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
-        try:
-            await supervisor.start()
-            processes = ", ".join(f"{name} {process_id}" for name, process_id in supervisor.process_ids.items())
-            console.print(f"ready, as processes {processes}")
-            yield supervisor
-        finally:
-            await supervisor.stop()
+    async with logged_mesh(specs, log, channels) as supervisor:
+        processes = ", ".join(f"{name} {process_id}" for name, process_id in supervisor.process_ids.items())
+        console.print(f"ready, as processes {processes}")
+        yield supervisor
 
 
 @dataclass(frozen=True)

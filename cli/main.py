@@ -3,12 +3,15 @@
 import os
 import sys
 
+from mesh.standard_streams import settle
+
 # The exit status of shells for a process that SIGINT ended.
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command of sys.argv."""
+    settle()
     # gRPC reads this when it is imported. Its own log lines would mix with ours, and we report the same errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:

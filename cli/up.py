@@ -14,13 +14,13 @@ from cli.endpoints import API_KEY_VARIABLE
 from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
-from launcher.log_lines import LinePrinter
+from launcher.log_lines import NAME, LinePrinter
 from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
 from launcher.preflight import check_metrics_ports, check_plan
 from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
 from launcher.split import IN_FLIGHT, split_gpus
-from launcher.supervisor import NAME, Supervisor
+from launcher.supervisor import Supervisor
 from mesh.addresses import is_loopback
 from mesh.channel import Channels
 from mesh.errors import ConfigError, Unauthenticated
@@ -146,7 +146,11 @@ def _first(found: tuple[str, ...], gpus: int) -> tuple[str, ...]:
 
 
 async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys) -> None:
-    printer = LinePrinter(max(len(spec.name) for spec in specs))
+    with LinePrinter(max(len(spec.name) for spec in specs)) as printer:
+        await _run_mesh(plan, specs, keys, printer)
+
+
+async def _run_mesh(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys, printer: LinePrinter) -> None:
     printer(NAME, f"starting {device_list(specs)}")
     if plan.metrics_port is not None:
         ports = "  ".join(f"{spec.name} {spec.metrics_port}" for spec in specs)

@@ -6,11 +6,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 from launcher.composition import compose
-from launcher.log_lines import LinePrinter
+from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
 from launcher.preflight import check_plan
 from launcher.serving import until_served
-from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 
@@ -24,16 +23,10 @@ async def own_mesh(model_dir: Path, settings: tuple[str, ...], log: Path) -> Asy
     plan = MeshPlan(model_dir, 1, free_port(), free_port(), free_port(), settings)
     check_plan(plan)
     specs = compose(plan)
-    log.parent.mkdir(parents=True, exist_ok=True)
     channels = Channels()
-    with log.open("w") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
-        try:
-            await supervisor.start()
-            await until_served(grpc_endpoint(plan), plan.decode_workers, channels)
-            yield plan
-        finally:
-            await supervisor.stop()
+    async with logged_mesh(specs, log, channels):
+        await until_served(grpc_endpoint(plan), plan.decode_workers, channels)
+        yield plan
 
 
 def grpc_endpoint(plan: MeshPlan) -> str:

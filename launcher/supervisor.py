@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 import mesh
+from launcher.log_lines import NAME
 from launcher.plan import ServiceSpec
 from launcher.process import Child, describe_status
 from launcher.restart import RestartPolicy
@@ -18,7 +19,6 @@ from mesh.ports import free_port
 STOP_GRACE_SECONDS = 15.0
 # Pause between two lines that name the services that are not ready yet.
 WAITING_SECONDS = 10.0
-NAME = "mesh"
 
 
 class Supervisor:

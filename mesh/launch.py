@@ -18,6 +18,7 @@ from grpc import StatusCode
 from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError, MeshError
 from mesh.observe import configure
+from mesh.standard_streams import complain, settle
 
 # Overrides as a JSON list of KEY=VALUE; those of the command line are applied after them.
 SETTINGS_VARIABLE = "DEEPMESH_SETTINGS"
@@ -67,6 +68,7 @@ def launch(
     A MeshError becomes one line on stderr, and status 2 if starting again cannot help, otherwise 1. If `main` returns a
     Program, it replaces this process.
     """
+    settle()
     options = _parse(service, arguments)
     try:
         first, *overlays = options.config or [None]
@@ -80,9 +82,13 @@ def launch(
         # Objects made so far live as long as the process: garbage collections need not visit them.
         gc.collect()
         gc.freeze()
-        uvloop.run(_run(main, config))
+        try:
+            uvloop.run(_run(main, config))
+        finally:
+            # An error's line is the last.
+            logging.shutdown()
     except MeshError as error:
-        sys.stderr.write(f"{service}: {error.message}\n")
+        complain(f"{service}: {error.message}")
         return EXIT_USELESS_TO_RETRY if error.code is StatusCode.FAILED_PRECONDITION else EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + 2

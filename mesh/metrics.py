@@ -18,6 +18,8 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _MICROSECONDS_UP = (1e-5, 1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
+# Every process.
+LOG_LINES_LOST = Counter("deepmesh_log_lines_lost_total", "Log lines that could not be written")
 SPAN_SECONDS = Histogram("deepmesh_span_seconds", "Time in a span", ["name"], buckets=_MICROSECONDS_UP)
 
 # Every gRPC server.

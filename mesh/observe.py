@@ -4,18 +4,20 @@ import json
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from prometheus_client import Histogram
 
 from mesh.config import ObserveConfig
 from mesh.errors import ConfigError
+from mesh.line_sink import LineSink
 from mesh.metrics import SPAN_SECONDS
 from mesh.trace_file import TraceFile
 from mesh.tracing import SpanEvent, TraceContext, trace_context
@@ -26,6 +28,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 # Loggers replace globals of our own: the standard library has one table of them per process.
 _span_log = logging.getLogger("deepmesh.span")
 _trace_log = logging.getLogger("deepmesh.trace")
+_log = logging.getLogger("deepmesh.observe")
 # One line for each generation, if the access log is on.
 access_log = logging.getLogger("deepmesh.access")
 
@@ -43,12 +46,33 @@ def configure(service: str, config: ObserveConfig) -> None:
         _trace_log.addHandler(spans)
         _trace_log.setLevel(logging.INFO)
         _trace_log.propagate = False
-    handler = logging.StreamHandler()
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if config.log_format == "json" else LineFormatter(service))
     # At DEBUG, grpc logs a line for every event of its loop.
     logging.getLogger("grpc").setLevel(logging.INFO)
     access_log.setLevel(logging.INFO if config.access_log else logging.CRITICAL)
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
+
+
+class LineHandler(logging.StreamHandler[LineSink]):
+    """Writes records to a stream, which may be full, gone, or not read: see `LineSink`."""
+
+    terminator = ""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(LineSink(stream, self._notice))
+
+    def flush(self) -> None:
+        """Nothing to do: this is called after every record, and the sink keeps no line that its file takes."""
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+    def _notice(self, lines: int, why: str) -> str:
+        record = logging.LogRecord(_log.name, logging.WARNING, __file__, 0, "log lines are lost", None, None)
+        record.__dict__["fields"] = {"lines": lines, "why": why}
+        return self.format(record)
 
 
 def _span_handlers(service: str, config: ObserveConfig) -> Iterator[logging.Handler]:

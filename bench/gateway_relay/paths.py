@@ -139,9 +139,9 @@ def _started(log: Path, module: str, *arguments: str) -> AbstractAsyncContextMan
 
 @asynccontextmanager
 async def _listening(log: Path, port: int, module: list[str]) -> AsyncIterator[tuple[str, int]]:
-    with log.open("a") as output:
+    with log.open("a", encoding="utf-8") as output, LinePrinter(LABEL_WIDTH, output) as printer:
         command = [sys.executable, "-m", *module]
-        child = Child(module[0].removeprefix("bench."), command, LinePrinter(LABEL_WIDTH, output))
+        child = Child(module[0].removeprefix("bench."), command, printer)
         try:
             await child.start()
             async with Channels().open(f"{HOST}:{port}") as channel, asyncio.timeout(READY_SECONDS):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from launcher.composition import compose
 from launcher.gpus import find_gpus
-from launcher.log_lines import LinePrinter
+from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
 from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
-from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 
@@ -50,11 +49,6 @@ async def model_mesh(
     )
     specs = compose(plan)
     channels = Channels()
-    with log.open("a") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
-        try:
-            await supervisor.start()
-            await until_served(f"{HOST}:{grpc_port}", plan.decode_workers, channels)
-            yield ModelMesh(f"{HOST}:{grpc_port}", f"{HOST}:{scheduler_port}", supervisor.process_ids)
-        finally:
-            await supervisor.stop()
+    async with logged_mesh(specs, log, channels, append=True) as supervisor:
+        await until_served(f"{HOST}:{grpc_port}", plan.decode_workers, channels)
+        yield ModelMesh(f"{HOST}:{grpc_port}", f"{HOST}:{scheduler_port}", supervisor.process_ids)

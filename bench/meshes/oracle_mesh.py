@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from launcher.composition import compose
-from launcher.log_lines import LinePrinter
+from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
-from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 from tools.byte_tokenizer import write_tokenizer
@@ -44,20 +43,16 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
     Raises ProcessFailed if a service does not get ready.
     """
     channels = Channels()
-    with TemporaryDirectory() as directory, log.open("a") as output:
+    with TemporaryDirectory() as directory:
         write_tokenizer(Path(directory), VOCABULARY_SIZE, CONTEXT_TOKENS)
         models = dumps([{"tokenizer_dir": directory, "name": MODEL}])
         oracle = f"decode.engine.oracle.vocabulary_size={VOCABULARY_SIZE}"
         fixed = ("decode.engine.backend=oracle", oracle, f"gateway.models={models}")
         http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
         specs = compose(MeshPlan(None, 1, http_port, grpc_port, scheduler_port, (*fixed, *settings)))
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
-        try:
-            await supervisor.start()
+        async with logged_mesh(specs, log, channels, append=True) as supervisor:
             decode = await _decode_endpoint(f"{HOST}:{scheduler_port}", channels)
             yield OracleMesh(f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", decode, supervisor.process_ids)
-        finally:
-            await supervisor.stop()
 
 
 async def _decode_endpoint(scheduler: str, channels: Channels) -> str:

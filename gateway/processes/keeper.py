@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
+from mesh.standard_streams import complain
 from mesh.tether import die_with
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -93,6 +94,5 @@ class Keeper:
             self._stop()
             return
         pause = FIRST_PAUSE_SECONDS * 2 ** (self._ends[number] - 1)
-        sys.stderr.write(f"gateway: process {number} ended with {status}: it is started again in {pause:g} s\n")
-        sys.stderr.flush()
+        complain(f"gateway: process {number} ended with {status}: it is started again in {pause:g} s")
         self._due[number] = time.monotonic() + pause

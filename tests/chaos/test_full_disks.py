@@ -3,19 +3,25 @@ nothing is held afterwards."""
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from launcher.plan import MODULES, ServiceSpec
+from mesh.ports import free_port
 from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
+from tests.support.launched import DEEPMESH
+from tests.support.programs import ROOT
 from tests.support.small_disk import SmallDisk, small_disk, why_no_disk
+from tests.support.waiting import eventually
 
 SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
 FULL_SECONDS = 5.0
@@ -89,3 +95,35 @@ async def test_redis_has_no_room(tmp_path: Path) -> None:
         async with chaos_mesh(redis_directory=disk.path) as chaos:
             for phase in PHASES:
                 await run_cell(chaos, "redis full disk", phase, partial(keep_from_saving, disk), SEED)
+
+
+async def test_the_lines_of_deepmesh_up_have_no_room(tmp_path: Path) -> None:
+    port = free_port()
+    ports = ["--http-port", str(port), "--grpc-port", str(free_port()), "--scheduler-port", str(free_port())]
+    settings = ["--metrics-port", "0", "--set", "gateway.observe.access_log=true"]
+    with small_disk(tmp_path / "lines", 1 << 20) as disk, (disk.path / "up.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", DEEPMESH, "up", *ports, *settings], cwd=ROOT, stdout=output, stderr=output
+        )
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1", timeout=60) as client:
+                await eventually(lambda: said(disk, "ready: "))
+                disk.fill()
+                # More lines than the pipe of a process holds.
+                for _ in range(1_000):
+                    await answered(client)
+                disk.free()
+                await answered(client)
+                await eventually(lambda: said(disk, "lines are lost here: no space left on device"))
+        finally:
+            process.terminate()
+            assert await process.wait() == 0
+
+
+async def answered(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/completions", json={"model": "tiny-r1", "prompt": "1", "max_tokens": 1})
+    assert answer.status_code == 200
+
+
+def said(disk: SmallDisk, text: str) -> bool:
+    return text in (disk.path / "up.log").read_text(encoding="utf-8")

@@ -227,3 +227,7 @@ def _settle(received: Mapping[int, int]) -> None:
     for number, each in waiting.items():
         os.dup2(each, number)
         os.close(each)
+    # Those of the parent believe that they write to its files, whose kind may be another.
+    for number, name in {1: "stdout", 2: "stderr"}.items():
+        if number in received:
+            setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
