@@ -23,9 +23,9 @@ from engine.requests.outputs import cancelled, commit, refused
 from engine.requests.report import Report
 from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
-from engine.step.in_flight import InFlightStep
 from engine.step.pipeline import StepPipeline
 from engine.step.step_work import StepWork
+from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
@@ -72,17 +72,15 @@ class Engine:
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
         self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter)
         self._requests: dict[int, Request] = {}
-        # Whether the last step could do nothing; nor can the next until a transfer gives back blocks or something else
-        # changes.
-        self._blocked = False
-        self._stopping = self.stopped = False
+        self._wakefulness = Wakefulness(
+            self._requests, self._intake, self.transfers, self._pipeline, self._report, self._agreement
+        )
+        self.stopped = False
         self._submitted = 0
 
     def has_work(self) -> bool:
         """Whether a step now would do or report anything, before another message or event of the agent comes."""
-        can_go_on = len(self._requests) > self.transfers.awaited + self._intake.compiling and not self._blocked
-        own_work = can_go_on or self._intake.ready or self._pipeline.in_flight or self._report.pending or self._stopping
-        return bool(own_work or self._agreement.due)
+        return self._wakefulness.has_work
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
@@ -115,19 +113,19 @@ class Engine:
         """
         if (request := self.transfers.awaiting_first_token(message.key)) is None:
             return
-        self._blocked = False
+        self._wakefulness.changed()
         request.receive_first_token(message.token_id, message.drafts_end)
         self.transfers.on_first_token(request)
 
     def poll_transfers(self) -> None:
         """Note what the transfer agent reports. Call it when the agent wakes the rank, and between steps."""
         if self.transfers.poll():
-            self._blocked = False
+            self._wakefulness.changed()
             self._report.load_changed = True
 
     def stop(self) -> None:
         """Compute no more, as soon as the worker's other ranks agree. Requests are lost."""
-        self._stopping = True
+        self._wakefulness.stopping = True
 
     def step(self, on_admitted: Callable[[], None] | None = None) -> StepResult | None:
         """Launch a step, and collect one: the same, or with overlap the one before.
@@ -147,7 +145,8 @@ class Engine:
         launched = self._pipeline.launch(work, shape, self.transfers.layer_watch)
         self._schedule.launched(work)
         finished = self._pipeline.due(launched)
-        self._note_blocked(launched, finished, held_back)
+        moved = any(step is not None and step.work for step in (launched, finished))
+        self._wakefulness.stepped(moved, held_back)
         if finished is not None:
             collected = self._pipeline.collect(finished)
             for request, row, sample in zip(finished.requests, finished.rows, collected.samples, strict=True):
@@ -165,7 +164,7 @@ class Engine:
         return self._report.load(len(self._requests))
 
     def _enqueue(self, request: Request) -> None:
-        self._blocked = False
+        self._wakefulness.changed()
         request.stages.enter("engine.queue", prompt_tokens=request.prompt_tokens)
         self._schedule.enqueue(request)
 
@@ -193,7 +192,7 @@ class Engine:
 
     def _plan(self) -> StepWork:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
-        if self._stopping:
+        if self._wakefulness.stopping:
             return StepWork()
         limits = self._pacing.limits(len(self._schedule.decoding))
         plan = self._schedule.plan(self.transfers.awaited, limits)
@@ -211,7 +210,7 @@ class Engine:
 
     def _agree(self, work: StepWork) -> tuple[StepShape, bool]:
         """The shape that all ranks launch, and whether prompts that this step leaves out may begin with the next."""
-        proposal = self._pacing.propose(work, self._schedule.waiting_prompts, self._stopping)
+        proposal = self._pacing.propose(work, self._schedule.waiting_prompts, self._wakefulness.stopping)
         shape = self._agreement.agree(proposal.shape)
         self._pacing.agreed(shape)
         return shape, proposal.held_back
@@ -230,12 +229,6 @@ class Engine:
             return
         if not candidate.waits:
             self._run(request)
-
-    def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None, held_back: bool) -> None:
-        """held_back: whether prompts that this step leaves out may begin with the next."""
-        self._blocked = not held_back and not any(step is not None and step.work for step in (launched, finished))
-        may_wait = self.transfers.open or self.transfers.awaited or self._intake.compiling or self._stopping
-        assert not self._blocked or may_wait or not self._requests, "work that no step takes on"
 
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
         progress = request.progress
@@ -282,7 +275,7 @@ class Engine:
         del self._requests[request.key]
         request.ended = True
         request.stages.end()
-        self._blocked = False
+        self._wakefulness.changed()
         self.transfers.give_up(request)
         self._release_ended(request)
 

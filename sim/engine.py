@@ -98,7 +98,7 @@ class SimulatedEngine(Engine):
         self._enqueue_compiled()
         self._resume_arrived()
         self._proposed = super()._plan()
-        return self._pacing.propose(self._proposed, self._schedule.waiting_prompts, self._stopping).shape
+        return self._pacing.propose(self._proposed, self._schedule.waiting_prompts, self._wakefulness.stopping).shape
 
     @property
     def proposed(self) -> StepWork:
@@ -132,8 +132,8 @@ class SimulatedEngine(Engine):
             self._schedule.waiting
             or self._schedule.queued_prefill_tokens
             or self._report.pending
-            or self._blocked
-            or self._stopping
+            or self._wakefulness.blocked
+            or self._wakefulness.stopping
             or self.transfers.has_news
         )
 
