@@ -6,7 +6,7 @@ on the device. A stop token is then noticed one step late, and that row of the n
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.batch import Backend, Row, Sample, StepShape
@@ -19,12 +19,13 @@ from engine.plan.schedule import Schedule
 from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.requests.intake import Intake
-from engine.requests.outputs import cancelled, commit, refused
+from engine.requests.outputs import cancelled, commit, end_of, refused
 from engine.requests.report import Report
 from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
 from engine.step.pipeline import StepPipeline
-from engine.step.step_work import StepWork
+from engine.step.quiet_steps import take_quiet_steps
+from engine.step.step_work import Proposal, StepWork
 from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
@@ -77,14 +78,17 @@ class Engine:
         )
         self.stopped = False
         self._submitted = 0
+        # What `step_as` computes next.
+        self._proposal: Proposal | None = None
 
     def has_work(self) -> bool:
         """Whether a step now would do or report anything, before another message or event of the agent comes."""
         return self._wakefulness.has_work
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: Submit, arrival: tuple[int, int] | None = None) -> None:
+        """arrival: the arrival batch and the order within it; by default the batch is the one of the next step."""
         assert submit.key not in self._requests
-        request = self._intake.make(submit, self._arrival)
+        request = self._intake.make(submit, arrival or (self._pipeline.steps, self._submitted))
         try:
             self._intake.check(submit)
             self.transfers.check(submit)
@@ -133,20 +137,33 @@ class Engine:
         None if there is nothing to report: no token, no end, no block that came or went, no change of transfers.
         `on_admitted` is called before anything is computed: landings that were opened need not wait for it.
         """
-        self._enqueue_compiled()
-        self._resume_arrived()
-        work = self._plan()
+        proposal = self.propose()
         if on_admitted is not None:
             on_admitted()
-        shape, held_back = self._agree(work)
+        return self.step_as(self._agreement.agree(proposal.shape))
+
+    def propose(self) -> Proposal:
+        """Plan the next step, and admit requests to it. `step_as` has to follow, before anything else is called."""
+        self._enqueue_compiled()
+        self._resume_arrived()
+        work, waiting_prompts = self._plan(), self._schedule.waiting_prompts
+        self._proposal = self._pacing.propose(work, waiting_prompts, self._wakefulness.stopping)
+        return self._proposal
+
+    def step_as(self, shape: StepShape) -> StepResult | None:
+        """Launch what was proposed, in the shape that all ranks agreed on, and collect a step: see `step`."""
+        proposal, self._proposal = self._proposal, None
+        assert proposal is not None, "a step is proposed before it is taken"
+        self._pacing.agreed(shape)
         if shape.stopping:
             self.stopped = True
             return None
+        work = proposal.work
         launched = self._pipeline.launch(work, shape, self.transfers.layer_watch)
         self._schedule.launched(work)
         finished = self._pipeline.due(launched)
         moved = any(step is not None and step.work for step in (launched, finished))
-        self._wakefulness.stepped(moved, held_back)
+        self._wakefulness.stepped(moved, proposal.held_back)
         if finished is not None:
             collected = self._pipeline.collect(finished)
             for request, row, sample in zip(finished.requests, finished.rows, collected.samples, strict=True):
@@ -156,9 +173,36 @@ class Engine:
         return self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
 
     @property
-    def _arrival(self) -> tuple[int, int]:
-        """The arrival batch of the next request, and its order within that."""
-        return self._pipeline.steps, self._submitted
+    def decoding(self) -> Sequence[Request]:
+        """The requests that compute a token in each step."""
+        return self._schedule.decoding
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step would do no more than compute a token of each of `decoding`."""
+        asleep = self._wakefulness.blocked or self._wakefulness.stopping
+        prompts = self._schedule.waiting or self._schedule.queued_prefill_tokens
+        return not (asleep or prompts or self._report.pending or self.transfers.has_news)
+
+    def take(self, seconds: Sequence[float], tokens: Sequence[Sequence[int]]) -> StepResult:
+        """Leave all as `step` would after consecutive quiet steps whose tokens are known, without computing them.
+
+        seconds: how long each step took. tokens: for each of `decoding`, one for each step; only the last may end a
+        request. The pool must have room for them. Of the outputs the result has only those that end requests, without
+        tokens.
+        """
+        requests = take_quiet_steps(self._schedule, tokens)
+        self._pipeline.steps += len(seconds)
+        self._pacing.took(seconds, len(requests))
+        for request in requests:
+            if (output := end_of(request)) is not None:
+                self._report.outputs.append(output)
+                self._schedule.withdraw(request)
+                self._finish(request)
+        self._report.load_changed = True
+        result = self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
+        assert result is not None
+        return result
 
     def load(self) -> WorkerLoad:
         return self._report.load(len(self._requests))
@@ -208,13 +252,6 @@ class Engine:
         depth = self._pacing.depth(len(plan.decoding)) if plan.decoding or chunks else 0
         return StepWork(plan.decoding, chunks, depth)
 
-    def _agree(self, work: StepWork) -> tuple[StepShape, bool]:
-        """The shape that all ranks launch, and whether prompts that this step leaves out may begin with the next."""
-        proposal = self._pacing.propose(work, self._schedule.waiting_prompts, self._wakefulness.stopping)
-        shape = self._agreement.agree(proposal.shape)
-        self._pacing.agreed(shape)
-        return shape, proposal.held_back
-
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request
         if request.cached_tokens is None:
@@ -257,11 +294,15 @@ class Engine:
         if request.push is not None:
             self.transfers.on_computed(request, progress.computed)
         if output is not None and output.finish is not None:
-            self._report.add_finished(len(progress.token_ids) - request.prompt_tokens)
             # Without drafts a request left the steps when the row of its last token was launched.
             if output.finish is FinishReason.STOP or request.most_drafts:
                 self._schedule.withdraw(request)
-            self._close(request)
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        """The request has its last token."""
+        self._report.add_finished(len(request.progress.token_ids) - request.prompt_tokens)
+        self._close(request)
 
     def _refuse(self, request: Request, error: MeshError) -> None:
         self._report.outputs.append(refused(request, error))

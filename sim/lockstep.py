@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.batch import StepShape
 from engine.parallel.config import ParallelConfig
 from engine.plan.step_plan import Chunk
 from engine.protocol.messages import StepResult, Submit
@@ -17,28 +15,11 @@ from engine.step.step_work import StepWork
 from mesh.domain.workers import RankStatus
 from mesh.rank_choice import choose_rank
 from sim.network import Link
+from sim.rank import SimulatedRank, ToRank
 from sim.timeline import Timeline
 from worker.chains import cached_blocks
 from worker.merging import merge_loads, merge_transfers
 from worker.ranks.view import RankView
-
-if TYPE_CHECKING:
-    from sim.rank import SimulatedRank, ToRank
-
-
-class SetAgreement:
-    """An `Agreement` of one rank. `Lockstep` sets the shape that ranks agreed on before engines step."""
-
-    # No rank ever has to step because another does: `Lockstep` steps all ranks at once.
-    due = False
-
-    def __init__(self) -> None:
-        self.shape: StepShape | None = None
-
-    def agree(self, proposal: StepShape) -> StepShape:
-        shape, self.shape = self.shape, None
-        assert shape is not None, "the ranks agree before one of them steps"
-        return shape
 
 
 class Lockstep:
@@ -65,7 +46,7 @@ class Lockstep:
         self._rank_of: dict[int, int] = {}
         self._busy = False
 
-    def add(self, rank: "SimulatedRank") -> None:
+    def add(self, rank: SimulatedRank) -> None:
         self._ranks.append(rank)
         self._views.append(RankView(rank.ready))
 
@@ -79,7 +60,7 @@ class Lockstep:
         self._views[number].submitted(submit)
         self._ranks[number].send(submit)
 
-    def send(self, message: "ToRank") -> None:
+    def send(self, message: ToRank) -> None:
         if message.key in self._rank_of:
             self._ranks[self._rank_of[message.key]].send(message)
         else:
@@ -156,9 +137,10 @@ class Lockstep:
         self._timeline.at(ends, partial(self._end_turn, results))
 
     def _step(self) -> list[StepResult | None]:
-        first, *others = [rank.engine.propose() for rank in self._ranks]
+        proposals = [rank.engine.propose() for rank in self._ranks]
+        first, *others = [proposal.shape for proposal in proposals]
         shape = reduce(agreed, map(packed, others), first)
-        seconds = self._seconds_of([rank.engine.proposed for rank in self._ranks], shape.decode_only)
+        seconds = self._seconds_of([proposal.work for proposal in proposals], shape.decode_only)
         return [rank.step_as_agreed(shape, seconds) for rank in self._ranks]
 
     def _seconds_of(self, works: Sequence[StepWork], decode_only: bool) -> float:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 from engine.batch import StepShape
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, Ready, StepResult, Submit, TransferNews
 from mesh.domain.workers import RankStatus
 from sim.agent import SimulatedAgent
 from sim.device import LocalClock, SimulatedDevice
-from sim.engine import SimulatedEngine
-from sim.lockstep import Lockstep, SetAgreement
 from sim.network import Link
+from sim.quiet_steps import QuietSteps
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -26,9 +26,13 @@ ToRank = Submit | Cancel | FirstToken
 class SimulatedRank:
     """Does what `engine.rank.loop` does: it reads messages, takes a step, and gives the result when the step ends.
 
-    It does nothing before `frozen_until`, nor once it is not `alive`. Quiet steps (see sim.engine) are taken together
+    It does nothing before `frozen_until`, nor once it is not `alive`. Quiet steps (see QuietSteps) are taken together
     when the last of them ends, or earlier if something arrives; `on_quiet` is called with the time at which the first
-    ends. If the worker has several ranks, its `lockstep` gives this one its turns, and each step is taken alone.
+    ends. If the worker has several ranks, `on_wake` has them all take a turn, and each step is taken alone.
+
+    Attributes:
+        shortest_first: whether the shortest of the prompts that arrive during one step goes first; if not, the earliest
+            does.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class SimulatedRank:
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
-        lockstep: Lockstep | None = None,
+        on_wake: Callable[[], None] | None = None,
     ) -> None:
         self.device = device
         self.agent = agent
@@ -63,10 +67,11 @@ class SimulatedRank:
         self._on_news = on_news
         self._on_result = on_result
         self._on_quiet = on_quiet
-        self._lockstep = lockstep
-        self._agreement = SetAgreement()
-        agreement = None if lockstep is None else self._agreement
-        self.engine = SimulatedEngine(config, device, clock, cast("TransferAgent", agent), agreement)
+        self._on_wake = on_wake
+        self.engine = Engine(config, device, clock, cast("TransferAgent", agent))
+        self._quiet_steps = QuietSteps(self.engine)
+        self.shortest_first = True
+        self._submitted = 0
         self._inbox: list[ToRank] = []
         self._busy = False
         # Whether something arrived that the turn under way does not see.
@@ -84,8 +89,8 @@ class SimulatedRank:
 
     def wake(self) -> None:
         self._again = True
-        if self._lockstep is not None:
-            self._lockstep.wake()
+        if self._on_wake is not None:
+            self._on_wake()
             return
         self._interrupt()
         if not self._busy:
@@ -119,7 +124,7 @@ class SimulatedRank:
             for each in seconds:
                 self.device.busy_seconds += each
             self._clock.now = self._quiet[0]
-            self._on_result(self.engine.take(seconds))
+            self._on_result(self._quiet_steps.take(seconds))
         return self._quiet[1] if len(self._quiet) > 1 else None
 
     @property
@@ -136,8 +141,8 @@ class SimulatedRank:
 
     @property
     def taken(self) -> Mapping[int, int]:
-        """See SimulatedEngine."""
-        return self.engine.taken
+        """See QuietSteps."""
+        return self._quiet_steps.taken
 
     @property
     def statuses(self) -> Sequence[RankStatus]:
@@ -168,16 +173,12 @@ class SimulatedRank:
         self._clock.now = self._timeline.now
 
     def step(self) -> StepResult | None:
-        self.steps += 1
-        self._clock.in_step = True
-        result = self.engine.step(self._send_news)
-        self._clock.in_step = False
-        return result
+        return self._take(partial(self.engine.step, self._send_news))
 
     def step_as_agreed(self, shape: StepShape, seconds: float) -> StepResult | None:
         """Take a step of the shape that the worker's ranks agreed on. It takes all of them `seconds`."""
-        self._agreement.shape, self.device.together_seconds = shape, seconds
-        return self.step()
+        self.device.together_seconds = seconds
+        return self._take(partial(self._step_as, shape))
 
     def tell(self, result: StepResult | None) -> None:
         """Hand out the result and the news of a step that has ended."""
@@ -204,12 +205,24 @@ class SimulatedRank:
         result = self.step() if self.engine.has_work() else None
         self._timeline.at(max(self._clock.now, self.frozen_until), lambda: self._end_turn(result))
 
+    def _step_as(self, shape: StepShape) -> StepResult | None:
+        self._send_news()
+        return self.engine.step_as(shape)
+
+    def _take(self, step: Callable[[], StepResult | None]) -> StepResult | None:
+        self.steps += 1
+        self._quiet_steps.over()
+        self._clock.in_step = True
+        result = step()
+        self._clock.in_step = False
+        return result
+
     def _begin_quiet(self) -> bool:
         """If several quiet steps come next, leave them for `catch_up` to take. Returns whether it did."""
-        steps = self.engine.quiet_steps()
+        steps = self._quiet_steps.ahead()
         if steps < 2 or self._again or self._timeline.now < self.frozen_until:
             return False
-        self._quiet = self.device.decode_times(self._timeline.now, steps, *self.engine.decoding_context)
+        self._quiet = self.device.decode_times(self._timeline.now, steps, *self._quiet_steps.context)
         self._timeline.at(self._quiet[-1], partial(self._end_quiet, self._quiet[-1]))
         self._on_quiet(self._quiet[1])
         return True
@@ -243,7 +256,8 @@ class SimulatedRank:
     def _handle(self, message: ToRank) -> None:
         match message:
             case Submit():
-                self.engine.submit(message)
+                self._submitted += 1
+                self.engine.submit(message, None if self.shortest_first else (self._submitted, 0))
             case Cancel():
                 self.engine.cancel(message)
             case FirstToken():

@@ -162,7 +162,7 @@ class SimulatedMesh:
             return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet, None)
         lockstep = Lockstep(self.timeline, on_result, self._group(role).parallel)
         for number in range(ranks):
-            rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep)
+            rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep.wake)
             lockstep.add(rank)
         return lockstep
 
@@ -173,7 +173,7 @@ class SimulatedMesh:
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
-        lockstep: Lockstep | None,
+        on_wake: Callable[[], None] | None,
     ) -> SimulatedRank:
         group, costs = self._group(role), self._costs[role]
         config = EngineConfig(
@@ -211,8 +211,8 @@ class SimulatedMesh:
             lambda: clock.now if clock.in_step else self.timeline.now,
             lambda: made[0].wake(),
         )
-        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, lockstep)
-        rank.engine.shortest_first = self._fleet.shortest_first
+        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, on_wake)
+        rank.shortest_first = self._fleet.shortest_first
         made.append(rank)
         return rank
 

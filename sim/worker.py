@@ -204,7 +204,7 @@ class SimulatedWorker:
         self.reports.expect(ends)
 
     def _on_output(self, job: Job, output: Output) -> None:
-        # Count by positions: quiet steps leave out outputs in between (see sim.engine).
+        # Count by positions: quiet steps leave out outputs in between (see sim.quiet_steps).
         end = output.first_position + len(output.token_ids)
         self.tally.output_tokens += end - (output.first_position if job.tokens is None else job.tokens)
         job.tokens = end

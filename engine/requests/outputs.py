@@ -40,6 +40,18 @@ def _wanted(request: Request, token_ids: Sequence[int]) -> tuple[int, FinishReas
     return len(token_ids), FinishReason.LENGTH if reached else None
 
 
+def end_of(request: Request) -> Output | None:
+    """The output, without tokens, of a request that has taken its last token; None if it goes on."""
+    token_ids = request.progress.token_ids
+    if token_ids[-1] in request.stop_token_ids:
+        finish = FinishReason.STOP
+    elif len(token_ids) == request.limit:
+        finish = FinishReason.LENGTH
+    else:
+        return None
+    return Output(request.key, len(token_ids), [], finish=finish)
+
+
 def cancelled(request: Request) -> Output:
     return Output(request.key, len(request.progress.token_ids), [], finish=FinishReason.CANCELLED)
 

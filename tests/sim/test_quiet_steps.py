@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mesh.cost_file import save_costs
 from mesh.costs import CostFile, CostModel
-from sim.engine import SimulatedEngine
 from sim.gateway import Live
+from sim.quiet_steps import QuietSteps
 from sim.result import Result
 from tests.support.simulation import make_fleet, make_workload, ran
 
@@ -59,7 +59,7 @@ def _of(live: Live) -> tuple[object, ...]:
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedEngine, "quiet_steps", lambda engine: 0)
+    monkeypatch.setattr(QuietSteps, "ahead", lambda steps: 0)
 
 
 @pytest.mark.parametrize("name", CASES)
