@@ -11,9 +11,7 @@ from tokenizers import Tokenizer as VocabularyTokenizer
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.tool_format import MARKERS
 from mesh.errors import ConfigError
-
-TOKENIZER_FILE = "tokenizer.json"
-SETTINGS_FILE = "tokenizer_config.json"
+from mesh.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokenizer_path
 
 # Special tokens that stay in an answer's text, because later stages split it at them.
 SHOWN = frozenset((THINK_OPEN, THINK_CLOSE)) | MARKERS
@@ -119,43 +117,31 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Read a checkpoint's tokenizer.json and tokenizer_config.json.
+    """Read a checkpoint's tokenizer and tokenizer_config.json.
 
     Raises ConfigError if they are missing, malformed, or not byte-level BPE.
     """
-    sections = _read_sections(directory / TOKENIZER_FILE)
+    path = tokenizer_path(directory) or directory
+    sections = _sections(read_tokenizer(directory), path)
     added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
     # The library must not match control tokens, shorten or pad a prompt, or add tokens to it.
     sections |= {key: msgspec.Raw(b"null") for key in ("truncation", "padding", "post_processor")}
     sections["added_tokens"] = msgspec.Raw(b"[]")
     if b'"ByteLevel"' not in bytes(sections.get("decoder", msgspec.Raw(b"null"))):
-        raise ConfigError(f"{directory / TOKENIZER_FILE}: not a byte-level BPE tokenizer, as DeepSeek's are")
+        raise ConfigError(f"{path}: not a byte-level BPE tokenizer, as DeepSeek's are")
     try:
         vocabulary = VocabularyTokenizer.from_buffer(msgspec.json.encode(sections))
     except ValueError as error:
-        raise ConfigError(f"{directory / TOKENIZER_FILE}: {error}") from error
-    spelled_out = [token for token in added if not token.content.isspace()]
-    return Tokenizer(vocabulary, spelled_out, read_settings(directory))
-
-
-def _read_sections(path: Path) -> dict[str, msgspec.Raw]:
-    """The file's top level; large parts stay as bytes, since 130,000 parsed tokens would take 100 MB."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    except OSError as error:
-        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    spelled_out = [token for token in added if not token.content.isspace()]
+    return Tokenizer(vocabulary, spelled_out, read_tokenizer_settings(directory))
 
 
-def read_settings(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; empty if the checkpoint has none."""
-    path = directory / SETTINGS_FILE
+def _sections(description: bytes, path: Path) -> dict[str, msgspec.Raw]:
+    """The top level; large parts stay as bytes, since 130,000 parsed tokens would take 100 MB."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(description, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
+from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
 
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"
@@ -56,7 +57,8 @@ def check_model_dir(directory: Path) -> None:
     """Raises CheckpointError if files are missing. The worker that loads the files checks their content."""
     if not directory.is_dir():
         raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
-    needed = ["config.json", "tokenizer.json", *_shards(directory)]
+    vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
+    needed = ["config.json", vocabulary.name, *_shards(directory)]
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -31,12 +30,12 @@ def limits() -> LLParserLimits:
     )
 
 
-def load_grammar_tokenizer(path: Path, vocabulary_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
+def load_grammar_tokenizer(tokenizer_json: bytes, vocabulary_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
     """The vocabulary for masks, from tokenizer.json. Loading may take seconds, during which no other thread runs.
 
     Grammars refer to control tokens by id only.
     """
-    description = json.loads(path.read_text(encoding="utf-8"))
+    description = json.loads(tokenizer_json)
     _hide_control_tokens(description)
     return LLTokenizer(json.dumps(description), n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))
 

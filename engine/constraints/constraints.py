@@ -20,8 +20,8 @@ from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError
 from mesh.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.observe import span
+from mesh.tokenizer_file import read_tokenizer, tokenizer_path
 
-TOKENIZER_FILE = "tokenizer.json"
 # How many compiled grammars are kept: clients send the same ones again.
 KEPT_GRAMMARS = 64
 
@@ -114,11 +114,11 @@ def load_constraints(
 ) -> Constraints:
     """Constraints of the configured model. Without a tokenizer they refuse grammars."""
     tokenizer = None
-    path = None if config.model_dir is None else config.model_dir / TOKENIZER_FILE
-    if config.backend == "model" and path is not None and path.is_file():
+    model_dir = config.model_dir
+    if config.backend == "model" and model_dir is not None and tokenizer_path(model_dir) is not None:
         try:
             with span("engine.load_tokenizer"):
-                tokenizer = load_grammar_tokenizer(path, vocabulary_size, eos_token_ids)
+                tokenizer = load_grammar_tokenizer(read_tokenizer(model_dir), vocabulary_size, eos_token_ids)
         except ValueError as error:
             _log.warning("grammars do not know this tokenizer", extra={"fields": {"error": str(error)}})
     return Constraints(tokenizer, vocabulary_size, eos_token_ids, wake)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from mesh.errors import CheckpointError
+from mesh.errors import CheckpointError, ConfigError
+from mesh.tokenizer_file import read_tokenizer, tokenizer_path
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -51,15 +52,14 @@ class _Tokenizer(msgspec.Struct):
 
 def read_think_tokens(model_dir: Path) -> ThinkTokens:
     """From the checkpoint's tokenizer. Raises CheckpointError if it has no such tokens."""
-    path = model_dir / "tokenizer.json"
     try:
-        added = msgspec.json.decode(path.read_bytes(), type=_Tokenizer).added_tokens
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"relaxed acceptance needs the tokens {OPEN} and {CLOSE} of {path}: {error}") from error
+        added = msgspec.json.decode(read_tokenizer(model_dir), type=_Tokenizer).added_tokens
+    except (ConfigError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"relaxed acceptance needs the tokens {OPEN} and {CLOSE}: {error}") from error
     ids = {token.content: token.id for token in added}
     if OPEN not in ids or CLOSE not in ids:
         raise CheckpointError(
-            f"{path} has no tokens {OPEN} and {CLOSE}, which tell relaxed acceptance when the model thinks:"
-            " set engine.drafts.acceptance=strict"
+            f"{tokenizer_path(model_dir)} has no tokens {OPEN} and {CLOSE}, which tell relaxed acceptance when a model"
+            " thinks: set engine.drafts.acceptance=strict"
         )
     return ThinkTokens(ids[OPEN], ids[CLOSE])

@@ -18,6 +18,7 @@ from gateway.tools import Tool, Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
+from mesh.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
 from tests.support.gateways import MODEL, model_texts
 from tests.support.tokenizers import tokenizer_directory
@@ -40,7 +41,7 @@ def text() -> ModelText:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> LLTokenizer:
-    return load_grammar_tokenizer(tokenizer_directory() / "tokenizer.json", VOCABULARY, frozenset([1]))
+    return load_grammar_tokenizer(read_tokenizer(tokenizer_directory()), VOCABULARY, frozenset([1]))
 
 
 def tokenizer_of(text: ModelText) -> Tokenizer:

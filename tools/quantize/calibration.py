@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from eval.tasks import SHORT_TASKS, draw
 from mesh.errors import ConfigError
+from mesh.tokenizer_file import read_tokenizer, tokenizer_path
 from tools.chat import Turn, conversation
 from tools.tokenizer_files import BEGIN
 
@@ -40,10 +41,9 @@ def read_calibration(name: str, model_dir: Path, *, sequences: int, tokens: int,
     called .jsonl has JSON lines, each with a "text"; any other file is one long text. Raises ConfigError if there is no
     text.
     """
-    path = model_dir / "tokenizer.json"
-    if not path.exists():
-        raise ConfigError(f"{path} is missing: calibration needs the model's tokenizer")
-    tokenizer = Tokenizer.from_file(str(path))
+    if tokenizer_path(model_dir) is None:
+        raise ConfigError(f"calibration needs the model's tokenizer, which {model_dir} lacks")
+    tokenizer = Tokenizer.from_buffer(read_tokenizer(model_dir))
     texts = _solved_tasks(seed) if name == TASKS else _read_texts(Path(name))
     found = tuple(islice(_cut(tokenizer, texts, tokens), sequences))
     if not found:

@@ -16,6 +16,7 @@ from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
 from mesh.grammars import compile_grammar, load_grammar_tokenizer
+from mesh.tokenizer_file import read_tokenizer
 
 EOS = 1
 # tiny-r1's <think> and </think>; a text that is spelled like them is made of other tokens.
@@ -26,7 +27,7 @@ COLOURS = Constraint('start: %json {"type": "array", "items": {"enum": ["red", "
 
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
-    return load_grammar_tokenizer(Path(shipped_model()) / "tokenizer.json", VOCABULARY, frozenset({EOS}))
+    return load_grammar_tokenizer(read_tokenizer(Path(shipped_model())), VOCABULARY, frozenset({EOS}))
 
 
 def answer_to(

@@ -1,0 +1,43 @@
+"""Finds a checkpoint's tokenizer, in whichever form it is published, and gives it as a tokenizer.json."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mesh import tiktoken_file
+from mesh.errors import ConfigError
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+# The first that a checkpoint has is read.
+FORMS = (TOKENIZER_FILE, tiktoken_file.TIKTOKEN_FILE)
+
+
+def tokenizer_path(directory: Path) -> Path | None:
+    """The file with the vocabulary; None if there is none."""
+    return next((directory / name for name in FORMS if (directory / name).is_file()), None)
+
+
+def read_tokenizer(directory: Path) -> bytes:
+    """The bytes of a tokenizer.json. Raises ConfigError if there is no tokenizer or if it is malformed."""
+    path = tokenizer_path(directory)
+    if path is None:
+        raise ConfigError(f"{directory} has no tokenizer: expected {' or '.join(FORMS)}")
+    if path.name == tiktoken_file.TIKTOKEN_FILE:
+        return tiktoken_file.tokenizer_json(path, read_tokenizer_settings(directory))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+
+def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json; empty if the checkpoint has none. Raises ConfigError if it is malformed."""
+    path = directory / SETTINGS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
