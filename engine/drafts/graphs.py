@@ -17,8 +17,9 @@ from engine.drafts.plan import are_first, plan_draws
 from engine.drafts.tail_pass import TailPass
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows
-from engine.model.inputs import decode_context, decode_contexts
+from engine.model.inputs import decode_context
 from engine.model.model import Model
+from engine.runner import step_parts
 from engine.runner.graphs import GraphPool, capture, graph_pool
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.draft_check import count_accepted, settle
@@ -123,7 +124,7 @@ class DraftGraph:
     def _run_model(self, model: Model, state: DeviceState) -> None:
         known = unpack_decode_rows(self._packed, self._rows, self.depth).known(state)
         self.positions, self.drafts, self._real = known.starts + 1, known.token_ids[:, 1:], known.real
-        self.hidden = model.hidden_states(*decode_contexts(known, state, halves=self._halves))
+        self.hidden = step_parts.hidden_states(model, step_parts.decode_parts(known, state, halves=self._halves))
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)

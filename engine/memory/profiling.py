@@ -9,6 +9,7 @@ from engine.batch import History, Row, shape_of
 from engine.model.context import DeviceState
 from engine.model.inputs import EXPANDED_TOKENS, build_context
 from engine.model.model import Model
+from engine.runner import step_parts
 from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
 from mesh.blocks import blocks_for
@@ -47,7 +48,7 @@ def workspace_bytes(
         if two_batch:
             ways.append([part.rows for part in halves(rows, shape_of(rows), lambda tokens: tokens)])
         for parts in ways:
-            logits = model.forward(*(build_context(model.config, part, state) for part in parts))
+            logits = step_parts.logits(model, [build_context(model.config, part, state) for part in parts])
             sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)
             del logits
     return torch.cuda.max_memory_allocated() - before

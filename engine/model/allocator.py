@@ -65,7 +65,7 @@ class Allocator:
     def with_offloaded(self, layers: Sequence[int], slots: int) -> "Allocator":
         """The same with these layers' experts in host memory, and `slots` slots for them on the device."""
         other = copy(self)
-        other.offloaded = OffloadedLayers(layers, slots, self.device)
+        other.offloaded = OffloadedLayers(layers, slots, self.device, self.expert_group.turns)
         return other
 
     def without_memory(self) -> "Allocator":

@@ -85,8 +85,7 @@ class Cut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What layers read of a step's tokens, or of a part of them if these are computed in turns: earlier parts first,
-    since later ones may attend to them.
+    """What layers read of a step's tokens, or of a part of them if parts take turns.
 
     Filled by engine.model.inputs, read by every layer.
     """
@@ -115,8 +114,6 @@ class ForwardContext:
     counted: torch.Tensor | None = None
     # Set if tokens attend to others of their chunk that other ranks compute in this step.
     shared_latents: SharedLatents | None = None
-    # Whether the rest of the step is computed while this part waits for other ranks.
-    takes_turns: bool = False
     # Rows whose attention is sparse; see `absorbed`.
     sparse: list[SparseRow] = field(default_factory=list)
     # Set while a step is captured to be run for other contexts too: attention differs between them, and is not

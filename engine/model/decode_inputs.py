@@ -47,21 +47,6 @@ class DecodeRows:
     def row_tokens(self) -> int:
         return self.token_ids.shape[1]
 
-    def halves(self) -> "tuple[DecodeRows, DecodeRows]":
-        """Two or more rows as two micro-batches."""
-        middle = -(-self.rows // 2)
-        first, second = (
-            DecodeRows(
-                self.token_ids[part],
-                self.starts[part],
-                self.block_table[part],
-                self.real[part],
-                None if self.shared is None else self.shared[part],
-            )
-            for part in (slice(0, middle), slice(middle, self.rows))
-        )
-        return first, second
-
     def placed(self, state: DeviceState) -> PlacedTokens:
         padding_slot = state.padding_block * BLOCK_TOKENS
         own = self.token_ids, self.starts, self.block_table, self.real, self.shared

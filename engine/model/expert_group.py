@@ -5,18 +5,21 @@ That moves no more than one copy of a row for each expert that it chose, and eve
 hosts DeepEP sends rows only where they are wanted, if it is there.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
+from engine.exchange.turns import Turns
 from engine.model.activations import Sent
 from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import empty_quantized
 from kernels.w4a8_gemm import ScaledRows
+
+ResultT = TypeVar("ResultT")
 
 
 class Dispatched(NamedTuple):
@@ -41,6 +44,7 @@ class ExpertGroup:
         share: which of the experts this rank holds.
         width_share: which part of each of them, as neighbours share experts if there are fewer parts than ranks.
         divides: whether there is more than one rank.
+        turns: of a step's parts, which pass where one waits for an exchange that it has begun here.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -50,6 +54,7 @@ class ExpertGroup:
         self.share = Share(place.expert_part, layout.ep)
         self.width_share = Share(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
+        self.turns = Turns()
         self._deep_ep: DeepEp | None = None
         self._prepared = False
 
@@ -59,29 +64,26 @@ class ExpertGroup:
             self._deep_ep = find_deep_ep(self._exchange, traffic, device)
             self._prepared = True
 
-    def begin_dispatch(
-        self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
-    ) -> Begun[Dispatched]:
+    def begin_dispatch(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]; with DeepEP those of `Dispatched`, as many as it says. beside: see
-        engine.exchange.interface.
+        [ranks * rows, ...]; with DeepEP those of `Dispatched`, as many as it says.
         """
-        if self._deep_ep is not None and not beside and self._deep_ep.takes(rows):
+        if self._deep_ep is not None and not self.turns.taken and self._deep_ep.takes(rows):
             dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))
             return Begun(lambda: dispatched)
         everybody = self._room_for(rows)
         outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
         begun = self._exchange.begin_all_gather(
-            outputs, [*_tensors(rows), weights, choices], Group.WORLD, beside=beside
+            outputs, [*_tensors(rows), weights, choices], Group.WORLD, beside=self.turns.taken
         )
 
         def collect() -> Dispatched:
-            begun.finish()
+            self._finish(begun)
             return Dispatched(everybody, outputs[-2], outputs[-1])
 
         return Begun(collect)
 
-    def begin_sum(self, parts: torch.Tensor, way_back: object = None, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_sum(self, parts: torch.Tensor, way_back: object = None) -> Begun[torch.Tensor]:
         """The sums of what all ranks make of this rank's rows: [ranks * rows, width] becomes [rows, width]. With a
         `way_back`, `parts` has as many rows as were dispatched.
         """
@@ -89,7 +91,8 @@ class ExpertGroup:
             assert self._deep_ep is not None
             sums = self._deep_ep.combine(parts, way_back)
             return Begun(lambda: sums)
-        return self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=beside)
+        begun = self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=self.turns.taken)
+        return Begun(lambda: self._finish(begun))
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks: [rows, ...] becomes [ranks * rows, ...]."""
@@ -106,6 +109,11 @@ class ExpertGroup:
     def largest(self, value: float) -> float:
         """The largest of all ranks' values."""
         return max(self._of_all(value))
+
+    def _finish(self, begun: Begun[ResultT]) -> ResultT:
+        """The step's other parts are computed until it is this one's turn again."""
+        self.turns.wait()
+        return begun.finish()
 
     def _of_all(self, value: float) -> list[float]:
         return self._exchange.all_gather(torch.tensor([value], dtype=torch.float64), Group.WORLD).tolist()

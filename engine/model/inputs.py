@@ -112,11 +112,6 @@ def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     )
 
 
-def decode_contexts(rows: DecodeRows, state: DeviceState, *, halves: bool) -> list[ForwardContext]:
-    """As `decode_context`; two or more rows may become two micro-batches."""
-    return [decode_context(part, state) for part in (rows.halves() if halves and rows.rows > 1 else (rows,))]
-
-
 def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> bool:
     """Whether a row of `queries` tokens, the last of `context`, takes fewer multiplications absorbed than expanded.
 

@@ -8,7 +8,6 @@ from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
 from engine.model.parameters import NamedParameters, whole
 from engine.model.residual import Residual
-from engine.model.turns import Turns
 from kernels.norm import Delta
 
 
@@ -42,20 +41,13 @@ class DecoderLayer:
         self.attention.finish()
         self.feed_forward.finish()
 
-    def forward(self, delta: Delta, residual: Residual, context: ForwardContext) -> Turns[Delta]:
+    def forward(self, delta: Delta, residual: Residual, context: ForwardContext) -> Delta:
         """Adds the previous layer's `delta` to the residual; returns this layer's."""
         hidden = residual.add(delta, self.input_norm, self.attention.input_forms)
         attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):
             hidden = residual.add_for_experts(attended, self.middle_norm, forms)
-            mixture = self.feed_forward.forward(
-                hidden,
-                context.workspace,
-                context.counted,
-                beside=context.takes_turns,
-                everywhere=residual.everywhere,
-            )
-            return (yield from mixture)
+            return self.feed_forward.forward(hidden, context.workspace, context.counted, everywhere=residual.everywhere)
         hidden = residual.add_parts(attended, self.middle_norm, forms)
         return residual.delta(self.feed_forward.forward(hidden, context.workspace))

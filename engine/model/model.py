@@ -1,6 +1,6 @@
 """DeepSeek V3: tokens in, logits out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -15,8 +15,6 @@ from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, Part, cut, whole
 from engine.model.residual import Residual, begin_residual
-from engine.model.turns import Turns, take_turns
-from engine.offload.ring import Ring
 from kernels.linear import linear
 from kernels.norm import Delta
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
@@ -71,24 +69,34 @@ class Model:
         """By index, the layers whose experts may move between ranks."""
         return {index: BalancedLayer(slots, mixture.experts.weights()) for index, mixture, slots in self._balanced()}
 
-    def forward(self, *parts: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
+    def forward(self, context: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `sampled`.
 
-        Several parts of a step take turns: one's tokens travel to their experts while another's are computed.
         `on_layers` is called with n when n layers are computed, or on a GPU enqueued.
         """
-        computed = zip(parts, self._computed(parts, on_layers), strict=True)
-        wanted = [residual.finish(delta, self.norm, part.sampled) for part, (delta, residual) in computed]
-        return self.logits(_joined(wanted))
+        return self.logits(self.hidden_states(context, on_layers, context.sampled))
 
-    def hidden_states(self, *parts: ForwardContext, on_layers: OnLayers | None = None) -> torch.Tensor:
-        """Write the KV of every token; return the hidden states of all of them after the last norm, [tokens, hidden],
-        with the padding of the last part alone. Otherwise as `forward`.
+    def hidden_states(
+        self, context: ForwardContext, on_layers: OnLayers | None = None, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Write the KV of every token; return the hidden states after the last norm, [tokens, hidden].
+
+        tokens: those whose states are returned, [rows] int64; None for all. on_layers: as of `forward`.
         """
-        computed = zip(parts, self._computed(parts, on_layers), strict=True)
-        hidden = [residual.finish(delta, self.norm) for _, (delta, residual) in computed]
-        before = [states[: len(states) - part.padding] for part, states in zip(parts[:-1], hidden[:-1], strict=True)]
-        return _joined([*before, hidden[-1]])
+        if self.offloaded is not None:
+            self.offloaded.begin()
+        residual = self._residual(context)
+        context = _counting(context, residual)
+        delta: Delta = residual.delta(self._embedded(context.token_ids))
+        for index, layer in enumerate(self.layers):
+            delta = layer.forward(delta, residual, context)
+            if self.offloaded is not None:
+                self.offloaded.passed(index)
+            if on_layers is not None:
+                on_layers(index + 1)
+        if self.offloaded is not None:
+            self.offloaded.end()
+        return residual.finish(delta, self.norm, tokens)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] from hidden states after the last norm: [rows, hidden]."""
@@ -110,44 +118,10 @@ class Model:
             if isinstance(mixture, MixtureOfExperts) and mixture.slots is not None:
                 yield index, mixture, mixture.slots
 
-    def _computed(self, parts: Sequence[ForwardContext], on_layers: OnLayers | None) -> list[tuple[Delta, Residual]]:
-        """Compute all layers. By part: what the last layer adds to the residual, and the residual."""
-        several, ring = len(parts) > 1, None if self.offloaded is None else self.offloaded.ring
-        passed = on_layers if ring is None else _telling(ring, on_layers)
-        done = [0] * len(parts)
-        turns = [
-            # The last part is behind the others in every layer.
-            self._part(replace(part, takes_turns=several), done, index, passed if part is parts[-1] else None)
-            for index, part in enumerate(parts)
-        ]
-        if ring is None:
-            return take_turns(turns)
-        ring.begin()
-        computed = take_turns(turns)
-        ring.end()
-        return computed
-
-    def _part(
-        self, context: ForwardContext, done: list[int], index: int, on_layers: OnLayers | None
-    ) -> Turns[tuple[Delta, Residual]]:
-        """done: by part, how many layers it has computed; index: of this part."""
-        residual = self._residual(context)
-        context = _counting(context, residual)
-        delta: Delta = residual.delta(self._embedded(context.token_ids))
-        for count, layer in enumerate(self.layers, start=1):
-            delta = yield from layer.forward(delta, residual, context)
-            done[index] = count
-            while index and done[index - 1] < count:
-                # The part before may take more turns, one for each chunk of its experts. It has to write its keys of
-                # the next layer first, since tokens of this part may attend to them.
-                yield
-            if on_layers is not None:
-                on_layers(count)
-        return delta, residual
-
     def _residual(self, context: ForwardContext) -> Residual:
         tokens, epsilon = len(context.token_ids), self.config.rms_norm_eps
-        return begin_residual(self.embedding, tokens, epsilon, self.group, turns=context.takes_turns)
+        # Rows that all ranks have do not travel to experts, and parts of a step would have nothing to take turns for.
+        return begin_residual(self.embedding, tokens, epsilon, self.group, divided=self.expert_group.turns.taken)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """This rank's part of the embeddings: [tokens, hidden]. token_ids: [tokens] int64."""
@@ -160,21 +134,6 @@ class Model:
 
 def _counting(context: ForwardContext, residual: Residual) -> ForwardContext:
     return replace(context, counted=residual.own(context.real.unsqueeze(1)).squeeze(1))
-
-
-def _telling(ring: Ring, on_layers: OnLayers | None) -> OnLayers:
-    """A hook to call with n when all parts of the step have computed n layers. It also tells the ring."""
-
-    def passed(count: int) -> None:
-        ring.passed(count - 1)
-        if on_layers is not None:
-            on_layers(count)
-
-    return passed
-
-
-def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def model_rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,6 @@ from engine.model.formats.interface import ExpertShape
 from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
-from engine.model.turns import Turns
 from kernels.act_quant.quantized import aligned_rows
 from kernels.fp8_gemm import Workspace
 from kernels.fp8_gemm.weight import BLOCK
@@ -127,22 +126,19 @@ class MixtureOfExperts:
         workspace: Workspace,
         counted: torch.Tensor | None = None,
         *,
-        beside: bool = False,
         everywhere: bool = False,
-    ) -> Turns[Delta]:
+    ) -> Delta:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
 
         counted: [tokens] bool, whether a token is of a request; None if all are. Padding goes to no expert: among few
-        tokens each expert that is chosen costs the time to read it. beside: exchanges with other ranks must not hold up
-        computations that take turns with this one. everywhere: all ranks have these tokens, which are few; what comes
-        out is this rank's part of a sum over the ranks.
+        tokens each expert that is chosen costs the time to read it. everywhere: all ranks have these tokens, which are
+        few; what comes out is this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
-            chosen = self._choose(hidden, workspace, counted, beside, exchanges=self._group.divides and not everywhere)
-            yield
-            return (yield from self._outputs(chosen, beside))
-        return (yield from self._in_chunks(_chunks(hidden.tokens, most), hidden, workspace, counted, beside))
+            exchanges = self._group.divides and not everywhere
+            return self._outputs(self._choose(hidden, workspace, counted, exchanges=exchanges))
+        return self._in_chunks(_chunks(hidden.tokens, most), hidden, workspace, counted)
 
     def routed(
         self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False
@@ -153,7 +149,7 @@ class MixtureOfExperts:
         `forward`.
         """
         exchanges = self._group.divides and not everywhere
-        return self._computed(self._send(hidden, counted, beside=False, exchanges=exchanges))
+        return self._computed(self._send(hidden, counted, exchanges=exchanges))
 
     def _in_chunks(
         self,
@@ -161,22 +157,20 @@ class MixtureOfExperts:
         hidden: Normalized,
         workspace: Workspace,
         counted: torch.Tensor | None,
-        beside: bool,
-    ) -> Turns[torch.Tensor]:
+    ) -> torch.Tensor:
         """Routed experts compute one chunk after the other, shared ones of their own all tokens at once."""
-        on_their_way = deque([self._send_chunk(chunks[0], hidden, counted, beside)])
+        on_their_way = deque([self._send_chunk(chunks[0], hidden, counted)])
         # Holds the shared experts' outputs, until each chunk's sums take their place.
         out = (
             torch.empty_like(hidden.unquantized()) if self._shared is None else self._shared.forward(hidden, workspace)
         )
-        yield
         for chunk, following in zip_longest(chunks, chunks[1:]):
             if following is not None:
                 # Travels while this chunk is computed.
-                on_their_way.append(self._send_chunk(following, hidden, counted, beside))
+                on_their_way.append(self._send_chunk(following, hidden, counted))
             sent, shared = on_their_way.popleft(), None if self._shared is None else out[chunk]
             chosen = _Chosen(sent, shared, aside=False, exchanges=self._group.divides)
-            outputs = yield from self._outputs(chosen, beside)
+            outputs = self._outputs(chosen)
             if isinstance(outputs, ExpertOutputs):
                 combine(outputs, out=out[chunk])
             else:
@@ -185,23 +179,21 @@ class MixtureOfExperts:
             del sent, chosen, outputs
         return out
 
-    def _send_chunk(
-        self, chunk: slice, hidden: Normalized, counted: torch.Tensor | None, beside: bool
-    ) -> Begun[Dispatched]:
+    def _send_chunk(self, chunk: slice, hidden: Normalized, counted: torch.Tensor | None) -> Begun[Dispatched]:
         counted = None if counted is None else counted[chunk]
-        return self._send(hidden.rows(chunk), counted, beside, exchanges=self._group.divides)
+        return self._send(hidden.rows(chunk), counted, exchanges=self._group.divides)
 
     def _choose(
-        self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, beside: bool, *, exchanges: bool
+        self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None, *, exchanges: bool
     ) -> _Chosen:
         apart = self._shared_of(exchanges)
         if apart is None:
-            return _Chosen(self._send(hidden, counted, beside, exchanges), None, False, exchanges)
-        if hidden.unquantized().is_cuda and hidden.tokens <= BESIDE_TOKENS and not beside:
+            return _Chosen(self._send(hidden, counted, exchanges=exchanges), None, False, exchanges)
+        if hidden.unquantized().is_cuda and hidden.tokens <= BESIDE_TOKENS and not self._group.turns.taken:
             with self._side_stream.beside() as own_workspace:
                 shared = apart.forward(hidden, own_workspace)
-            return _Chosen(self._send(hidden, counted, beside, exchanges), shared, True, exchanges)
-        sent = self._send(hidden, counted, beside, exchanges)
+            return _Chosen(self._send(hidden, counted, exchanges=exchanges), shared, True, exchanges)
+        sent = self._send(hidden, counted, exchanges=exchanges)
         return _Chosen(sent, apart.forward(hidden, workspace), False, exchanges)
 
     def _shared_of(self, exchanges: bool) -> FeedForward | None:
@@ -210,30 +202,26 @@ class MixtureOfExperts:
             return self._shared
         return self._shared_part or (self._shared if self._group.rank == 0 else None)
 
-    def _send(
-        self, hidden: Normalized, counted: torch.Tensor | None, beside: bool, exchanges: bool
-    ) -> Begun[Dispatched]:
+    def _send(self, hidden: Normalized, counted: torch.Tensor | None, *, exchanges: bool) -> Begun[Dispatched]:
         weights, choices = self.gate.choose(hidden.unquantized(), counted if self._skips_padding else None)
         rows = hidden.in_form(self.experts.input_form)
         if self.slots is not None:
             choices = self.slots.route(choices, counts=exchanges or self._group.rank == 0)
         if not exchanges:
             return Begun(lambda: Dispatched(rows, weights, choices))
-        return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices, beside=beside)
+        return self._group.begin_dispatch(self.experts.to_send(rows), weights, choices)
 
     def _computed(self, sent: Begun[Dispatched], shared: torch.Tensor | None = None) -> ExpertOutputs:
         rows, weights, choices, _ = sent.finish()
         outputs, positions = self.experts.forward(rows, choices)
         return ExpertOutputs(outputs, positions, weights, shared)
 
-    def _outputs(self, chosen: _Chosen, beside: bool) -> Turns[Delta]:
+    def _outputs(self, chosen: _Chosen) -> Delta:
         if not chosen.exchanges:
             return self._joined(chosen, chosen.shared)
         assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
         parts, way_back = self._parts_of_sums(chosen, chosen.shared)
-        summed = self._group.begin_sum(parts, way_back, beside=beside)
-        yield
-        sums = summed.finish()
+        sums = self._group.begin_sum(parts, way_back).finish()
         return sums if way_back is None else sums + chosen.shared
 
     def _parts_of_sums(self, chosen: _Chosen, shared: torch.Tensor) -> tuple[torch.Tensor, object]:

@@ -8,7 +8,6 @@ from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.residual import Residual
-from engine.model.turns import alone
 from kernels.linear import linear
 from kernels.norm import join_rms_norms
 
@@ -51,5 +50,5 @@ class MtpModule:
         columns = self._share.of(2 * embedded.shape[1])
         joined = join_rms_norms(embedded, hidden, self._embedding_norm, self._hidden_norm, self._epsilon)
         parts = linear(joined[:, columns].contiguous(), self._merge)
-        delta = alone(self.layer.forward(residual.delta(parts), residual, context))
+        delta = self.layer.forward(residual.delta(parts), residual, context)
         return residual.finish(delta, self._norm)

@@ -55,11 +55,9 @@ class Residual(Protocol):
         ...
 
 
-def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, turns: bool) -> Residual:
-    """A residual of zeros. like: [.., hidden], of the same dtype and device; turns: the tokens are a part of a step
-    that takes turns with others.
-    """
-    if group.has_everywhere(tokens) and not turns:
+def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, divided: bool) -> Residual:
+    """A residual of zeros. like: [.., hidden], of the same dtype and device; divided: even if there are few tokens."""
+    if group.has_everywhere(tokens) and not divided:
         return EverywhereResidual(like.new_zeros(tokens, like.shape[1]), epsilon, group)
     return DividedResidual(like.new_zeros(group.own_rows(tokens), like.shape[1]), tokens, epsilon, group)
 

@@ -1,9 +1,11 @@
 """Experts that lie in host memory."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
+from engine.exchange.turns import Turns
 from engine.model.activations import Activations, InputForm, Sent
 from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import Experts, ExpertShape, WeightFormat
@@ -14,15 +16,37 @@ from engine.offload.room import Room, endless_room
 
 
 class OffloadedLayers:
-    """The layers of one model whose experts lie in host memory.
+    """The layers of one model whose experts lie in host memory. Each part of a step calls `begin`, `passed` after each
+    layer, and `end`.
 
     Attributes:
         ring: brings their experts to the device.
     """
 
-    def __init__(self, layers: Sequence[int], slots: int, device: torch.device) -> None:
+    def __init__(self, layers: Sequence[int], slots: int, device: torch.device, turns: Turns) -> None:
+        """turns: of a step's parts."""
         self.memory = SlotMemory(device, slots)
         self.ring = Ring(layers, slots, self.memory)
+        self._turns = turns
+        # By layer: how many parts of the step have computed it.
+        self._passed: Counter[int] = Counter()
+        self._ended = 0
+
+    def begin(self) -> None:
+        if self._turns.part == 0:
+            self._passed.clear()
+            self._ended = 0
+            self.ring.begin()
+
+    def passed(self, layer: int) -> None:
+        self._passed[layer] += 1
+        if self._passed[layer] == self._turns.parts:
+            self.ring.passed(layer)
+
+    def end(self) -> None:
+        self._ended += 1
+        if self._ended == self._turns.parts:
+            self.ring.end()
 
     def __contains__(self, layer: int) -> bool:
         return layer in self.ring.layers

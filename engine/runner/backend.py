@@ -23,6 +23,7 @@ from engine.model.model import Model
 from engine.pace.step_times import StepTimes
 from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import read_think_tokens
+from engine.runner import step_parts
 from engine.runner.balancer import Balancer
 from engine.runner.captured import (
     capture_decoding,
@@ -195,7 +196,7 @@ class ModelBackend:
                     prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
                 logits = self._model.logits(hidden[self._indices(last_tokens(rows))])
             else:
-                logits = self._model.forward(*contexts, on_layers=on_layers)
+                logits = step_parts.logits(self._model, contexts, on_layers)
         return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
 
     @property

@@ -9,8 +9,8 @@ import torch
 from engine.batch import Row, StepShape
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
-from engine.model.inputs import decode_contexts
 from engine.model.model import Model
+from engine.runner import step_parts
 from engine.runner.graph_rows import graph_rows
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
@@ -81,7 +81,8 @@ class _DecodeGraph:
         halves = two_batch.wanted(rows, decode_only=True)
 
         def forward() -> None:
-            self.logits = model.forward(*decode_contexts(inputs.known(state), state, halves=halves))
+            parts = step_parts.decode_parts(inputs.known(state), state, halves=halves)
+            self.logits = step_parts.logits(model, parts)
 
         self.replay = capture(forward, pool)
 

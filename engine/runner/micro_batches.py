@@ -14,6 +14,7 @@ import torch
 from engine.batch import Row, StepShape
 from engine.model.context import ForwardContext
 from engine.model.model import Model, OnLayers
+from engine.runner import step_parts
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
 from engine.step.two_batch import TwoBatch
@@ -72,7 +73,7 @@ class MicroBatches:
         """
         graphs = self.captured(contexts)
         if graphs is None:
-            hidden = model.hidden_states(*contexts, on_layers=on_layers)
+            hidden = step_parts.hidden_states(model, contexts, on_layers)
         else:
             hidden = graphs.hidden_states(contexts[0], on_layers)
         spread = batches[0].spread

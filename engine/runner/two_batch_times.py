@@ -11,6 +11,7 @@ from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
+from engine.runner import step_parts
 from engine.runner.graphs import capture, graph_pool
 from engine.runner.micro_batches import MicroBatch, halves
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
@@ -88,7 +89,7 @@ class StepTimer:
         contexts = [build_context(self._model.config, part.rows, self._state, part.size) for part in parts]
 
         def step() -> None:
-            self._model.forward(*contexts)
+            step_parts.logits(self._model, contexts)
 
         work = capture(step, graph_pool()) if self._graphs and shape.decode_only else step
         seconds = []

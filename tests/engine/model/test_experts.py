@@ -13,7 +13,6 @@ from engine.model.formats.choice import choose_formats
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, merged_shape
-from engine.model.turns import alone
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import make_workspace
@@ -60,7 +59,7 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
     fill(apart.parameters("mlp"), joined.parameters("mlp"))
     plain = torch.randn(tokens, config.hidden_size).to(dtype)
     hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
-    together, separate = (alone(mixture.forward(hidden, workspace)) for mixture in (joined, apart))
+    together, separate = (mixture.forward(hidden, workspace) for mixture in (joined, apart))
     assert relative_error(summed(together), summed(separate)) < (1e-2 if fp8 else 1e-5)
 
 
@@ -83,9 +82,7 @@ def test_padding_goes_to_no_expert(
     plain[~counted] = float("nan")
     hidden, real = (Normalized(each, quantize(each) if fp8 else None) for each in (plain, plain[counted]))
     workspace = make_workspace(device)
-    found, expected = (
-        alone(mixture.forward(rows, workspace, mask)) for rows, mask in ((hidden, counted), (real, None))
-    )
+    found, expected = (mixture.forward(rows, workspace, mask) for rows, mask in ((hidden, counted), (real, None)))
     assert relative_error(summed(found)[counted], summed(expected)) < (1e-5 if dtype == torch.float32 else 1e-2)
     outputs = mixture.routed(hidden, counted)
     assert (outputs.positions[~counted] == NOWHERE).all() and (outputs.positions[counted] != NOWHERE).all()
@@ -101,9 +98,9 @@ def test_tokens_in_chunks_add_the_same_as_all_at_once(
     fill_randomly(mixture.parameters("mlp"), CPU)
     plain = torch.randn(50, config.hidden_size).to(dtype)
     hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
-    expected = summed(alone(mixture.forward(hidden, workspace)))
+    expected = summed(mixture.forward(hidden, workspace))
     monkeypatch.setattr(moe, "CHUNK_TOKENS", 16)
-    assert relative_error(summed(alone(mixture.forward(hidden, workspace))), expected) < (1e-2 if fp8 else 1e-5)
+    assert relative_error(summed(mixture.forward(hidden, workspace)), expected) < (1e-2 if fp8 else 1e-5)
 
 
 def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +115,7 @@ def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(mixture.experts, "forward", forward)
     monkeypatch.setattr(moe, "CHUNK_TOKENS", 32)
-    alone(mixture.forward(Normalized(torch.randn(68, config.hidden_size), None), make_workspace(CPU)))
+    mixture.forward(Normalized(torch.randn(68, config.hidden_size), None), make_workspace(CPU))
     assert seen == [24, 24, 20]
 
 
@@ -143,7 +140,7 @@ def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: 
     workspace = make_workspace(device)
 
     def forward() -> torch.Tensor:
-        return summed(alone(mixture.forward(Normalized(plain, quantize(plain)), workspace)))
+        return summed(mixture.forward(Normalized(plain, quantize(plain)), workspace))
 
     plain.normal_()
     # Compiles what is captured below.

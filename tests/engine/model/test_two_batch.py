@@ -14,9 +14,9 @@ from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
-from engine.model.turns import Turns, take_turns
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.runner import step_parts
 from engine.runner.micro_batches import MicroBatches
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from engine.weights.loading import load_model
@@ -62,7 +62,7 @@ class Computed:
             self.reported.append(count)
             self.missing.append(int((flat(self.state)[:count, own] == 0).all(2).sum()))
 
-        self.logits.append(model.forward(*parts, on_layers=on_layers))
+        self.logits.append(step_parts.logits(model, parts, on_layers))
 
 
 def slots_of(row: Row) -> list[int]:
@@ -125,24 +125,10 @@ def test_a_half_with_fewer_chunks_of_experts_waits_for_the_keys_of_the_half_befo
             state.kv_pool.zero_()
             parts = MicroBatches(two_batch, lambda tokens: tokens).of(rows, shape_of(rows))
             with torch.inference_mode():
-                logits.append(
-                    model.forward(*(build_context(model.config, each.rows, state, each.size) for each in parts))
-                )
+                contexts = [build_context(model.config, each.rows, state, each.size) for each in parts]
+                logits.append(step_parts.logits(model, contexts))
         return logits[0], logits[1]
 
     monkeypatch.setattr(moe, "CHUNK_TOKENS", 64)
     for one, two in on_each_rank(Layout(dp=2, ep=2), compute, 60.0):
         assert relative_error(two, one) < 1e-5
-
-
-def test_computations_go_on_in_turns_until_each_has_ended() -> None:
-    seen: list[str] = []
-
-    def computation(name: str, turns: int) -> Turns[str]:
-        for turn in range(turns):
-            seen.append(f"{name}{turn}")
-            yield
-        return name
-
-    assert take_turns([computation("a", 3), computation("b", 1), computation("c", 2)]) == ["a", "b", "c"]
-    assert seen == ["a0", "b0", "c0", "a1", "c1", "a2"]

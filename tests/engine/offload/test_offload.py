@@ -2,7 +2,8 @@
 its slot is free, or only after its layer is computed, the tokens are wrong.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.alone import Alone
+from engine.exchange.turns import Turns
 from engine.model import moe
 from engine.model.config import parse_model_config
 from engine.offload.config import OffloadConfig
+from engine.offload.experts import OffloadedLayers
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout, Place
 from engine.weights import offloading as module
@@ -183,3 +186,33 @@ def test_experts_that_host_memory_cannot_hold_are_refused(checkpoint: Path, monk
         ConfigError, match=r"engine\.offload takes 0\.0 GB of host memory for the host's 1 ranks, and 0\.0 GB are free"
     ):
         load_model(checkpoint, torch.float32, CPU, offloading=offloading(4))
+
+
+def test_a_layer_is_passed_when_all_parts_of_a_step_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, told = Turns(), list[str]()
+    layers = OffloadedLayers([0, 1], 1, CPU, turns)
+    monkeypatch.setattr(layers.ring, "begin", lambda: told.append("begins"))
+    monkeypatch.setattr(layers.ring, "passed", lambda layer: told.append(f"layer {layer} is passed"))
+    monkeypatch.setattr(layers.ring, "end", lambda: told.append("ends"))
+
+    def compute(waits: Sequence[int]) -> None:
+        layers.begin()
+        for layer, count in enumerate(waits):
+            for _ in range(count):
+                turns.wait()
+            told.append(f"part {turns.part}, layer {layer}")
+            layers.passed(layer)
+        layers.end()
+
+    # In the first layer one part waits more often, in the second layer the other.
+    turns.take([partial(compute, [2, 1]), partial(compute, [1, 3])])
+    assert told == [
+        "begins",
+        "part 1, layer 0",
+        "part 0, layer 0",
+        "layer 0 is passed",
+        "part 0, layer 1",
+        "part 1, layer 1",
+        "layer 1 is passed",
+        "ends",
+    ]
