@@ -111,15 +111,15 @@ class Request:
         terminal = self.terminal if end == len(self.token_ids) else None
         self.sent_terminal = terminal is not None
         return OutputSlice(
-            self.stream_id,
-            self.attempt,
-            self.prompt_tokens + start,
-            self.token_ids[start:end],
-            self.logprobs[start:end],
-            self.cached_tokens if start == 0 < end else None,
-            terminal,
-            self.relaxed,
-            self.prompt_logprobs if start == 0 < end else None,
+            stream_id=self.stream_id,
+            attempt=self.attempt,
+            first_position=self.prompt_tokens + start,
+            token_ids=self.token_ids[start:end],
+            logprobs=self.logprobs[start:end],
+            cached_tokens=self.cached_tokens if start == 0 < end else None,
+            terminal=terminal,
+            relaxed=self.relaxed,
+            prompt_logprobs=self.prompt_logprobs if start == 0 < end else None,
         )
 
 

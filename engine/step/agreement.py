@@ -71,15 +71,15 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
         tokens = rows * (1 + drafts)
     drawing, beginning = other >> 20 & 0xFFF, other >> 32 & 0xFFF
     return StepShape(
-        tokens if tokens > proposal.tokens else proposal.tokens,
-        proposal.decode_only and decode_only,
-        proposal.stopping and other >> 59 & 1 == 1,
-        drafts if drafts > proposal.drafts else proposal.drafts,
-        drawing if drawing > proposal.drawing else proposal.drawing,
-        beginning if beginning > proposal.beginning else proposal.beginning,
-        proposal.waiting_prompts + (other >> 44 & 0x7FF),
-        proposal.decodes or other >> 60 & 1 == 1,
-        proposal.prefills or other >> 61 & 1 == 1,
-        rows if rows > proposal.rows else proposal.rows,
-        proposal.decode_only and decode_only and (proposal.owes or owes),
+        tokens=tokens if tokens > proposal.tokens else proposal.tokens,
+        decode_only=proposal.decode_only and decode_only,
+        stopping=proposal.stopping and other >> 59 & 1 == 1,
+        drafts=drafts if drafts > proposal.drafts else proposal.drafts,
+        drawing=drawing if drawing > proposal.drawing else proposal.drawing,
+        beginning=beginning if beginning > proposal.beginning else proposal.beginning,
+        waiting_prompts=proposal.waiting_prompts + (other >> 44 & 0x7FF),
+        decodes=proposal.decodes or other >> 60 & 1 == 1,
+        prefills=proposal.prefills or other >> 61 & 1 == 1,
+        rows=rows if rows > proposal.rows else proposal.rows,
+        owes=proposal.decode_only and decode_only and (proposal.owes or owes),
     )

@@ -41,13 +41,18 @@ class StepPipeline:
         """
         if not shape.tokens:
             return None
-        requests, rows = work.launch_rows()
+        requests, rows = work.batch_rows()
+        masks_wait = False
+        for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
+            request.progress.launched(row.tokens, row.draws, index, work.depth)
+            if row.masks is not None and row.follows is not None:
+                masks_wait = True
         on_layers = layer_watch((request, row.end) for request, row in zip(requests, rows, strict=True))
         step, self.steps = self.steps, self.steps + 1
         started = self._clock()
         with span("engine.step", step=step, decoding=len(work.decoding), prompts=len(work.chunks)):
             launched = self._backend.launch(Batch(step, rows, on_layers), shape)
-            if any(row.masks is not None and row.follows is not None for row in rows):
+            if masks_wait:
                 self._undrawn = launched
             else:
                 launched.draw()

@@ -41,10 +41,10 @@ class StepWork(msgspec.Struct, frozen=True):
         else:
             tokens = rows * (1 + self.depth)
         return StepShape(
-            tokens,
-            rows is not None,
-            stopping,
-            self.depth,
+            tokens=tokens,
+            decode_only=rows is not None,
+            stopping=stopping,
+            drafts=self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
             beginning=sum(not chunk.request.progress.computed_at_most for chunk in self.chunks),
             waiting_prompts=int(waiting_prompts),
@@ -54,17 +54,15 @@ class StepWork(msgspec.Struct, frozen=True):
             owes=owes and rows is not None,
         )
 
-    def launch_rows(self) -> tuple[list[Request], list[Row]]:
-        """The step's requests and the row of each, which from now on are in flight.
+    def batch_rows(self) -> tuple[list[Request], list[Row]]:
+        """The step's requests and the row of each. The rows are not in flight yet: see `Progress.launched`.
 
         A chunk of one token is computed as a decode row is, so it comes before longer ones.
         """
-        work: list[Request | Chunk[Request]] = [
-            *(sorted(self.decoding, key=self._draws) if self.depth else self.decoding),
-            *sorted(self.chunks, key=lambda chunk: chunk.tokens > 1),
-        ]
-        requests = [each.request if isinstance(each, Chunk) else each for each in work]
-        return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
+        decoding = sorted(self.decoding, key=self._draws) if self.depth else self.decoding
+        chunks = sorted(self.chunks, key=lambda chunk: chunk.tokens > 1)
+        requests = [*decoding, *(chunk.request for chunk in chunks)]
+        return requests, [*map(self._decode_row, decoding), *map(_chunk_row, chunks)]
 
     def _rows(self, tails: Tails) -> int | None:
         """How many rows of a decode step compute all of this work; None if a decode step cannot."""
@@ -82,10 +80,25 @@ class StepWork(msgspec.Struct, frozen=True):
         """The most tokens that the request's row yields. A request that decodes draws one at least."""
         return min(request.draws, 1 + self.depth) if self.depth else 1
 
-    def _launch_row(self, work: Request | Chunk[Request], index: int) -> Row:
-        if isinstance(work, Chunk):
-            return _launch_chunk_row(work, index, self.depth)
-        return _launch_decode_row(work, self._draws(work), index, self.depth)
+    def _decode_row(self, request: Request) -> Row:
+        """The request's last token, which may be in flight itself, and the drafts after it."""
+        progress, token_ids = request.progress, request.progress.token_ids
+        drafts = self._draws(request) - 1 if self.depth else 0
+        in_flight = progress.tokens_at_least > len(token_ids)
+        known: Sequence[int] = ()
+        if not in_flight:
+            known = [token_ids[-1], *progress.drafts[:drafts]] if drafts else token_ids[-1:]
+        return Row(
+            known,
+            progress.computed_at_most,
+            progress.block_ids,
+            request.sampling,
+            progress.drawing_row if in_flight else None,
+            request.history,
+            drafts,
+            thinking=request.thinking,
+            masks=request.masks,
+        )
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -102,32 +115,9 @@ def _ends(chunk: Chunk[Request]) -> bool:
     return chunk.tokens == chunk.request.progress.left
 
 
-def _launch_decode_row(request: Request, draws: int, index: int, guesses: int) -> Row:
-    """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it.
-
-    guesses: how many the step makes.
-    """
-    progress = request.progress
-    start, token_ids = progress.computed_at_most, progress.token_ids
-    sampling, history, drafts, masks = request.sampling, request.history, draws - 1, request.masks
-    thinking = request.thinking
-    if progress.tokens_at_least > len(token_ids):
-        follows = progress.drawing_row
-        row = Row((), start, progress.block_ids, sampling, follows, history, drafts, thinking=thinking, masks=masks)
-    elif drafts:
-        known = [token_ids[-1], *progress.drafts[:drafts]]
-        row = Row(known, start, progress.block_ids, sampling, None, history, drafts, thinking=thinking, masks=masks)
-    else:
-        last = token_ids[-1:]
-        row = Row(last, start, progress.block_ids, sampling, history=history, thinking=thinking, masks=masks)
-    progress.launched(draws, draws, index, guesses)
-    return row
-
-
-def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
-    """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk.
-
-    It may begin with tokens whose KV is known and which are computed again.
+def _chunk_row(chunk: Chunk[Request]) -> Row:
+    """A token is drawn after the last chunk of a prompt. A chunk may begin with tokens whose KV is known and which are
+    computed again.
     """
     request, progress = chunk.request, chunk.request.progress
     start = progress.computed_at_most
@@ -135,7 +125,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
     draws = _ends(chunk)
     sampling, history = (request.sampling, request.history) if draws else (None, None)
     scores = request.prompt_scores
-    row = Row(
+    return Row(
         progress.token_ids[start:end],
         start,
         progress.block_ids,
@@ -148,5 +138,3 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
         prompt_logprobs=None if scores is None else scores.alternatives,
         sparse=request.sparse,
     )
-    progress.launched(chunk.tokens, int(draws), index, guesses)
-    return row
