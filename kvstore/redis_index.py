@@ -16,8 +16,8 @@ from kvstore.index import Location
 from kvstore.keys import Key
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
-from mesh.redis_commands import PackedKeys
-from mesh.redis_link import RedisLink, Script
+from mesh.redis.commands import Script
+from mesh.redis.link import RedisLink
 
 STORES = b"deepmesh:{kv}"
 # Keys in one command; few enough that other clients need not wait for it.
@@ -162,15 +162,14 @@ class RedisIndex:
 
     async def _found(self, leases: Sequence[_Lease], keys: Sequence[Key]) -> list[int]:
         """How many leading keys each store has."""
-        packed = PackedKeys(keys)
-        answers = await self._link.ask(*(packed.after(b"SMISMEMBER", lease.held) for lease in leases))
+        answers = await self._link.ask(*((b"SMISMEMBER", lease.held, *keys) for lease in leases))
         return [_leading(answer, len(keys)) for answer in answers]
 
     async def close(self) -> None:
         try:
             await self._link.evaluate(_DEPARTURE, STORES, self._store_id, self._epoch)
         finally:
-            self._link.close()
+            await self._link.close()
 
 
 def _leading(answer: object, keys: int) -> int:

@@ -1,9 +1,9 @@
-"""Looking up a chain in each index of the KV stores, beside Redis' own benchmark of the same command.
+"""Looking up a chain in each index of the KV stores, and by Redis' own benchmark of the same command.
 
     python -m bench.kv_store.index [--entries 1000000] [--lookups 5000] [--rounds 5]
 
 The indexes hold a million entries; lookups are of chains of 64 blocks, all of them known. Redis is a Valkey server on
-this machine; beside it, valkey-benchmark or redis-benchmark (in PATH) sends the same command for one of the chains. The
+this machine; valkey-benchmark or redis-benchmark (in PATH) sends it the same command for one of the chains. The
 floor is a GET by either. Quantiles are measured with one client at a time, rates with 16. All take turns; figures are
 medians over the rounds. Processor time is that of the asking process, per lookup, with 16 clients.
 """
@@ -36,8 +36,8 @@ from mesh.config import RedisConfig
 from mesh.errors import IndexUnavailable
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
-from mesh.redis_link import RedisLink
-from mesh.redis_server import RedisServer
+from mesh.redis.link import RedisLink
+from mesh.redis.server import RedisServer
 
 CHAIN_BLOCKS = 64
 CONCURRENCY = 16
@@ -88,7 +88,7 @@ async def measure(entries: int, lookups: int, rounds: int) -> None:
                 if peer:
                     own = await asked_by(peer, port, command, lookups)
                     results.setdefault(f"Redis' benchmark{name}", []).append(own)
-        link.close()
+        await link.close()
         await redis.close()
     Console().print(table(results, entries))
 

@@ -15,8 +15,8 @@ from gateway.config import ResponsesConfig
 from gateway.responses.items import InputItem
 from mesh.errors import ResponsesUnavailable
 from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
-from mesh.redis_commands import Command
-from mesh.redis_link import RedisLink
+from mesh.redis.commands import Command
+from mesh.redis.link import RedisLink
 
 PREFIX = b"deepmesh:response:"
 _log = logging.getLogger("deepmesh.gateway")
@@ -58,7 +58,7 @@ class ResponseStore:
         return bool(await self._ask((b"UNLINK", _key(tenant, response_id))))
 
     async def close(self) -> None:
-        self._link.close()
+        await self._link.close()
 
     async def _ask(self, command: Command) -> Any:
         try:

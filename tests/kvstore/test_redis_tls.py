@@ -134,6 +134,8 @@ async def test_a_store_that_is_not_let_in_says_so_once_and_goes_on(
         settings = server.settings(certificate=stranger.certificate, key=stranger.key)
     elif case == "other CA":
         settings = server.settings(ca=stranger.ca)
+        # redis-py would trust the system's CAs as well.
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.client.ca))
     elif case == "other name":
         url = server.url("127.0.0.1")
     elif case == "plaintext":

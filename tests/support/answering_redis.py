@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import hiredis
 
-from mesh.redis_commands import Command
+from mesh.redis.commands import Command
 
 
 @dataclass

@@ -1,12 +1,17 @@
 """Where Redis is and how to log in, as a configuration says it."""
 
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mesh.config import RedisConfig
+from cli.authority import Authority
+from mesh.config import RedisConfig, RedisTlsConfig
 from mesh.errors import ConfigError
-from mesh.redis_server import RedisServer
+from mesh.identity import Role
+from mesh.redis.server import RedisServer, tls_context
+from tests.support.certificates import certified
 
 
 def server(url: str, **settings: Any) -> RedisServer:
@@ -20,6 +25,7 @@ def server(url: str, **settings: Any) -> RedisServer:
         "redis://",
         "redis://h:70000",
         "redis://h/x",
+        "redis://h/-1",
         "redis://h?ssl=no",
         "localhost:6379",
         "redis://[::1",
@@ -32,8 +38,8 @@ def test_a_url_that_is_none_of_redis_is_refused(url: str) -> None:
 
 def test_a_url_may_have_user_and_password_with_any_character() -> None:
     found = server("redis://us%40er:p%3Aw@host:7/3", redis_user="other", redis_password="other")
-    assert (found.login, found.host, found.port, found.database) == ((b"AUTH", b"us@er", b"p:w"), "host", 7, 3)
-    assert "p:w" not in found.name
+    assert (found.user, found.password, found.host, found.port, found.database) == ("us@er", "p:w", "host", 7, 3)
+    assert "p:w" not in f"{found} {found.name}"
 
 
 def test_a_password_in_the_url_is_not_printed() -> None:
@@ -43,9 +49,18 @@ def test_a_password_in_the_url_is_not_printed() -> None:
 
 
 def test_user_and_password_may_stand_beside_the_url() -> None:
-    assert server("redis://host", redis_user="store", redis_password="secret").login == (b"AUTH", b"store", b"secret")
-    assert server("redis://host", redis_password="secret").login == (b"AUTH", b"secret")
-    assert server("redis://host").login == ()
+    found = server("redis://host", redis_user="store", redis_password="secret")
+    assert (found.user, found.password) == ("store", "secret")
+    found = server("redis://host", redis_password="secret")
+    assert (found.user, found.password) == (None, "secret")
+
+
+def test_own_cas_replace_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = certified(tmp_path, Role.KVSTORE, "store")
+    system = certified(tmp_path, Role.KVSTORE, "stranger", Authority.new(days=1))
+    monkeypatch.setenv("SSL_CERT_FILE", str(system.ca))
+    [trusted] = tls_context(RedisTlsConfig(ca=own.ca)).get_ca_certs(binary_form=True)
+    assert trusted == ssl.PEM_cert_to_DER_cert(own.ca.read_text())
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from prometheus_client import Counter
 
 from mesh.config import RedisConfig
 from mesh.errors import IndexUnavailable
-from mesh.redis_link import RedisLink, Script
+from mesh.redis.commands import Script
+from mesh.redis.link import RedisLink
 from tests.support.answering_redis import AnsweringRedis, answering_redis
 
 TIMEOUT_SECONDS = 60.0
@@ -38,11 +40,15 @@ def link_to(redis: AnsweringRedis, **login: str) -> RedisLink:
     return RedisLink(config, "the index", IndexUnavailable, FAILURES)
 
 
+async def take_turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
 async def over_after(call: "asyncio.Task[Any]", loop: SteppedLoop, seconds: float) -> bool:
     """Whether the call has failed once so much more time has passed."""
     loop.ahead += seconds
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
+    await take_turns()
     return call.done() and isinstance(call.exception(), IndexUnavailable)
 
 
@@ -56,12 +62,7 @@ def test_a_call_that_has_to_connect_first_takes_no_longer_than_others() -> None:
             redis.answer(b"+OK\r\n")
             assert await redis.commands.get() == (b"GET", b"key")
             assert await over_after(call, loop, 25)
-            # The connection is not late yet, and serves others.
-            other = asyncio.create_task(link.ask((b"GET", b"other")))
-            assert await redis.commands.get() == (b"GET", b"other")
-            redis.answer(b"$5\r\nfirst\r\n$6\r\nsecond\r\n")
-            assert (await other, redis.connections) == ([b"second"], 1)
-            link.close()
+            await link.close()
 
     run(slow_login)
 
@@ -76,7 +77,7 @@ def test_a_script_that_redis_has_to_be_told_takes_no_longer_than_others() -> Non
             redis.answer(b"-NOSCRIPT No matching script.\r\n")
             assert (await redis.commands.get())[0] == b"EVAL"
             assert await over_after(call, loop, 25)
-            link.close()
+            await link.close()
 
     run(slow_script)
 
@@ -91,6 +92,59 @@ def test_a_script_that_redis_does_not_know_is_told() -> None:
             assert await redis.commands.get() == (b"EVAL", b"return 1", b"1", b"key")
             redis.answer(b":1\r\n")
             assert await call == 1
-            link.close()
+            await link.close()
 
     run(told)
+
+
+def test_a_caller_that_leaves_ends_no_connection() -> None:
+    async def left(loop: SteppedLoop) -> None:
+        async with answering_redis() as redis:
+            link = link_to(redis)
+            call = asyncio.create_task(link.ask((b"GET", b"key")))
+            await redis.commands.get()
+            call.cancel()
+            await asyncio.wait([call])
+            redis.answer(b"$5\r\nfirst\r\n")
+            await take_turns()
+            other = asyncio.create_task(link.ask((b"GET", b"other")))
+            await redis.commands.get()
+            redis.answer(b"$6\r\nsecond\r\n")
+            assert (await other, redis.connections) == ([b"second"], 1)
+            await link.close()
+
+    run(left)
+
+
+def test_a_late_answer_is_given_to_no_other_call() -> None:
+    async def late(loop: SteppedLoop) -> None:
+        async with answering_redis() as redis:
+            link = link_to(redis)
+            call = asyncio.create_task(link.ask((b"GET", b"key")))
+            await redis.commands.get()
+            assert await over_after(call, loop, 65)
+            redis.answer(b"$5\r\nfirst\r\n")
+            other = asyncio.create_task(link.ask((b"GET", b"other")))
+            await redis.commands.get()
+            redis.answer(b"$6\r\nsecond\r\n")
+            assert await other == [b"second"]
+            await link.close()
+
+    run(late)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "does not speak Redis' protocol"),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", "refuses a command of the user 'default': LOADING"),
+        (b"-WRONGTYPE Operation against a key\r\n", "refuses a command of the user 'default': WRONGTYPE"),
+    ],
+)
+async def test_an_answer_that_is_no_value_is_an_error_in_words(answer: bytes, words: str) -> None:
+    async with answering_redis(always=answer) as redis:
+        link = link_to(redis)
+        with pytest.raises(IndexUnavailable, match=words) as raised:
+            await link.ask((b"GET", b"secret"))
+        assert "secret" not in raised.value.message
+        await link.close()
