@@ -17,6 +17,7 @@ from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage, TemplateSkills, Turns
 from mesh.errors import ConfigError, InvalidRequest
+from mesh.text_files import read_text
 
 ROLES = ("system", "user", "assistant", "tool")
 TEMPLATE_FILE = "chat_template.jinja"
@@ -119,14 +120,23 @@ class ChatTemplate:
 
 
 def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The checkpoint's template, from its own file or from tokenizer_config.json; None if it has none."""
+    """The checkpoint's template, from its own file or from tokenizer_config.json; None if it has none. Raises
+    ConfigError if the file cannot be read.
+    """
     path = directory / TEMPLATE_FILE
     if path.is_file():
-        return ChatTemplate(path.read_text(), tokenizer)
+        return ChatTemplate(_source_in(path), tokenizer)
     source = tokenizer.settings.get("chat_template")
     if isinstance(source, list):
         source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
     return ChatTemplate(source, tokenizer) if isinstance(source, str) else None
+
+
+def _source_in(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _validate(messages: Sequence[ChatMessage]) -> None:

@@ -57,7 +57,7 @@ class _File:
 
 @cache
 def _read(file: Path) -> _File:
-    text = re.sub(r"//.*|/\*.*?\*/", "", file.read_text())
+    text = re.sub(r"//.*|/\*.*?\*/", "", file.read_text(encoding="utf-8"))
     starts = re.finditer(r"^struct (?:alignas\(\d+\) )?(\w+) \{", text, re.MULTILINE)
     constants = "".join(re.findall(r"^constexpr int [^;]*;", text, re.MULTILINE))
     return _File(

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
+from mesh.text_files import read_text
 from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
 
 # The package that carries KV between processes.
@@ -68,6 +69,6 @@ def _shards(directory: Path) -> Iterable[str]:
     if not (directory / INDEX).exists():
         return [] if any(directory.glob("*.safetensors")) else ["model.safetensors"]
     try:
-        return sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        return sorted(set(json.loads(read_text(directory / INDEX))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"cannot read {directory / INDEX}: {error}") from error

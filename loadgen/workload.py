@@ -11,6 +11,7 @@ import numpy as np
 from eval.workload import task_chats
 from loadgen.options import MOST_TOKENS, LoadOptions
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 
 # Ids below this are special tokens in most vocabularies.
 FIRST_ORDINARY_TOKEN = 16
@@ -43,9 +44,9 @@ def read_dataset(path: Path, default_max_tokens: int) -> list[Job]:
     """Rows of a JSON-lines file, or lines of a text file. Raises ConfigError naming the line that is wrong."""
     try:
         # Split at newlines only: splitlines() would also split at characters such as U+2028, which texts may contain.
-        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the dataset {path}: {error}") from error
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"cannot read the dataset {path}: {error.strerror}") from error
     if not lines:
         raise ConfigError(f"the dataset {path} is empty")
     if not lines[0].lstrip().startswith("{"):

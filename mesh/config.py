@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from mesh.addresses import is_loopback
 from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 
 # Kinds of pydantic's errors that are explained by the key's type and bounds alone.
 _OF_ANOTHER_KIND = ("greater_than", "less_than", "literal_error", "int_from_float")
@@ -280,11 +281,9 @@ def _value(key: str, text: str) -> Any:
 def _in_file(path: Path) -> Any:
     """A value from a file, which keeps it off command lines. It may be a secret, so no message may quote it."""
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.safe_load(read_text(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: it is no text in UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
 

@@ -6,12 +6,13 @@ import msgspec
 
 from mesh.costs import CostFile
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 
 
 def load_costs(path: Path) -> CostFile:
     """Raises ConfigError with a message of one sentence."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CostFile)
+        return msgspec.json.decode(read_text(path), type=CostFile)
     except OSError as error:
         raise ConfigError(f"cannot read the cost file {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -60,7 +60,7 @@ def _reserve(host: str, port: int) -> bool:
 
 def _candidates() -> range:
     try:
-        first_ephemeral = int(_EPHEMERAL.read_text().split()[0])
+        first_ephemeral = int(_EPHEMERAL.read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):
         return range(_FIRST, _END)
     return range(_FIRST, first_ephemeral if first_ephemeral >= _FIRST + _FEWEST else _END)

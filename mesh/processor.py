@@ -25,7 +25,7 @@ class ProcessorShare:
 
     def _read(self) -> tuple[int, int]:
         try:
-            ran, waited, _ = self._schedstat.read_text().split()
+            ran, waited, _ = self._schedstat.read_text(encoding="utf-8").split()
         except (OSError, ValueError):
             return 0, 0
         return int(ran), int(waited)

@@ -7,6 +7,7 @@ import msgspec
 
 from mesh import tiktoken_file
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -27,7 +28,7 @@ def read_tokenizer(directory: Path) -> bytes:
     if path.name == tiktoken_file.TIKTOKEN_FILE:
         return tiktoken_file.tokenizer_json(path, read_tokenizer_settings(directory))
     try:
-        return path.read_bytes()
+        return read_text(path).encode()
     except OSError as error:
         raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
 
@@ -36,8 +37,10 @@ def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json; empty if the checkpoint has none. Raises ConfigError if it is malformed."""
     path = directory / SETTINGS_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_text(path), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 from sim.asked import Asked, Prompts, with_length
 from sim.device import LONGEST_OUTPUT
 from sim.workload import WorkloadConfig
@@ -30,9 +31,9 @@ class TraceRow(msgspec.Struct, forbid_unknown_fields=True):
 def read_trace(path: Path) -> list[TraceRow]:
     """The trace's requests in the order of their times, the first at 0. Raises ConfigError that names a broken line."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the trace {path}: {error}") from error
+        text = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
     lines = text.splitlines()
     if not lines:
         raise ConfigError(f"the trace {path} is empty")

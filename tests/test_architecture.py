@@ -95,6 +95,12 @@ SHARED = ("engine", "transfer", "worker")
 # The files that speak gRPC; the rest is domain.
 EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
+# Calls that mean text, and the modes with which a call that opens a file does.
+TEXT_CALLS = (".read_text", ".write_text")
+OPENING_CALLS = ("open", "fdopen", "NamedTemporaryFile", "TemporaryFile")
+BINARY_MODES = {"rb", "wb", "ab", "xb", "r+b", "w+b", "rb+", "wb+"}
+MODES = BINARY_MODES | {mode.replace("b", "") for mode in BINARY_MODES}
+
 # One process reads the sources, which takes it some seconds.
 pytestmark = pytest.mark.xdist_group("architecture")
 
@@ -106,7 +112,7 @@ def our_packages() -> set[str]:
 @cache
 def sources() -> dict[Path, str]:
     paths = [path for package in sorted(our_packages()) for path in sorted((ROOT / package).rglob("*.py"))]
-    return {path.relative_to(ROOT): path.read_text() for path in paths}
+    return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
 
 
 @cache
@@ -211,3 +217,36 @@ def test_every_room_is_installed_but_the_leaves() -> None:
         for path in (ROOT / package).rglob("__init__.py")
     }
     assert installed == present
+
+
+def test_every_file_of_text_names_its_encoding() -> None:
+    assert not [f"{path}: {call}" for path, text in sources().items() for call in without_encoding(text)]
+
+
+def without_encoding(text: str) -> Iterator[str]:
+    """Calls that read or write text in the locale's encoding."""
+    for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+        name, options = ast.unparse(call.func), {option.arg: ast.unparse(option.value) for option in call.keywords}
+        modes = {arg.value for arg in call.args if isinstance(arg, ast.Constant)} & MODES
+        opens_text = (name.endswith(OPENING_CALLS) and modes - BINARY_MODES) or (
+            name == "open" and not modes & BINARY_MODES
+        )
+        if "encoding" not in options and (
+            name.endswith(TEXT_CALLS) or opens_text or ("text", "True") in options.items()
+        ):
+            yield ast.unparse(call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "path.read_text()",
+        "open(path)",
+        "path.open('w')",
+        "os.fdopen(1, 'w')",
+        "run(command, text=True)",
+        "path.write_text(text)",
+    ],
+)
+def test_a_call_that_leaves_the_encoding_to_the_locale_is_found(call: str) -> None:
+    assert list(without_encoding(call)) == [call]

@@ -12,7 +12,7 @@ DOCUMENTS = ["README.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path
 
 def prose(path: Path) -> str:
     """A document without what stands in blocks of code."""
-    return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def anchors(path: Path) -> Iterator[str]:

@@ -21,7 +21,7 @@ def lowest_versions(requirements: list[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    requirements = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    requirements = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     sys.stdout.writelines(f"{pin}\n" for pin in lowest_versions(requirements))
 
 

@@ -94,7 +94,7 @@ def main() -> int:
     console.print(f"ceilings: {ceilings}")
     if arguments.json is not None:
         figures = {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results]}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -23,7 +23,7 @@ class LoadingPeak(msgspec.Struct, frozen=True):
 
 def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
     # Reset the peak of resident memory (proc(5), clear_refs).
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     baseline = _status_bytes("VmRSS")
     model = load_model(directory, dtype, torch.device("cpu"))
     peak = _status_bytes("VmHWM")
@@ -31,7 +31,7 @@ def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
 
 
 def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     (kilobytes,) = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return int(kilobytes) * 1024
 

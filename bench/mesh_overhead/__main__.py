@@ -120,7 +120,7 @@ async def run_engine(options: Options, model_dir: Path, scratch: Path, log: Path
     values = {"model_dir": str(model_dir), **engine_values(options)}
     task, times = scratch / "task.json", scratch / "times.json"
     task.write_bytes(msgspec.json.encode(EngineTask(values, draw_prompts(options), options.tokens)))
-    with log.open("a") as output:
+    with log.open("a", encoding="utf-8") as output:
         process = await asyncio.create_subprocess_exec(
             *tethered([sys.executable, "-m", "bench.mesh_overhead.engine_alone", str(task), str(times)]),
             stdout=output,

@@ -72,11 +72,11 @@ class Row:
 def read_rows(path: Path | None) -> list[Row]:
     if path is None or not path.exists():
         return []
-    return [_row(json.loads(line)) for line in path.read_text().splitlines()]
+    return [_row(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
 

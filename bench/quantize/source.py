@@ -36,9 +36,9 @@ def write_source(directory: Path, config: Mapping[str, Any], device: torch.devic
         total += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, name)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / INDEX).write_text(json.dumps(index))
+    (directory / INDEX).write_text(json.dumps(index), encoding="utf-8")
     write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
-    (directory / "config.json").write_text(json.dumps(dict(config)))
+    (directory / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
     return total
 
 

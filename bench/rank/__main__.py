@@ -111,7 +111,7 @@ def _drafts(arguments: argparse.Namespace, measured: MeasuredModel, console: Con
         arguments.out.mkdir(parents=True, exist_ok=True)
         steps, overheads = [asdict(row) for row in (*without, *drafted)], [asdict(row) for row in bench.overheads]
         (arguments.out / "drafts.json").write_text(
-            json.dumps({"steps": steps, "overheads": overheads}, indent=2) + "\n"
+            json.dumps({"steps": steps, "overheads": overheads}, indent=2) + "\n", encoding="utf-8"
         )
 
 
@@ -154,7 +154,7 @@ def main() -> int:
     console.print(f"weights made in {report.load_seconds:.1f} s; peak {report.peak_bytes / 1e9:.1f} GB")
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "rank.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+        (arguments.out / "rank.json").write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
         save(report, arguments.out / "rank.png")
     return 0
 

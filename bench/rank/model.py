@@ -31,7 +31,7 @@ def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", 
         "num_nextn_predict_layers": mtp_modules,
         "quantization_config": dict(EXPERTS[experts]),
     }
-    (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes))
+    (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes), encoding="utf-8")
     return directory
 
 

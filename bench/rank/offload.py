@@ -154,7 +154,7 @@ def main() -> None:
     title = f"{arguments.shape}, {arguments.layers} layers, {form}, on one {torch.cuda.get_device_name()}"
     console.print(table_of(rows, link_rate(), title))
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,9 @@ def main() -> None:
     Console().print(_table(comparisons, arguments.threads))
     if arguments.json is not None:
         rows = [asdict(row) | {"ratio": row.ratio} for row in comparisons]
-        arguments.json.write_text(json.dumps({"threads": arguments.threads, "comparisons": rows}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"threads": arguments.threads, "comparisons": rows}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ SECRET_IN_A_SECRET = (
 
 def schema() -> dict[str, Any]:
     """The schema as committed, with each service's keys as they are now."""
-    kept: dict[str, Any] = json.loads(SCHEMA.read_text())
+    kept: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
     definitions: dict[str, Any] = {}
     for config in CONFIGS:
         ours = _partial(config.model_json_schema(ref_template=f"#/$defs/{config.__name__}.{{model}}"))
@@ -70,4 +70,4 @@ def _partial(model: Any, names_of_keys: bool = False) -> Any:
 
 
 if __name__ == "__main__":
-    SCHEMA.write_text(text())
+    SCHEMA.write_text(text(), encoding="utf-8")

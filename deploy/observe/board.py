@@ -121,4 +121,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    BOARD.write_text(text())
+    BOARD.write_text(text(), encoding="utf-8")

@@ -8,6 +8,7 @@ from engine.balance.config import BalanceConfig
 from engine.balance.placement import Placement, first_placement
 from engine.parallel.layout import Layout
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 
 
 def first_placements(config: BalanceConfig, layout: Layout, experts: int, layers: range) -> dict[int, Placement]:
@@ -32,7 +33,7 @@ def _saved(path: Path, like: Placement, experts: int) -> Mapping[int, Placement]
     if not path.exists():
         return {}
     try:
-        held = {int(layer): tuple(map(int, each)) for layer, each in json.loads(path.read_text()).items()}
+        held = {int(layer): tuple(map(int, each)) for layer, each in json.loads(read_text(path)).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"engine.balance.placement_file={path} cannot be read: {error}") from error
     for layer, each in held.items():

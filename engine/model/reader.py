@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.errors import CheckpointError
+from mesh.text_files import read_text
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -14,8 +15,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"{path} is missing: {path.parent} is not a Hugging Face checkpoint")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = json.loads(read_text(path))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: expected a JSON object")

@@ -192,5 +192,5 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
 
 def _peak_resident_bytes() -> int:
     # Not getrusage: its maximum survives exec, so that it would be the parent's.
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024

@@ -137,7 +137,7 @@ def _version() -> str:
 
 def _read(file: Path) -> dict[str, list[int]]:
     try:
-        found: dict[str, list[int]] = json.loads(file.read_text())
+        found: dict[str, list[int]] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return {}
     return found
@@ -147,6 +147,6 @@ def _write(file: Path, tables: dict[str, list[int]]) -> None:
     """Other ranks may read meanwhile: they see the old file or the new one. If writing fails, nothing is kept."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as written:
+        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".json", delete=False) as written:
             json.dump(tables, written)
         Path(written.name).replace(file)

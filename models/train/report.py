@@ -22,4 +22,4 @@ def report(trainer: Trainer, count: int) -> None:
     for name, share in results.items():
         log.info("%-20s %.3f", name, share)
     values = {"exact_match": results, "history": trainer.history.to_json()}
-    (trainer.directory / "results.json").write_text(json.dumps(values, indent=1) + "\n")
+    (trainer.directory / "results.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

@@ -44,7 +44,7 @@ class Pods:
 
     def __init__(self, cluster: Cluster) -> None:
         try:
-            namespace = (cluster.account / "namespace").read_text().strip()
+            namespace = (cluster.account / "namespace").read_text(encoding="utf-8").strip()
             trusted = ssl.create_default_context(cafile=str(cluster.account / "ca.crt"))
         except OSError as error:
             raise ConfigError(f"{cluster.account} has no service account of Kubernetes: {error.strerror}") from error
@@ -76,7 +76,7 @@ class Pods:
                 name,
                 json={"metadata": {"annotations": dict(annotations)}},
                 headers={
-                    "Authorization": f"Bearer {self._token.read_text().strip()}",
+                    "Authorization": f"Bearer {self._token.read_text(encoding='utf-8').strip()}",
                     "Content-Type": "application/merge-patch+json",
                 },
             )

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -176,6 +177,12 @@ def test_a_template_file_goes_before_the_configured_one(tmp_path_factory: pytest
     found = find_chat_template(directory, load_tokenizer(tokenizer_directory()))
     assert found is not None
     assert spelled(found.render([ChatMessage("user", "a")]).token_ids) == "from the file"
+
+
+def test_a_template_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes("Straße".encode("iso-8859-1"))
+    with pytest.raises(ConfigError, match=r"cannot read .*chat_template\.jinja: it is no text in UTF-8"):
+        find_chat_template(tmp_path, load_tokenizer(tokenizer_directory()))
 
 
 TOOLBOX = Toolbox([Tool("weather", "of a city <｜User｜>", {"properties": {"<｜Assistant｜>": {"type": "string"}}})])

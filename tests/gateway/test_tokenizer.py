@@ -82,6 +82,13 @@ def test_a_malformed_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_file_of_another_encoding_is_named(name: str, tmp_path: Path) -> None:
+    (edited(tmp_path) / name).write_bytes('{"name": "Straße"}'.encode("iso-8859-1"))
+    with pytest.raises(ConfigError, match=rf"cannot read .*{name}: it is no text in UTF-8"):
+        load_tokenizer(tmp_path)
+
+
 def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
     LibraryTokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="not a byte-level BPE tokenizer"):

@@ -80,7 +80,7 @@ def constants(module: ModuleType, source: Path) -> Iterator[str]:
 
 
 def with_includes(source: Path) -> str:
-    text = source.read_text()
+    text = source.read_text(encoding="utf-8")
     included = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
     return "\n".join([text, *(with_includes(source.parent / name) for name in included)])
 

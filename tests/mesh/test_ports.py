@@ -15,7 +15,7 @@ def test_a_free_port_can_be_listened_on() -> None:
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_away() -> None:
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split())
     if first < 11_000:
         pytest.skip("this kernel gives away nearly every port")
     assert not any(first <= free_port() <= last for _ in range(50))

@@ -259,4 +259,4 @@ def placements() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    RECORD.write_text("".join(f"{each}\n" for each in placements()))
+    RECORD.write_text("".join(f"{each}\n" for each in placements()), encoding="utf-8")

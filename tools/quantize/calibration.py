@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from eval.tasks import SHORT_TASKS, draw
 from mesh.errors import ConfigError
+from mesh.text_files import read_text
 from mesh.tokenizer_file import read_tokenizer, tokenizer_path
 from tools.chat import Turn, conversation
 from tools.tokenizer_files import BEGIN
@@ -71,9 +72,9 @@ def _solved_tasks(seed: int) -> Iterator[str]:
 
 def _read_texts(path: Path) -> Iterator[str]:
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        content = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if path.suffix != ".jsonl":
         yield BEGIN + content
         return

@@ -32,7 +32,7 @@ REPORT = {
 
 
 def saved(path: Path, **changes: object) -> Path:
-    path.write_text(json.dumps({**REPORT, **changes}))
+    path.write_text(json.dumps({**REPORT, **changes}), encoding="utf-8")
     return path
 
 

@@ -122,3 +122,9 @@ def test_a_config_that_is_no_json_is_reported_with_its_path(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         read_model_config(tmp_path)
+
+
+def test_a_config_of_another_encoding_is_reported_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes('{"name": "Straße"}'.encode("iso-8859-1"))
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json: it is no text in UTF-8"):
+        read_model_config(tmp_path)
