@@ -13,13 +13,14 @@ from typing import Annotated
 
 import typer
 
+from mesh.domain.placement import PlacementQuery
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.coordinator import Coordinator, PlacementCall
+from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
 from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import PlacementKnobs
 from scheduler.registry import Registry, RegistryLimits
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
@@ -63,11 +64,10 @@ class Mesh:
         self._leases = [self._attach(number, workers) for number in range(workers)]
         self._requests = 0
 
-    def call(self) -> PlacementCall:
+    def query(self) -> PlacementQuery:
         self._requests += 1
         chain = drawn_chain(self._prefixes, self._random)
-        request = PlacementRequest(prompt_tokens=64 * len(chain), max_tokens=1000)
-        return PlacementCall(f"r{self._requests}", 1, MODEL, request, chain)
+        return PlacementQuery(f"r{self._requests}", 1, MODEL, 64 * len(chain), 1000, chain)
 
     def report(self) -> None:
         """Report the status of a random worker."""
@@ -134,8 +134,8 @@ def measure(workers: int, placements: int) -> tuple[list[float], list[float]]:
 async def _measure(mesh: Mesh, workers: int, placements: int) -> tuple[list[float], list[float]]:
     took, reports, due = [], [], 0.0
     for _ in range(placements):
-        call, start = mesh.call(), process_time()
-        await mesh.coordinator.place(call)
+        query, start = mesh.query(), process_time()
+        await mesh.coordinator.place(query)
         took.append((process_time() - start) * 1000)
         mesh.clock.now += 1 / RATE
         due += workers / RATE

@@ -16,9 +16,9 @@ from gateway import wire
 from gateway.config import DispatchConfig
 from gateway.generation import Generation
 from gateway.outbox import Outbox
-from gateway.placement import Placement
 from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
+from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, LeaseConflict, MeshError, Retry, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error

@@ -7,8 +7,8 @@ from itertools import count
 from gateway.config import DispatchConfig
 from gateway.decode_link import DecodeLink, GatewayIdentity
 from gateway.generation import Generation
-from gateway.placement import Placement
 from mesh.channel import Channels
+from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
 
 

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
 from gateway.live import Links, LiveGeneration
-from gateway.placement import Placement, Placer
+from gateway.placement import Placer
 from gateway.prepared import Prepared
 from gateway.retries import RETRY_AFTER_MS
 from gateway.rounds import Rounds
+from mesh.domain.placement import Placement
 from mesh.domain.shares import Census
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (

@@ -9,10 +9,11 @@ from typing import Protocol
 from gateway.config import DispatchConfig
 from gateway.delta import Delta
 from gateway.generation import Generation
-from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
+from gateway.placement import Placer
 from gateway.retries import Retries, attempt_outcome
 from gateway.rounds import Rounds
 from mesh.domain.outputs import FinishReason
+from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError
 from mesh.metrics import GATEWAY_REPLACEMENTS
 from mesh.observe import span
@@ -119,7 +120,7 @@ class LiveGeneration:
                 self.first_token_at = self.first_token_at or attempt.first_token_at
             if delta.finish is not None:
                 self.finished = True
-                self._end_attempt(Outcome.FINISHED)
+                self._end_attempt(AttemptOutcome.FINISHED)
             if delta.empty:
                 continue
             self._due = self._rounds.next()
@@ -127,7 +128,7 @@ class LiveGeneration:
 
     def close(self) -> None:
         """Free all that the request still holds."""
-        self._end_attempt(Outcome.CANCELLED)
+        self._end_attempt(AttemptOutcome.CANCELLED)
 
     def stuck_seconds(self, now: float) -> float:
         """Seconds for which the client's task has not come back for tokens."""
@@ -142,7 +143,7 @@ class LiveGeneration:
         outcome = attempt_outcome(failure)
         self._retries.note_failure(answered=attempt is not None and attempt.first_token_at is not None)
         self._end_attempt(outcome)
-        if outcome is Outcome.FAILED or attempt is None:
+        if outcome is AttemptOutcome.FAILED or attempt is None:
             raise failure
         if self.generation.remaining_tokens <= 0:
             self.generation.finish(FinishReason.LENGTH)
@@ -175,8 +176,8 @@ class LiveGeneration:
             return
         if self.generation.ended or self.generation.remaining_tokens <= 0:
             return
-        GATEWAY_REPLACEMENTS.labels(Outcome.LOST.value).inc()
-        self._end_attempt(Outcome.LOST)
+        GATEWAY_REPLACEMENTS.labels(AttemptOutcome.LOST.value).inc()
+        self._end_attempt(AttemptOutcome.LOST)
         self.generation.begin_attempt()
         self._submit(placement)
 
@@ -225,13 +226,13 @@ class LiveGeneration:
             received_before=self.generation.received_tokens,
         )
 
-    def _end_attempt(self, outcome: Outcome) -> None:
+    def _end_attempt(self, outcome: AttemptOutcome) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.stream.cancel()
             self._placer.report(self._report(attempt, outcome, self._clock()))
 
-    def _report(self, attempt: Attempt, outcome: Outcome, now: float) -> AttemptReport:
+    def _report(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> AttemptReport:
         tokens = self.generation.received_tokens - attempt.received_before
         first = attempt.first_token_at
         return AttemptReport(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gateway.config import DispatchConfig
-from gateway.placement import Outcome
+from mesh.domain.placement import AttemptOutcome
 from mesh.errors import (
     MeshError,
     NamespaceMismatch,
@@ -70,7 +70,7 @@ class Retries:
     def pause_seconds(self, cause: MeshError) -> float:
         """Seconds to wait before another attempt. Raises if there have been enough."""
         assert self._patient_until is not None
-        awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
+        awaited = attempt_outcome(cause) is AttemptOutcome.LOST and self._clock() < self._patient_until
         if not awaited and isinstance(cause, NoWorker):
             raise cause
         failed = self.attempts - self._moves
@@ -82,19 +82,19 @@ class Retries:
         self._patient_until = self._clock() + self._config.worker_seconds
 
 
-def attempt_outcome(failure: MeshError) -> Outcome:
+def attempt_outcome(failure: MeshError) -> AttemptOutcome:
     """Classifies a failed attempt: another worker may do better (LOST, REFUSED), or none will (FAILED)."""
     if failure.retry is Retry.THIS_CALL or isinstance(failure, UnknownRequest | PrefillLost):
-        return Outcome.LOST
+        return AttemptOutcome.LOST
     # NamespaceMismatch: the decode worker and its prefill worker do not fit together, but another pair may.
     if failure.retry is Retry.HIGHER_UP or isinstance(failure, NamespaceMismatch):
-        return Outcome.REFUSED
-    return Outcome.FAILED
+        return AttemptOutcome.REFUSED
+    return AttemptOutcome.FAILED
 
 
 def exhausted(cause: MeshError, attempts: int) -> MeshError:
     """The error for the client after the last attempt."""
-    if attempt_outcome(cause) is Outcome.REFUSED:
+    if attempt_outcome(cause) is AttemptOutcome.REFUSED:
         return Overloaded(
             f"no worker took the request in {attempts} attempts ({cause.message}): retry later",
             retry_after_ms=RETRY_AFTER_MS,

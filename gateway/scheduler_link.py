@@ -10,9 +10,10 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from gateway import wire
-from gateway.placement import AttemptReport, Placement, PlacementQuery
 from gateway.workers import Worker
 from mesh.channel import Channels
+from mesh.domain import placement_wire
+from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
 from mesh.identity import Role
@@ -57,7 +58,7 @@ class SchedulerLink:
 
     async def place(self, query: PlacementQuery, seconds: float) -> Placement:
         """Raises the scheduler's error, or why it did not answer within `seconds`."""
-        return wire.placement(await self._stub.Place(wire.place_request(query), timeout=seconds))
+        return placement_wire.placement(await self._stub.Place(placement_wire.query_message(query), timeout=seconds))
 
     def report(self, report: AttemptReport) -> None:
         self._reports.append(report)
@@ -130,7 +131,7 @@ class SchedulerLink:
         while await self._reported.wait():
             self._reported.clear()
             while self._reports:
-                request = wire.outcome_request(self._reports.popleft())
+                request = placement_wire.report_message(self._reports.popleft())
                 try:
                     await self._stub.ReportOutcome(request, timeout=self._probe_seconds)
                 except MeshError as error:

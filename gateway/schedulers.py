@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.config import DispatchConfig
-from gateway.placement import AttemptReport, Placement, PlacementQuery
 from gateway.scheduler_link import RECONNECT_SECONDS, SchedulerLink
 from gateway.workers import Directory
 from mesh.channel import Channels
+from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
 
 RETRY_AFTER_MS = 1000

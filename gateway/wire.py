@@ -3,9 +3,9 @@
 from deepmesh.internal.v1 import decode_pb2, scheduler_pb2, workers_pb2
 
 from gateway.generation import Generation
-from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery
 from gateway.workers import Worker
 from mesh.domain import wire
+from mesh.domain.placement import Placement
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.worker_wire import reported_namespace
@@ -16,13 +16,6 @@ LARGEST_DEADLINE_MS = 2**32 - 1
 _ROLES: dict[int, WorkerRole] = {
     workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
     workers_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
-}
-_OUTCOMES = {
-    Outcome.FINISHED: scheduler_pb2.PLACEMENT_OUTCOME_FINISHED,
-    Outcome.CANCELLED: scheduler_pb2.PLACEMENT_OUTCOME_CANCELLED,
-    Outcome.REFUSED: scheduler_pb2.PLACEMENT_OUTCOME_REFUSED,
-    Outcome.LOST: scheduler_pb2.PLACEMENT_OUTCOME_LOST,
-    Outcome.FAILED: scheduler_pb2.PLACEMENT_OUTCOME_FAILED,
 }
 
 
@@ -41,47 +34,6 @@ def submission(
         prefill_rank=placement.prefill_rank,
     )
     return decode_pb2.AttachRequest(submission=wire.submission_message(submission))
-
-
-def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
-    return scheduler_pb2.PlaceRequest(
-        request_id=query.request_id,
-        attempt=query.attempt,
-        model=query.model,
-        prompt_tokens=query.prompt_tokens,
-        max_tokens=query.max_tokens,
-        block_hashes=query.block_hashes,
-        avoid_worker_ids=sorted(query.avoid),
-        share=wire.share_message(query.share),
-        generation_id=query.generation_id,
-        sparse_prefill=None if query.sparse is None else wire.sparse_prefill_message(query.sparse),
-    )
-
-
-def placement(response: scheduler_pb2.PlaceResponse) -> Placement:
-    prefill = wire.worker_target(response.prefill) if response.HasField("prefill") else None
-    store = wire.store_target(response.store) if response.HasField("store") else None
-    return Placement(
-        wire.worker_target(response.decode),
-        prefill,
-        store,
-        response.decode_rank if response.HasField("decode_rank") else None,
-        response.prefill_rank if response.HasField("prefill_rank") else None,
-    )
-
-
-def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest:
-    return scheduler_pb2.ReportOutcomeRequest(
-        request_id=report.request_id,
-        attempt=report.attempt,
-        worker_id=report.worker_id,
-        outcome=_OUTCOMES[report.outcome],
-        output_tokens=report.output_tokens,
-        cached_tokens=report.cached_tokens,
-        ttft_ms=report.time_to_first_token_ms,
-        tpot_ms=report.time_per_output_token_ms,
-        generation_id=report.generation_id,
-    )
 
 
 def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:

@@ -1,24 +1,28 @@
 """One placement from end to end: asks registry and stores, lets the pure functions decide, and records the decision."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from mesh.domain.workers import KvNamespace, WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
-from scheduler.decisions import Decision, DecisionLog, Outcome
+from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
 from scheduler.placement.admission import Objectives, admit, refusal
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import (
+    Candidates,
+    CandidateWorker,
+    PlacementKnobs,
+    PlacementRequest,
+    reusable_blocks,
+)
 from scheduler.placement.choice import explain
 from scheduler.placement.comparison import Comparison
-from scheduler.placement.ends import PlacementKey
 from scheduler.placement.placed_work import placed_work
 from scheduler.placement.terms import Rejection, Terms
 from scheduler.prefix_index import Holders
@@ -27,33 +31,10 @@ from scheduler.stores import Stores
 from scheduler.tenants import Placed, PlacedRequests
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementCall:
-    """A request to be placed, as its gateway describes it."""
+class ExplainedPlacement(msgspec.Struct, frozen=True):
+    """A placement, and why it was chosen."""
 
-    # Drawn by the gateway; the same for all attempts of one request.
-    generation_id: str
-    attempt: int
-    model: str
-    request: PlacementRequest
-    # Chain hashes of the prompt's full blocks, root first.
-    block_hashes: Sequence[bytes] = ()
-    share: Share = ONE_TENANT
-    # The request's name in logs; clients may use the same name for several requests.
-    request_id: str = ""
-
-    @property
-    def key(self) -> PlacementKey:
-        """Identifies the placement."""
-        return self.generation_id, self.attempt
-
-
-class PlacementAnswer(msgspec.Struct, frozen=True):
-    """Where the request goes, and why."""
-
-    decode: WorkerIdentity
-    # None if the decode worker computes the prompt.
-    prefill: WorkerIdentity | None
+    placement: Placement
     chosen: Terms
     reason: str
     # How many leading blocks of the prompt each worker or store holds, by its id; only those that hold any.
@@ -94,23 +75,23 @@ class Coordinator:
         self._objectives = objectives
         self._wall_clock = wall_clock
 
-    async def place(self, call: PlacementCall) -> PlacementAnswer:
+    async def place(self, query: PlacementQuery) -> ExplainedPlacement:
         """Raises UnknownModel, NoWorker, NamespaceMismatch, ContextExceeded or Overloaded.
 
         While the registry may lack live workers, it raises NoWorkerYet instead of any of them. Every decision is
         recorded, refusals too.
         """
         try:
-            with span("scheduler.place", attempt=call.attempt):
-                holders = self._registry.holders(call.block_hashes)
-                looks = self._registry.worth_a_look(call.model, holders, len(call.request.avoid))
-                workers = self._known(call.model, looks)
+            with span("scheduler.place", attempt=query.attempt):
+                holders = self._registry.holders(query.block_hashes)
+                looks = self._registry.worth_a_look(query.model, holders, len(query.avoid))
+                workers = self._known(query.model, looks)
                 hints: dict[KvNamespace, StoreTarget] = {}
                 if self._stores.any_answers:
-                    hints = await self._ask_stores(call, workers, holders)
+                    hints = await self._ask_stores(query, workers, holders)
                     # Workers may leave while a store is asked.
-                    workers = self._known(call.model, self._registry.living(workers))
-                return self._place(call, workers, holders, hints)
+                    workers = self._known(query.model, self._registry.living(workers))
+                return self._place(query, workers, holders, hints)
         except MeshError as refusal_so_far:
             complete_in = self._registry.complete_in
             if not complete_in:
@@ -123,42 +104,47 @@ class Coordinator:
 
     def _place(
         self,
-        call: PlacementCall,
+        query: PlacementQuery,
         workers: Collection[Worker],
         holders: Holders,
         hints: Mapping[KvNamespace, StoreTarget],
-    ) -> PlacementAnswer:
-        asked = call.request
+    ) -> ExplainedPlacement:
         request = PlacementRequest(
-            asked.prompt_tokens,
-            asked.max_tokens,
-            asked.avoid,
-            mean_output_tokens=self._lengths.mean(call.model),
-            sparse_from=asked.sparse_from,
-            stopping=self._lengths.stopping(call.model),
-            ahead=self._placed.ahead(call.share),
+            # The log keeps the request, but not the hashes: those of a long prompt take a megabyte.
+            msgspec.structs.replace(query, block_hashes=()),
+            mean_output_tokens=self._lengths.mean(query.model),
+            stopping=self._lengths.stopping(query.model),
+            ahead=self._placed.ahead(query.share),
         )
         compared = self._compared(request, workers, holders, hints)
         choice = compared.best()
         if choice.best is None and any(term.rejection in _OTHERS_MAY_FIT for term in choice.terms):
-            workers, holders = self._registry.serving_model(call.model), self._registry.holders(call.block_hashes)
+            workers, holders = self._registry.serving_model(query.model), self._registry.holders(query.block_hashes)
             compared = self._compared(request, workers, holders, hints)
             choice = compared.best()
         chosen = choice.best
         if chosen is None:
-            error = refusal(call.model, admit(choice.terms, self._objectives), self._objectives)
-            self._remember(call, None, error.message, compared)
+            error = refusal(query.model, admit(choice.terms, self._objectives), self._objectives)
+            self._remember(None, error.message, compared)
             raise error
         reason = explain(request, chosen, choice.count)
-        self._remember(call, chosen, reason, compared)
-        self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids, asked.max_tokens))
+        self._remember(chosen, reason, compared)
+        self._placed.add(query.key, query.share, Placed(query.model, chosen.worker_ids, query.max_tokens))
         for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._knobs).items():
-            self._registry.add_placement(worker_id, rank, call.key, work)
+            self._registry.add_placement(worker_id, rank, query.key, work)
         cached = {worker.identity.worker_id: blocks for worker in workers if (blocks := max(worker.prefixes(holders)))}
         cached |= {hint.store_id: hint.blocks for hint in hints.values()}
-        decode = self._registry.identity(chosen.worker_id)
-        prefill = None if chosen.prefill_worker_id is None else self._registry.identity(chosen.prefill_worker_id)
-        return PlacementAnswer(decode, prefill, chosen, reason, cached)
+        return ExplainedPlacement(self._named(chosen), chosen, reason, cached)
+
+    def _named(self, chosen: Terms) -> Placement:
+        prefill_id = chosen.prefill_worker_id
+        return Placement(
+            decode=self._registry.identity(chosen.worker_id).target,
+            prefill=None if prefill_id is None else self._registry.identity(prefill_id).target,
+            store=chosen.store,
+            decode_rank=chosen.rank,
+            prefill_rank=chosen.prefill_rank,
+        )
 
     def _compared(
         self,
@@ -171,24 +157,24 @@ class Coordinator:
         decode: list[CandidateWorker] = []
         prefill: list[CandidateWorker] = []
         for worker in workers:
-            candidate = worker.candidate(request.prompt_tokens, holders)
+            candidate = worker.candidate(request.query.prompt_tokens, holders)
             (decode if worker.decodes else prefill).append(candidate)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
         return Comparison(request, candidates, self._knobs, self._objectives)
 
-    def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
+    def report(self, report: AttemptReport) -> bool:
         """Record how a placement ended. False if that was known already, or if the placement is forgotten."""
-        placed = self._placed.end((generation_id, attempt))
-        decision = self._decisions.settle(generation_id, attempt, outcome)
+        placed = self._placed.end(report.key)
+        decision = self._decisions.settle(report.key, report.outcome)
         # Under high load the log and `_placed` forget old entries at different times: use the one that is left.
         if placed is None and decision is not None and decision.chosen is not None:
-            placed = Placed(decision.model, decision.chosen.worker_ids, decision.compared.request.max_tokens)
+            placed = Placed(decision.query.model, decision.chosen.worker_ids, decision.query.max_tokens)
         if placed is None:
             return False
         for worker_id in placed.worker_ids:
-            self._registry.settle_placement(worker_id, (generation_id, attempt))
-        if outcome is Outcome.FINISHED:
-            self._lengths.observe(placed.model, output_tokens, placed.max_tokens)
+            self._registry.settle_placement(worker_id, report.key)
+        if report.outcome is AttemptOutcome.FINISHED:
+            self._lengths.observe(placed.model, report.output_tokens, placed.max_tokens)
         return True
 
     def candidates(self, model: str) -> Candidates:
@@ -205,10 +191,10 @@ class Coordinator:
         return self._lengths.mean(model)
 
     async def _ask_stores(
-        self, call: PlacementCall, workers: Collection[Worker], holders: Holders
+        self, query: PlacementQuery, workers: Collection[Worker], holders: Holders
     ) -> dict[KvNamespace, StoreTarget]:
         """What stores hold of the prompt, by KV namespace. They are asked only if the answer could matter."""
-        chain = call.block_hashes[: call.request.reusable_blocks]
+        chain = query.block_hashes[: reusable_blocks(query.prompt_tokens)]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
@@ -232,16 +218,5 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, compared: Comparison) -> None:
-        self._decisions.add(
-            Decision(
-                time=self._wall_clock(),
-                generation_id=call.generation_id,
-                request_id=call.request_id,
-                attempt=call.attempt,
-                model=call.model,
-                chosen=chosen,
-                reason=reason,
-                compared=compared,
-            )
-        )
+    def _remember(self, chosen: Terms | None, reason: str, compared: Comparison) -> None:
+        self._decisions.add(Decision(self._wall_clock(), chosen, reason, compared))

@@ -3,26 +3,14 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 
+from mesh.domain.placement import AttemptOutcome, PlacementKey, PlacementQuery
 from scheduler.placement.comparison import Comparison
 from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16
-
-
-class Outcome(Enum):
-    """How a placement ended."""
-
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    # The worker refused it.
-    REFUSED = "refused"
-    # The worker was lost.
-    LOST = "lost"
-    FAILED = "failed"
 
 
 @dataclass(slots=True)
@@ -31,16 +19,17 @@ class Decision:
 
     # Seconds since the epoch.
     time: float
-    generation_id: str
-    request_id: str
-    attempt: int
-    model: str
     # None if the request was refused.
     chosen: Terms | None
     reason: str
     # The request and the candidates that were compared.
     compared: Comparison
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
+
+    @property
+    def query(self) -> PlacementQuery:
+        """What was asked, without the block hashes."""
+        return self.compared.request.query
 
     @property
     def terms(self) -> Sequence[Terms]:
@@ -55,17 +44,17 @@ class DecisionLog:
         self._capacity = capacity
         self._decisions: deque[Decision] = deque()
         # The latest decision on each placement, as long as it is in the ring.
-        self._by_key: dict[tuple[str, int], Decision] = {}
+        self._by_key: dict[PlacementKey, Decision] = {}
 
     def add(self, decision: Decision) -> None:
         if len(self._decisions) == self._capacity:
             self._drop_oldest()
         self._decisions.append(decision)
-        self._by_key[decision.generation_id, decision.attempt] = decision
+        self._by_key[decision.query.key] = decision
 
-    def settle(self, generation_id: str, attempt: int, outcome: Outcome) -> Decision | None:
+    def settle(self, key: PlacementKey, outcome: AttemptOutcome) -> Decision | None:
         """Record the outcome of a decision. None if it has one already, or has left the ring."""
-        decision = self._by_key.get((generation_id, attempt))
+        decision = self._by_key.get(key)
         if decision is None or decision.chosen is None or decision.outcome is not None:
             return None
         decision.outcome = outcome
@@ -76,10 +65,9 @@ class DecisionLog:
         return list(islice(self._matching(request_id), limit))
 
     def _matching(self, request_id: str | None) -> Iterator[Decision]:
-        return (d for d in reversed(self._decisions) if request_id is None or d.request_id == request_id)
+        return (d for d in reversed(self._decisions) if request_id is None or d.query.request_id == request_id)
 
     def _drop_oldest(self) -> None:
         oldest = self._decisions.popleft()
-        key = (oldest.generation_id, oldest.attempt)
-        if self._by_key.get(key) is oldest:
-            del self._by_key[key]
+        if self._by_key.get(oldest.query.key) is oldest:
+            del self._by_key[oldest.query.key]

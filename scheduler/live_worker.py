@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.rank_choice import choose_rank
 from scheduler.placement.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
-from scheduler.placement.ends import PlacementKey
 from scheduler.placement.joint_prompts import JointPrompts
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.prompt_steps import LastStep

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from mesh.block_room import waiting_blocks
 from mesh.costs import CostModel
+from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
 from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
-from scheduler.placement.ends import Ends, PlacementKey
+from scheduler.placement.ends import Ends
 from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.prompt_steps import LastStep, last_step_of, steps_of

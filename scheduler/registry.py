@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from mesh.costs import CostModel
+from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.cached_blocks import CachedBlocks
 from scheduler.live_worker import Lease, Worker
-from scheduler.placement.ends import PlacementKey
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.standings import LOOKS, Standings
 from scheduler.prefix_index import Holders

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from mesh.domain import worker_wire
+from mesh.domain import placement_wire, worker_wire
+from mesh.domain.placement import PlacementQuery
 from mesh.errors import InvalidRequest, MeshError, Overloaded, Retry
 from mesh.identity import check_worker
 from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from scheduler import wire
-from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
+from scheduler.coordinator import Coordinator, ExplainedPlacement
 from scheduler.decisions import DecisionLog
 from scheduler.live_worker import Lease
 from scheduler.registry import Registry
@@ -47,7 +48,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
         start = time.perf_counter()
         try:
-            answer = await self._place(wire.placement_call(request))
+            answer = await self._place(wire.placement_query(request))
         except MeshError as error:
             SCHEDULER_REFUSALS.labels(error.reason).inc()
             raise
@@ -58,9 +59,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ReportOutcome(
         self, request: scheduler_pb2.ReportOutcomeRequest, context: Context
     ) -> scheduler_pb2.ReportOutcomeResponse:
-        outcome = wire.outcome(request)
-        if self._coordinator.report(wire.generation_id(request), request.attempt, outcome, request.output_tokens):
-            SCHEDULER_PLACEMENTS.labels(outcome.value).inc()
+        report = placement_wire.report(request)
+        if self._coordinator.report(report):
+            SCHEDULER_PLACEMENTS.labels(report.outcome.value).inc()
         return scheduler_pb2.ReportOutcomeResponse()
 
     async def ReportStatus(
@@ -111,18 +112,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         ]
         return scheduler_pb2.GetScalingResponse(roles=roles)
 
-    async def _place(self, call: PlacementCall) -> PlacementAnswer:
+    async def _place(self, query: PlacementQuery) -> ExplainedPlacement:
         """Place the request and count its arrival. A request that is placed again was counted before."""
-        again = call.attempt > FIRST_ATTEMPT
-        prompt_tokens = call.request.prompt_tokens
+        again = query.attempt > FIRST_ATTEMPT
         try:
-            answer = await self._coordinator.place(call)
+            answer = await self._coordinator.place(query)
         except MeshError as error:
             if not again and error.retry is not Retry.NEVER:
-                self._scaler.arrivals.refused(call.model, prompt_tokens)
+                self._scaler.arrivals.refused(query.model, query.prompt_tokens)
             raise
         if not again:
-            self._scaler.arrivals.placed(call.model, prompt_tokens, answer.chosen.uncached_tokens)
+            self._scaler.arrivals.placed(query.model, query.prompt_tokens, answer.chosen.uncached_tokens)
         return answer
 
     def _attach(self, request: scheduler_pb2.ReportStatusRequest) -> Lease:

@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mesh.domain.placement import PlacementKey
 from mesh.domain.shares import Census, Share
-from scheduler.placement.ends import PlacementKey
 
 # If a gateway dies, the outcome of its requests is never reported.
 MAX_SECONDS = 600.0

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, targets_pb2
+from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2
 
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
-from mesh.domain import wire, worker_wire
+from mesh.domain import placement_wire, worker_wire
+from mesh.domain.placement import PlacementQuery
 from mesh.domain.sparse_prefill import check_sparse_prefill
-from mesh.domain.workers import WorkerIdentity, WorkerRole
+from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest
-from scheduler.coordinator import PlacementAnswer, PlacementCall
-from scheduler.decisions import Decision, Outcome
+from scheduler.coordinator import ExplainedPlacement
+from scheduler.decisions import Decision
 from scheduler.live_worker import Worker
-from scheduler.placement.candidates import PlacementRequest
 from scheduler.placement.terms import Terms
 from scheduler.registry import Registry
 from scheduler.scaling.replicas import WantedReplicas
@@ -26,25 +26,11 @@ MAX_CACHED_PREFIXES = 8
 MAX_LISTED_DECISIONS = 1000
 DEFAULT_LISTED_DECISIONS = 100
 
-_OUTCOMES: dict[int, Outcome] = {
-    scheduler_pb2.PLACEMENT_OUTCOME_FINISHED: Outcome.FINISHED,
-    scheduler_pb2.PLACEMENT_OUTCOME_CANCELLED: Outcome.CANCELLED,
-    scheduler_pb2.PLACEMENT_OUTCOME_REFUSED: Outcome.REFUSED,
-    scheduler_pb2.PLACEMENT_OUTCOME_LOST: Outcome.LOST,
-    scheduler_pb2.PLACEMENT_OUTCOME_FAILED: Outcome.FAILED,
-}
-_OUTCOME_NAMES = {outcome: scheduler_pb2.PlacementOutcome.Name(number) for number, outcome in _OUTCOMES.items()}
 
-
-def generation_id(message: scheduler_pb2.PlaceRequest | scheduler_pb2.ReportOutcomeRequest) -> str:
-    """The generation's id. Gateways of version 0.1, which exist during an upgrade, send only the request's own id."""
-    return message.generation_id or message.request_id
-
-
-def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
+def placement_query(message: scheduler_pb2.PlaceRequest) -> PlacementQuery:
     """Raises InvalidRequest."""
     worker_wire.check_name("request_id", message.request_id)
-    worker_wire.check_name("generation_id", generation_id(message))
+    worker_wire.check_name("generation_id", message.generation_id)
     worker_wire.check_name("model", message.model)
     if message.prompt_tokens < 1:
         raise InvalidRequest("prompt_tokens must be at least 1", field="prompt_tokens")
@@ -58,50 +44,20 @@ def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
             f"{len(message.block_hashes)} block hashes for {message.prompt_tokens} prompt tokens: at most {most}",
             field="block_hashes",
         )
-    sparse_from = None
-    if message.HasField("sparse_prefill"):
-        sparse = wire.sparse_prefill(message.sparse_prefill)
-        check_sparse_prefill(sparse)
-        sparse_from = sparse.from_tokens
-    request = PlacementRequest(
-        message.prompt_tokens, message.max_tokens, frozenset(message.avoid_worker_ids), sparse_from=sparse_from
-    )
-    hashes = block_hashes(message.block_hashes, "block_hashes")
-    return PlacementCall(
-        generation_id=generation_id(message),
-        attempt=message.attempt,
-        model=message.model,
-        request=request,
-        block_hashes=hashes,
-        share=wire.share(message.share),
-        request_id=message.request_id,
-    )
+    block_hashes(message.block_hashes, "block_hashes")
+    query = placement_wire.query(message)
+    if query.sparse is not None:
+        check_sparse_prefill(query.sparse)
+    return query
 
 
-def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:
-    chosen = answer.chosen
-    response = scheduler_pb2.PlaceResponse(
-        decode=_target(answer.decode),
-        cached_prefixes=_cached_prefixes(answer.cached),
-        predicted_ttft_ms=chosen.ttft_ms,
-        predicted_tpot_ms=chosen.tpot_ms,
-        reason=answer.reason,
-        decode_rank=chosen.rank,
-        prefill_rank=chosen.prefill_rank,
-    )
-    if answer.prefill is not None:
-        response.prefill.CopyFrom(_target(answer.prefill))
-    if chosen.store is not None:
-        response.store.CopyFrom(wire.store_target_message(chosen.store))
+def place_response(answer: ExplainedPlacement) -> scheduler_pb2.PlaceResponse:
+    response = placement_wire.placement_message(answer.placement)
+    response.cached_prefixes.extend(_cached_prefixes(answer.cached))
+    response.predicted_ttft_ms = answer.chosen.ttft_ms
+    response.predicted_tpot_ms = answer.chosen.tpot_ms
+    response.reason = answer.reason
     return response
-
-
-def outcome(message: scheduler_pb2.ReportOutcomeRequest) -> Outcome:
-    """Raises InvalidRequest."""
-    known = _OUTCOMES.get(message.outcome)
-    if known is None:
-        raise InvalidRequest("outcome must be one of PlacementOutcome's named values", field="outcome")
-    return known
 
 
 def block_hashes(hashes: Sequence[bytes], field: str) -> list[bytes]:
@@ -122,12 +78,12 @@ def watch_response(registry: Registry, stores: Stores) -> scheduler_pb2.WatchWor
 
 def decision(kept: Decision) -> scheduler_pb2.Decision:
     message = scheduler_pb2.Decision(
-        request_id=kept.request_id,
-        attempt=kept.attempt,
+        request_id=kept.query.request_id,
+        attempt=kept.query.attempt,
         worker_id=kept.chosen.worker_id if kept.chosen else "",
         reason=kept.reason,
         candidates=[_candidate(term, kept.chosen) for term in kept.terms],
-        outcome=_OUTCOME_NAMES[kept.outcome] if kept.outcome else None,
+        outcome=placement_wire.outcome_name(kept.outcome) if kept.outcome else None,
     )
     message.time.FromNanoseconds(int(kept.time * 1e9))
     return message
@@ -140,16 +96,6 @@ def role_scaling(model: str, role: WorkerRole, serving: int, wanted: WantedRepli
         serving_replicas=serving,
         wanted_replicas=wanted.replicas,
         reason=wanted.reason,
-    )
-
-
-def _target(worker: WorkerIdentity) -> targets_pb2.WorkerTarget:
-    return targets_pb2.WorkerTarget(
-        worker_id=worker.worker_id,
-        incarnation=worker.incarnation,
-        endpoint=worker.endpoint,
-        slot_bytes=worker.slot_bytes,
-        draft_layers=worker.kv_namespace.draft_layers,
     )
 
 

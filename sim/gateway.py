@@ -5,21 +5,16 @@ from dataclasses import dataclass
 
 from engine.protocol.messages import Output
 from gateway.config import DispatchConfig
-from gateway.placement import Outcome as AttemptOutcome
 from gateway.requests import settled_sparse_prefill
 from gateway.retries import Retries, attempt_outcome
 from loadgen.records import RequestRecord
 from mesh.blocks import chain_hashes
+from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.domain.targets import WorkerTarget
-from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError, NoWorker
-from scheduler.coordinator import PlacementAnswer, PlacementCall
-from scheduler.decisions import Outcome
-from scheduler.placement.candidates import PlacementRequest
 from sim.asked import Asked
 from sim.job import Job
 from sim.scheduling import SimulatedScheduler
@@ -108,7 +103,7 @@ class SimulatedGateway:
         """Place the request; if that fails, try again later or end it. cause: why it is placed again; None at first."""
         live.retries.begin()
         try:
-            answer = self._scheduler.place(self._call(live))
+            answer = self._scheduler.place(self._query(live))
         except MeshError as refusal:
             try:
                 cause = live.retries.settle_refusal(refusal, cause)
@@ -119,40 +114,42 @@ class SimulatedGateway:
             return
         if live.predicted_ttft_ms is None:
             live.predicted_ttft_ms, live.predicted_tpot_ms = answer.chosen.ttft_ms, answer.chosen.tpot_ms
-        self._timeline.soon(self._call_seconds / 2, lambda: self._submit(live, answer))
+        self._timeline.soon(self._call_seconds / 2, lambda: self._submit(live, answer.placement))
 
-    def _call(self, live: Live) -> PlacementCall:
-        request = PlacementRequest(
-            len(live.asked.token_ids) + live.tokens,
-            live.asked.max_tokens - live.tokens,
-            live.retries.avoid,
-            sparse_from=None if live.sparse is None else live.sparse.from_tokens,
-        )
-        return PlacementCall(
-            str(live.number), live.retries.attempts, self._model, request, live.hashes, self._share(live)
+    def _query(self, live: Live) -> PlacementQuery:
+        return PlacementQuery(
+            generation_id=str(live.number),
+            attempt=live.retries.attempts,
+            model=self._model,
+            prompt_tokens=len(live.asked.token_ids) + live.tokens,
+            max_tokens=live.asked.max_tokens - live.tokens,
+            block_hashes=live.hashes,
+            avoid=live.retries.avoid,
+            share=self._share(live),
+            sparse=live.sparse,
         )
 
     def _share(self, live: Live) -> Share:
         return live.asked.share if self._fair else ONE_TENANT
 
-    def _submit(self, live: Live, answer: PlacementAnswer) -> None:
-        worker = self._worker(answer.decode.worker_id)
-        live.decode_id = answer.decode.worker_id
-        live.prefill_id = None if answer.prefill is None else answer.prefill.worker_id
+    def _submit(self, live: Live, placement: Placement) -> None:
+        worker = self._worker(placement.decode.worker_id)
+        live.decode_id = placement.decode.worker_id
+        live.prefill_id = None if placement.prefill is None else placement.prefill.worker_id
         attempt = live.retries.attempts
         try:
             if worker is None:
                 raise NoWorker("the worker is gone")
             live.worker = worker
             live.job = worker.submit(
-                self._submission(live, answer),
+                self._submission(live, placement),
                 lambda output: self._on_output(live, attempt, output),
                 lambda error: self._on_lost(live, attempt, error),
             )
         except MeshError as error:
             self._on_lost(live, attempt, error)
 
-    def _submission(self, live: Live, answer: PlacementAnswer) -> Submission:
+    def _submission(self, live: Live, placement: Placement) -> Submission:
         asked = live.asked
         delivered = range(asked.output_tokens - 1, asked.output_tokens - 1 - live.tokens, -1)
         request = TokenRequest(
@@ -166,10 +163,14 @@ class SimulatedGateway:
             prompt_tokens=len(asked.token_ids),
             sparse=live.sparse,
         )
-        prefill = None if answer.prefill is None else _target(answer.prefill)
-        chosen = answer.chosen
         return Submission(
-            live.number, request, None, prefill, chosen.store, rank=chosen.rank, prefill_rank=chosen.prefill_rank
+            live.number,
+            request,
+            None,
+            placement.prefill,
+            placement.store,
+            rank=placement.decode_rank,
+            prefill_rank=placement.prefill_rank,
         )
 
     def _on_output(self, live: Live, attempt: int, output: Output) -> None:
@@ -181,7 +182,7 @@ class SimulatedGateway:
             live.record.tokens(self._timeline.now + self._call_seconds, len(output.token_ids))
         live.tokens = output.first_position + len(output.token_ids) - len(live.asked.token_ids)
         if output.finish is not None:
-            self._report(live, Outcome.FINISHED)
+            self._report(live, AttemptOutcome.FINISHED)
             self._end(live, None)
 
     def _on_lost(self, live: Live, attempt: int, failure: MeshError) -> None:
@@ -189,7 +190,7 @@ class SimulatedGateway:
             return
         outcome = attempt_outcome(failure)
         live.retries.note_failure(answered=live.tokens > 0)
-        self._report(live, _OUTCOMES[outcome])
+        self._report(live, outcome)
         if outcome is AttemptOutcome.FAILED:
             self._end(live, failure)
             return
@@ -206,9 +207,9 @@ class SimulatedGateway:
         else:
             self._timeline.after(pause, lambda: self._place(live, cause))
 
-    def _report(self, live: Live, outcome: Outcome) -> None:
+    def _report(self, live: Live, outcome: AttemptOutcome) -> None:
         live.job = None
-        self._scheduler.report(str(live.number), live.retries.attempts, outcome, live.tokens)
+        self._scheduler.report(AttemptReport(str(live.number), live.retries.attempts, outcome, live.tokens))
 
     def _end(self, live: Live, error: MeshError | None) -> None:
         self.live -= 1
@@ -235,10 +236,3 @@ class SimulatedGateway:
             self.ask(asked)
 
         self._timeline.at(asked.seconds, arrive)
-
-
-_OUTCOMES = {outcome: Outcome(outcome.value) for outcome in AttemptOutcome}
-
-
-def _target(identity: WorkerIdentity) -> WorkerTarget:
-    return WorkerTarget(identity.worker_id, identity.incarnation, identity.endpoint, identity.slot_bytes)

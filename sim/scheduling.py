@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from mesh.costs import CostModel
+from mesh.domain.placement import AttemptReport, PlacementQuery
 from mesh.errors import MeshError, Retry
-from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
-from scheduler.decisions import DecisionLog, Outcome
+from scheduler.coordinator import Coordinator, ExplainedPlacement
+from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.placement.admission import Objectives
 from scheduler.placement.knobs import placement_knobs
@@ -72,30 +73,30 @@ class SimulatedScheduler:
         self.deletion_costs = DeletionCosts(self.registry, self._coordinator, knobs)
         self.placements = 0
 
-    def place(self, call: PlacementCall) -> PlacementAnswer:
+    def place(self, query: PlacementQuery) -> ExplainedPlacement:
         """Raises MeshError as the service does."""
         self.placements += 1
-        first, prompt_tokens = call.attempt == FIRST_ATTEMPT, call.request.prompt_tokens
+        first = query.attempt == FIRST_ATTEMPT
         try:
-            answer = _finish(self._coordinator, call)
+            answer = _finish(self._coordinator, query)
         except MeshError as error:
             if first and error.retry is not Retry.NEVER:
-                self.scaler.arrivals.refused(call.model, prompt_tokens)
+                self.scaler.arrivals.refused(query.model, query.prompt_tokens)
             raise
         if first:
-            self.scaler.arrivals.placed(call.model, prompt_tokens, answer.chosen.uncached_tokens)
+            self.scaler.arrivals.placed(query.model, query.prompt_tokens, answer.chosen.uncached_tokens)
         return answer
 
-    def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> None:
-        self._coordinator.report(generation_id, attempt, outcome, output_tokens)
+    def report(self, report: AttemptReport) -> None:
+        self._coordinator.report(report)
 
 
-def _finish(coordinator: Coordinator, call: PlacementCall) -> PlacementAnswer:
+def _finish(coordinator: Coordinator, query: PlacementQuery) -> ExplainedPlacement:
     """Run the coroutine to its end without an event loop, since simulated stores answer without waiting."""
-    placing = coordinator.place(call)
+    placing = coordinator.place(query)
     try:
         placing.send(None)
     except StopIteration as done:
-        answer: PlacementAnswer = done.value
+        answer: ExplainedPlacement = done.value
         return answer
     raise AssertionError("a placement waited for something outside the simulation")

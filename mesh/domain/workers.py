@@ -10,6 +10,7 @@ import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sparse_prefill import SparsePrefill
+from mesh.domain.targets import WorkerTarget
 
 
 class WorkerState(Enum):
@@ -105,6 +106,13 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # Least size, in tokens, of a chunk that all its ranks compute together; such prompts wait for no others. None if
     # they never do.
     divided_tokens: int | None = None
+
+    @property
+    def target(self) -> WorkerTarget:
+        """The worker, as a placement names it."""
+        return WorkerTarget(
+            self.worker_id, self.incarnation, self.endpoint, self.slot_bytes, self.kv_namespace.draft_layers
+        )
 
 
 def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:

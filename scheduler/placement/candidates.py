@@ -8,6 +8,7 @@ import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
+from mesh.domain.placement import PlacementQuery
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 from scheduler.placement.joint_prompts import JointPrompts
@@ -16,29 +17,29 @@ from scheduler.placement.prompt_steps import LastStep, steps_of
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What placement needs to know about a request; lengths are in tokens."""
+    """A query, and what the scheduler adds to it."""
 
-    prompt_tokens: int
-    max_tokens: int
-    # Ids of decode and prefill workers that must not be chosen.
-    avoid: frozenset[str] = frozenset()
+    query: PlacementQuery
     # Mean over the model's finished requests; None uses the worker's own measurement.
     mean_output_tokens: float | None = None
-    # Tokens of the prompt with at least this many tokens before them attend sparsely, if the worker does so; None if
-    # the request must be exact.
-    sparse_from: int | None = None
     # Share of the model's answers that end before they reach their limit of tokens.
     stopping: float = 1.0
     # The fraction of waiting requests that is served before this one: tenants take turns.
     ahead: float = 1.0
-    # Blocks that the prompt takes, and how many of them can be reused. The last token is always computed, since its
-    # logits give the first new token.
+    # Blocks that the prompt takes, and how many of them can be reused.
     prompt_blocks: int = field(init=False)
     reusable_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_blocks", blocks(self.prompt_tokens))
-        object.__setattr__(self, "reusable_blocks", max(0, self.prompt_tokens - 1) // BLOCK_TOKENS)
+        object.__setattr__(self, "prompt_blocks", blocks(self.query.prompt_tokens))
+        object.__setattr__(self, "reusable_blocks", reusable_blocks(self.query.prompt_tokens))
+
+
+def reusable_blocks(prompt_tokens: int) -> int:
+    """Blocks of a prompt that can be reused. The last token is always computed, since its logits give the first new
+    token.
+    """
+    return max(0, prompt_tokens - 1) // BLOCK_TOKENS
 
 
 def blocks(tokens: float) -> int:

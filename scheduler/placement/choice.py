@@ -178,7 +178,7 @@ def _pair(
 ) -> Terms:
     worker = share.candidate
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
-    if request.prompt_tokens >= worker.layerwise_tokens and request.prompt_tokens >= offer.layerwise_tokens:
+    if request.query.prompt_tokens >= worker.layerwise_tokens and request.query.prompt_tokens >= offer.layerwise_tokens:
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     # Half of the calls come before the computation, the other half after the KV has landed.
     calls_ms = knobs.costs.handover_ms / 2
@@ -198,7 +198,7 @@ def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Ver
         verdict = (Rejection.NAMESPACE, _mismatch(worker, candidates.prefill[0]))
     elif verdict[0] is None:
         verdict = (Rejection.UNUSABLE, "it cannot compute prompts, and there is no prefill worker")
-    nothing = Source(None, 0, request.prompt_tokens, 0.0)
+    nothing = Source(None, 0, request.query.prompt_tokens, 0.0)
     return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, share.wait_ms, verdict)
 
 
@@ -251,13 +251,13 @@ def _assemble(
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:
-    tokens = request.prompt_tokens + request.max_tokens
+    tokens = request.query.prompt_tokens + request.query.max_tokens
     context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
     if tokens > context:
         return Rejection.CONTEXT, f"{tokens} tokens exceed its context of {context}"
     if candidate.unusable is not None:
         return Rejection.UNUSABLE, candidate.unusable
-    if candidate.worker_id in request.avoid:
+    if candidate.worker_id in request.query.avoid:
         return Rejection.AVOIDED, "the gateway asked to avoid it"
     if before > knobs.queue_requests:
         return Rejection.FULL, f"no slot, and its queue is full ({knobs.queue_requests} requests)"

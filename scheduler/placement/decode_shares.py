@@ -34,8 +34,8 @@ def decode_share(
 ) -> DecodeShare:
     requests, most = candidate.requests, candidate.max_requests
     mean_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
-    output_tokens = float(request.max_tokens) if mean_tokens > request.max_tokens else mean_tokens
-    room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
+    output_tokens = float(request.query.max_tokens) if mean_tokens > request.query.max_tokens else mean_tokens
+    room = slots_left(request.query.prompt_tokens + output_tokens, candidate, requests)
     running = batch(candidate)
     tpot_ms = step_ms(candidate, running + 1, pace, knobs)
     output_ms = output_tokens * tpot_ms
@@ -55,7 +55,7 @@ def decode_share(
     if requests >= most:
         places = request.ahead * (requests - most + 1)
         wait_ms = max(wait_ms, place_wait_ms(candidate, places, drain_ms, request.stopping, boundary_ms, now))
-    ends = ends_for_blocks(candidate, request.prompt_tokens, held, others_tokens)
+    ends = ends_for_blocks(candidate, request.query.prompt_tokens, held, others_tokens)
     if ends:
         # `candidate.ends` does not help here: it includes requests that wait for blocks themselves. Of the running
         # ones, one ends every `drain_ms`.

@@ -2,8 +2,7 @@
 
 from bisect import bisect_left, insort
 
-# A generation id, and the number of the attempt.
-PlacementKey = tuple[str, int]
+from mesh.domain.placement import PlacementKey
 
 
 class Ends:

@@ -25,9 +25,9 @@ def placed_work(
     request: PlacementRequest, chosen: Terms, now: float, knobs: PlacementKnobs
 ) -> dict[tuple[str, int], PlacedWork]:
     """The work that the request brings to the rank of each chosen worker."""
-    taken, decode = blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
+    taken, decode = blocks(request.query.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
     lacking, prompt_seconds = taken - chosen.held_blocks, chosen.prompt_ms / 1000
-    ends_ms = chosen.ttft_ms - knobs.costs.request_ms + (request.max_tokens - 1) * chosen.tpot_ms
+    ends_ms = chosen.ttft_ms - knobs.costs.request_ms + (request.query.max_tokens - 1) * chosen.tpot_ms
     if chosen.prefill_worker_id is None:
         load = Unreported(1, chosen.uncached_tokens, lacking)
         alone = is_tail(chosen.uncached_tokens, chosen.cached_blocks)

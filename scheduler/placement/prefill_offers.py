@@ -104,11 +104,11 @@ def _offer(
 
 def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: PlacementKnobs) -> tuple[Rejection | None, str]:
     name, context = worker.worker_id, min(worker.context_tokens, worker.total_blocks * BLOCK_TOKENS)
-    if request.prompt_tokens >= context:
-        return Rejection.CONTEXT, f"{request.prompt_tokens} prompt tokens exceed {name}'s context of {context}"
+    if request.query.prompt_tokens >= context:
+        return Rejection.CONTEXT, f"{request.query.prompt_tokens} prompt tokens exceed {name}'s context of {context}"
     if worker.unusable is not None:
         return Rejection.UNUSABLE, f"{name}: {worker.unusable}"
-    if name in request.avoid:
+    if name in request.query.avoid:
         return Rejection.AVOIDED, f"the gateway asked to avoid {name}"
     if request.ahead * (worker.requests - worker.max_requests) >= knobs.queue_requests:
         return Rejection.FULL, f"the queue of {name} is full ({knobs.queue_requests} requests)"

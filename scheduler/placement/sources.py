@@ -73,15 +73,15 @@ def _computed(
     knobs: PlacementKnobs,
 ) -> Source:
     cached_tokens, costs = cached_blocks * BLOCK_TOKENS, knobs.costs
-    uncached_tokens = request.prompt_tokens - cached_tokens
+    uncached_tokens = request.query.prompt_tokens - cached_tokens
     steps_ms = 0.0
     if costs.prefill_step_ms:
         steps = candidate.last_prompt_step.further_steps(uncached_tokens, now, candidate.step_tokens)
         steps_ms = pace.prompt_slowness * steps * costs.prefill_step_ms
-    if request.sparse_from is None or not candidate.sparse:
+    if request.query.sparse is None or not candidate.sparse:
         ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens) + steps_ms
         return Source(None, cached_blocks, uncached_tokens, ms, ms, steps_ms)
-    sparse = sparse_part(cached_tokens, request.prompt_tokens, request.sparse_from)
+    sparse = sparse_part(cached_tokens, request.query.prompt_tokens, request.query.sparse.from_tokens)
     exact = uncached_tokens - sparse
     ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens) + steps_ms
     ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)

@@ -1,8 +1,8 @@
 import pytest
 
 from gateway.config import DispatchConfig
-from gateway.placement import Outcome
 from gateway.retries import LONGEST_PAUSE_SECONDS, Retries, attempt_outcome
+from mesh.domain.placement import AttemptOutcome
 from mesh.errors import (
     ContextExceeded,
     MeshError,
@@ -112,14 +112,14 @@ def test_a_request_under_way_outlives_refusals_that_pass_with_time() -> None:
 @pytest.mark.parametrize(
     ("failure", "outcome"),
     [
-        (LOST, Outcome.LOST),
-        (UnknownRequest("restarted"), Outcome.LOST),
-        (PrefillLost("gone"), Outcome.LOST),
-        (FULL, Outcome.REFUSED),
-        (NamespaceMismatch("other weights"), Outcome.REFUSED),
-        (ContextExceeded("long"), Outcome.FAILED),
-        (MeshError("bug"), Outcome.FAILED),
+        (LOST, AttemptOutcome.LOST),
+        (UnknownRequest("restarted"), AttemptOutcome.LOST),
+        (PrefillLost("gone"), AttemptOutcome.LOST),
+        (FULL, AttemptOutcome.REFUSED),
+        (NamespaceMismatch("other weights"), AttemptOutcome.REFUSED),
+        (ContextExceeded("long"), AttemptOutcome.FAILED),
+        (MeshError("bug"), AttemptOutcome.FAILED),
     ],
 )
-def test_what_a_failure_says_of_other_workers(failure: MeshError, outcome: Outcome) -> None:
+def test_what_a_failure_says_of_other_workers(failure: MeshError, outcome: AttemptOutcome) -> None:
     assert attempt_outcome(failure) is outcome

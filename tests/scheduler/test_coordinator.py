@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from mesh.blocks import chain_hashes
+from mesh.domain.placement import AttemptOutcome, AttemptReport
 from mesh.domain.shares import Share
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
-from scheduler.coordinator import Coordinator, PlacementCall
-from scheduler.decisions import SHOWN_CANDIDATES, DecisionLog, Outcome
+from scheduler.coordinator import Coordinator
+from scheduler.decisions import SHOWN_CANDIDATES, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
 from scheduler.placement.admission import Objectives
@@ -17,7 +18,7 @@ from scheduler.placement.standings import SMALL_FIELD
 from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
+from tests.support.scheduling import ManualClock, make_identity, make_load, make_query
 
 
 class Scheduling:
@@ -48,11 +49,13 @@ class Scheduling:
         return lease
 
     async def place(
-        self, request_id: str = "r", attempt: int = 0, block_hashes: Sequence[bytes] = (), **request: Any
+        self, generation_id: str = "r", attempt: int = 0, block_hashes: Sequence[bytes] = (), **request: Any
     ) -> str:
-        share = request.pop("share", Share())
-        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), block_hashes, share, request_id)
-        return (await self.coordinator.place(call)).decode.worker_id
+        query = make_query(generation_id, attempt, block_hashes=block_hashes, **request)
+        return (await self.coordinator.place(query)).placement.decode.worker_id
+
+    def report(self, request_id: str, attempt: int, outcome: AttemptOutcome, output_tokens: int) -> bool:
+        return self.coordinator.report(AttemptReport(request_id, attempt, outcome, output_tokens))
 
     @property
     def chosen_rank(self) -> int | None:
@@ -67,7 +70,7 @@ async def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
     for name in "ab":
         scheduling.add_worker(name)
     assert [await scheduling.place("r1"), await scheduling.place("r2")] == ["a", "b"]
-    assert scheduling.coordinator.report("r1", 0, Outcome.CANCELLED, 0)
+    assert scheduling.report("r1", 0, AttemptOutcome.CANCELLED, 0)
     assert await scheduling.place("r3") == "a"
 
 
@@ -86,9 +89,9 @@ async def test_an_outcome_counts_once() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("a")
     await scheduling.place("r1")
-    assert scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
-    assert not scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
-    assert not scheduling.coordinator.report("r1", 1, Outcome.FINISHED, 5)
+    assert scheduling.report("r1", 0, AttemptOutcome.FINISHED, 5)
+    assert not scheduling.report("r1", 0, AttemptOutcome.FINISHED, 5)
+    assert not scheduling.report("r1", 1, AttemptOutcome.FINISHED, 5)
 
 
 async def test_an_outcome_counts_though_the_log_has_forgotten_the_decision() -> None:
@@ -97,17 +100,17 @@ async def test_an_outcome_counts_though_the_log_has_forgotten_the_decision() -> 
     # The log keeps a hundred.
     for number in range(150):
         await scheduling.place(f"r{number}", max_tokens=3000)
-    assert scheduling.coordinator.report("r0", 0, Outcome.FINISHED, 3000)
-    assert not scheduling.coordinator.report("r0", 0, Outcome.FINISHED, 3000)
+    assert scheduling.report("r0", 0, AttemptOutcome.FINISHED, 3000)
+    assert not scheduling.report("r0", 0, AttemptOutcome.FINISHED, 3000)
     assert scheduling.coordinator.mean_output_tokens("oracle") == 3000
 
 
 async def test_only_finished_requests_teach_the_length_of_answers() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("a", total_blocks=1000, max_requests=1000)
-    for attempt, (outcome, tokens) in enumerate([(Outcome.CANCELLED, 10), (Outcome.FINISHED, 3000)]):
+    for attempt, (outcome, tokens) in enumerate([(AttemptOutcome.CANCELLED, 10), (AttemptOutcome.FINISHED, 3000)]):
         await scheduling.place("r", attempt, max_tokens=3000)
-        scheduling.coordinator.report("r", attempt, outcome, tokens)
+        scheduling.report("r", attempt, outcome, tokens)
     await scheduling.place("last", max_tokens=3000)
     slots = [decision.terms[0].slots_left for decision in reversed(scheduling.decisions.newest(3))]
     # 640 + 100 tokens that the worker measured are 12 blocks, 640 + 3000 are 57.
@@ -123,7 +126,7 @@ async def test_a_pair_carries_its_work_until_the_outcome() -> None:
         Unreported(1, 0, 11),
         Unreported(1, 640, 11),
     ]
-    scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
+    scheduling.report("r1", 0, AttemptOutcome.FINISHED, 5)
     assert [worker.unreported for worker in scheduling.registry.workers()] == [Unreported(), Unreported()]
 
 
@@ -131,14 +134,13 @@ async def test_live_requests_that_a_client_gave_one_id_are_each_counted_as_load(
     scheduling = Scheduling()
     scheduling.add_worker("d")
     for generation in ("g1", "g2", "g3"):
-        call = PlacementCall(generation, 1, "oracle", make_request(), request_id="the client's")
-        await scheduling.coordinator.place(call)
+        await scheduling.place(generation, 1, request_id="the client's")
     (worker,) = scheduling.registry.workers()
     assert worker.unreported.requests == 3
-    assert scheduling.coordinator.report("g2", 1, Outcome.CANCELLED, 0)
+    assert scheduling.report("g2", 1, AttemptOutcome.CANCELLED, 0)
     assert scheduling.registry.workers()[0].unreported.requests == 2
-    outcomes = {kept.generation_id: kept.outcome for kept in scheduling.decisions.newest(3, "the client's")}
-    assert outcomes == {"g1": None, "g2": Outcome.CANCELLED, "g3": None}
+    outcomes = {kept.query.generation_id: kept.outcome for kept in scheduling.decisions.newest(3, "the client's")}
+    assert outcomes == {"g1": None, "g2": AttemptOutcome.CANCELLED, "g3": None}
 
 
 async def test_a_burst_spreads_over_pairs() -> None:
@@ -172,10 +174,10 @@ async def test_a_refusal_is_remembered_with_its_reasons() -> None:
     with pytest.raises(Overloaded):
         await scheduling.place("r2")
     refused = scheduling.decisions.newest(1)[0]
-    assert (refused.request_id, refused.chosen) == ("r2", None)
+    assert (refused.query.request_id, refused.chosen) == ("r2", None)
     assert "no slot" in refused.terms[0].rejected
     with pytest.raises(UnknownModel):
-        await scheduling.coordinator.place(PlacementCall("r3", 0, "other", make_request()))
+        await scheduling.coordinator.place(make_query(model="other"))
 
 
 async def test_a_decision_remembers_the_best_of_many_candidates() -> None:
@@ -243,7 +245,7 @@ async def test_a_burst_spreads_over_the_ranks_of_a_worker() -> None:
         await scheduling.place(f"r{number}")
     (worker,) = scheduling.registry.workers()
     assert [rank.unreported.requests for rank in worker.ranks] == [2, 2, 2, 2]
-    scheduling.coordinator.report("r5", 0, Outcome.FINISHED, 5)
+    scheduling.report("r5", 0, AttemptOutcome.FINISHED, 5)
     assert sorted(rank.unreported.requests for rank in worker.ranks) == [1, 2, 2, 2]
 
 

@@ -1,6 +1,9 @@
 from typing import Any
 
-from scheduler.decisions import Decision, DecisionLog, Outcome
+import msgspec
+
+from mesh.domain.placement import AttemptOutcome
+from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.placement.admission import Objectives
 from scheduler.placement.candidates import Candidates, PlacementKnobs
@@ -14,21 +17,20 @@ CHOSEN = COMPARED.best().best
 def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
     values: dict[str, Any] = {
         "time": 0.0,
-        "model": "m",
         "chosen": CHOSEN,
         "reason": "",
-        "compared": COMPARED,
+        "compared": msgspec.structs.replace(COMPARED, request=make_request(generation_id=request_id, attempt=attempt)),
         **changes,
     }
-    return Decision(generation_id=request_id, request_id=request_id, attempt=attempt, **values)
+    return Decision(**values)
 
 
 def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:
     log = DecisionLog(capacity=3)
     for number in range(5):
         log.add(make_decision(f"r{number}"))
-    assert [decision.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
-    assert [decision.request_id for decision in log.newest(1)] == ["r4"]
+    assert [decision.query.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
+    assert [decision.query.request_id for decision in log.newest(1)] == ["r4"]
 
 
 def test_the_decisions_of_one_request_are_found() -> None:
@@ -36,26 +38,26 @@ def test_the_decisions_of_one_request_are_found() -> None:
     for attempt in range(3):
         log.add(make_decision("a", attempt))
         log.add(make_decision("b", attempt))
-    assert [(d.request_id, d.attempt) for d in log.newest(2, "a")] == [("a", 2), ("a", 1)]
+    assert [(d.query.request_id, d.query.attempt) for d in log.newest(2, "a")] == [("a", 2), ("a", 1)]
 
 
 def test_an_outcome_is_attached_once() -> None:
     log = DecisionLog(capacity=3)
     log.add(make_decision("a"))
-    settled = log.settle("a", 0, Outcome.FINISHED)
+    settled = log.settle(("a", 0), AttemptOutcome.FINISHED)
     assert settled is not None
-    assert settled.outcome is Outcome.FINISHED
-    assert log.settle("a", 0, Outcome.FAILED) is None
-    assert log.newest(1)[0].outcome is Outcome.FINISHED
+    assert settled.outcome is AttemptOutcome.FINISHED
+    assert log.settle(("a", 0), AttemptOutcome.FAILED) is None
+    assert log.newest(1)[0].outcome is AttemptOutcome.FINISHED
 
 
 def test_outcomes_of_unknown_forgotten_and_refused_placements_are_dropped() -> None:
     log = DecisionLog(capacity=1)
     log.add(make_decision("old"))
     log.add(make_decision("refused", chosen=None))
-    assert log.settle("old", 0, Outcome.FINISHED) is None
-    assert log.settle("refused", 0, Outcome.FINISHED) is None
-    assert log.settle("never", 0, Outcome.FINISHED) is None
+    assert log.settle(("old", 0), AttemptOutcome.FINISHED) is None
+    assert log.settle(("refused", 0), AttemptOutcome.FINISHED) is None
+    assert log.settle(("never", 0), AttemptOutcome.FINISHED) is None
 
 
 def test_a_repeated_attempt_survives_the_older_one_leaving() -> None:
@@ -63,7 +65,7 @@ def test_a_repeated_attempt_survives_the_older_one_leaving() -> None:
     log.add(make_decision("a"))
     log.add(make_decision("a"))
     log.add(make_decision("b"))
-    assert log.settle("a", 0, Outcome.CANCELLED) is not None
+    assert log.settle(("a", 0), AttemptOutcome.CANCELLED) is not None
 
 
 def test_output_lengths_follow_what_is_reported() -> None:

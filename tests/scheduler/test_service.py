@@ -73,18 +73,6 @@ async def stream_error(call: Any) -> MeshError:
     return from_rpc_error(caught.value)
 
 
-async def test_a_gateway_of_the_version_before_names_requests_by_their_ids() -> None:
-    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        await start_worker(stub, "a")
-        assert (await stub.Place(place_request("r1", generation_id=""))).decode.worker_id == "a"
-        report = scheduler_pb2.ReportOutcomeRequest(
-            request_id="r1", worker_id="a", outcome=scheduler_pb2.PLACEMENT_OUTCOME_FINISHED
-        )
-        await stub.ReportOutcome(report)
-        decisions = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
-        assert [decision.outcome for decision in decisions] == [scheduler_pb2.PLACEMENT_OUTCOME_FINISHED]
-
-
 async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_is_listed() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "a")
@@ -283,6 +271,7 @@ async def test_a_request_over_every_context_is_invalid() -> None:
         {"model": ""},
         {"model": "m" * 300},
         {"request_id": "r" * 300},
+        {"generation_id": ""},
         {"prompt_tokens": 0, "block_hashes": []},
         {"max_tokens": 0},
         {"block_hashes": [b"short"]},

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from mesh.costs import CostModel
+from mesh.domain.placement import AttemptOutcome, AttemptReport, PlacementQuery
 from mesh.domain.shares import Share
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
@@ -29,12 +30,12 @@ from mesh.domain.workers import (
     WorkerState,
 )
 from mesh.errors import MeshError
-from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
-from scheduler.decisions import Decision, DecisionLog, Outcome
+from scheduler.coordinator import Coordinator, ExplainedPlacement
+from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
 from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import PlacementKnobs
 from scheduler.placement.terms import Terms
 from scheduler.registry import Registry
 from scheduler.stores import Store, Stores, StoreStatus
@@ -123,7 +124,7 @@ class DrawnMesh:
         self._prefixes = [self._chain(PREFIX_BLOCKS) for _ in range(PREFIXES)]
         roles = [WorkerRole.PREFILL] * scene.prefill + [WorkerRole.DECODE] * scene.decode
         self._workers = [self._attach(number, role) for number, role in enumerate(roles)]
-        self._under_way: list[PlacementCall] = []
+        self._under_way: list[PlacementQuery] = []
 
     async def lines(self) -> list[str]:
         """The line of each placement."""
@@ -145,21 +146,26 @@ class DrawnMesh:
             self._report(*self._random.choice(self._workers))
         if self._under_way and self._random.random() < 0.8:
             ended = self._under_way.pop(self._random.randrange(len(self._under_way)))
-            outcome = self._random.choice(list(Outcome))
-            self._coordinator.report(ended.generation_id, ended.attempt, outcome, self._random.randrange(1, 900))
+            outcome = self._random.choice(list(AttemptOutcome))
+            self._coordinator.report(AttemptReport(*ended.key, outcome, self._random.randrange(1, 900)))
 
-    def _call(self, number: int) -> PlacementCall:
+    def _call(self, number: int) -> PlacementQuery:
         random = self._random
         prefix = random.choice(self._prefixes)[: random.randrange(PREFIX_BLOCKS + 1)]
         chain = prefix + self._chain(random.choice((0, 1, 8, 60, 400)))
         avoid = random.sample(self._workers, random.choice((0, 0, 0, 1, 3)))
-        request = PlacementRequest(
+        return PlacementQuery(
+            f"g{number}",
+            attempt=1,
+            model=MODEL,
             prompt_tokens=64 * len(chain) + random.randrange(1, 64),
             max_tokens=random.choice((16, 200, 4000)),
             avoid=frozenset(lease.worker_id for lease, _ in avoid),
-            sparse_from=random.choice((None, SPARSE.from_tokens)),
+            sparse=random.choice((None, SPARSE)),
+            block_hashes=chain,
+            share=random.choice(TENANTS),
+            request_id=f"r{number}",
         )
-        return PlacementCall(f"g{number}", 1, MODEL, request, chain, random.choice(TENANTS), f"r{number}")
 
     def _chain(self, blocks: int) -> list[bytes]:
         return [self._random.randbytes(16) for _ in range(blocks)]
@@ -228,7 +234,7 @@ class DrawnMesh:
         )
 
 
-def line(name: str, decision: Decision, answer: PlacementAnswer | None) -> str:
+def line(name: str, decision: Decision, answer: ExplainedPlacement | None) -> str:
     """Where the request goes, a hash of all of the decision but its times, and the sum of its times.
 
     Compare the sum as a number: the last bits of logarithms differ between C libraries.
@@ -238,7 +244,12 @@ def line(name: str, decision: Decision, answer: PlacementAnswer | None) -> str:
         decision.reason,
         [_without_times(term) for term in decision.terms],
         [] if answer is None else sorted(answer.cached.items()),
-        [] if answer is None else [answer.decode.worker_id, answer.prefill and answer.prefill.worker_id],
+        []
+        if answer is None
+        else [
+            answer.placement.decode.worker_id,
+            answer.placement.prefill and answer.placement.prefill.worker_id,
+        ],
     ]
     digest = hashlib.blake2b(msgspec.json.encode(told), digest_size=6).hexdigest()
     return f"{name} {digest} {fsum(fsum(_times(term)) for term in decision.terms)!r} {places}"

@@ -1,11 +1,12 @@
 """Workers, loads and candidates with plain defaults, for tests of the scheduler."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from mesh.domain.placement import PlacementQuery
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.placement.choice import best_first, predict
@@ -73,8 +74,18 @@ def predict_alone(
     return predict(request, Candidates(list(decode)), knobs)
 
 
+def make_query(generation_id: str = "r", attempt: int = 0, **changes: Any) -> PlacementQuery:
+    return PlacementQuery(
+        generation_id,
+        attempt,
+        **{"model": "oracle", "prompt_tokens": 640, "max_tokens": 100, "request_id": generation_id, **changes},
+    )
+
+
 def make_request(**changes: Any) -> PlacementRequest:
-    return replace(PlacementRequest(prompt_tokens=640, max_tokens=100), **changes)
+    """`changes` of the query, or of what the scheduler adds to it."""
+    added = {name: changes.pop(name) for name in ("mean_output_tokens", "stopping", "ahead") if name in changes}
+    return PlacementRequest(make_query(**changes), **added)
 
 
 def choose(terms: Iterable[Terms]) -> Terms | None:

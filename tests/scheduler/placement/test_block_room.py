@@ -1,7 +1,5 @@
 """How long a request waits for KV blocks on a worker whose pool is short."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +76,7 @@ def test_a_worker_that_does_not_say_what_waits_is_taken_to_have_such_as_run() ->
 
 
 def test_a_prompt_of_few_tokens_waits_for_the_answers_of_others_and_not_for_such_as_its_own() -> None:
-    brief = replace(REQUEST, max_tokens=1)
+    brief = make_request(mean_output_tokens=64.0, max_tokens=1)
     assert predicted(short(5, 5), brief).wait_ms == predicted(short(5, 5)).wait_ms
 
 

@@ -280,7 +280,7 @@ def test_predictions_are_finite_and_not_negative(request: PlacementRequest, cand
         assert 0 < term.tpot_ms < float("inf")
         assert 0 < term.ttft_ms <= term.total_ms < float("inf")
         assert term.slots_left >= 0
-        assert 1 <= term.uncached_tokens <= request.prompt_tokens
+        assert 1 <= term.uncached_tokens <= request.query.prompt_tokens
 
 
 @given(requests, candidate_lists)
@@ -294,8 +294,8 @@ def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
     if chosen is not None:
         worker = next(candidate for candidate in candidates if candidate.worker_id == chosen.worker_id)
         assert worker.unusable is None
-        assert worker.worker_id not in request.avoid
-        assert request.prompt_tokens + request.max_tokens <= worker.context_tokens
+        assert worker.worker_id not in request.query.avoid
+        assert request.query.prompt_tokens + request.query.max_tokens <= worker.context_tokens
         assert worker.connected or not any(not term.disconnected for term in usable)
         assert all(chosen.total_ms <= term.total_ms for term in usable if term.disconnected == chosen.disconnected)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mesh.costs import CostModel
+from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import PromptPace, WorkerLoad
 from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
@@ -35,7 +36,9 @@ def predicted(
     workers: list[CandidateWorker], sparse_from: int | None, costs: CostModel = COSTS, **changes: Any
 ) -> dict[str, Terms]:
     """The terms of a long prompt, by the worker that computes it."""
-    request = make_request(prompt_tokens=LONG, sparse_from=sparse_from)
+    request = make_request(
+        prompt_tokens=LONG, sparse=None if sparse_from is None else SparsePrefill(sparse_from, recall=0.9)
+    )
     return {terms.worker_id: terms for terms in predict(request, Candidates(workers, **changes), PlacementKnobs(costs))}
 
 

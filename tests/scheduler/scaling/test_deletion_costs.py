@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from mesh.domain.shares import Share
+from mesh.domain.placement import AttemptOutcome, AttemptReport
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.coordinator import Coordinator, PlacementCall
-from scheduler.decisions import DecisionLog, Outcome
+from scheduler.coordinator import Coordinator
+from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.placement.admission import Objectives
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs
@@ -17,7 +17,7 @@ from scheduler.registry import Registry
 from scheduler.scaling.deletion_costs import DeletionCosts, deletion_cost_ms
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
+from tests.support.scheduling import ManualClock, make_identity, make_load, make_query
 
 KNOBS = PlacementKnobs()
 IDLE = CandidateWorker(
@@ -79,10 +79,9 @@ def test_schedulers_agree_whoever_placed_the_requests() -> None:
     (placing, costs), (_, others) = scheduler_of(*workers), scheduler_of(*workers)
     for number in range(20):
         name = f"request-{number}"
-        call = PlacementCall(name, 0, "oracle", make_request(prompt_tokens=1000), (), Share(), name)
-        asyncio.run(placing.place(call))
+        asyncio.run(placing.place(make_query(name, prompt_tokens=1000)))
         if number % 2:
-            placing.report(name, 0, Outcome.FINISHED, output_tokens=500)
+            placing.report(AttemptReport(name, 0, AttemptOutcome.FINISHED, output_tokens=500))
     assert placing.mean_output_tokens("oracle") == 500
     assert costs.now() == others.now()
 
