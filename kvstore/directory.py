@@ -53,7 +53,7 @@ class Directory:
         # How many stored blocks have draft layers. While there are none, lookups need no second search.
         self._stored_whole = 0
         self._landing: dict[Key, int] = {}
-        # By key of base layers: how many stored or landing blocks directly follow it.
+        # For each key of base layers, how many stored or landing blocks directly follow it.
         self._children: Counter[Key] = Counter()
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))

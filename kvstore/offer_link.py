@@ -62,7 +62,7 @@ class OfferLink:
         self._waiting: asyncio.Queue[_Chain] = asyncio.Queue(MAX_WAITING_OFFERS)
         # An ordered set, least recently offered first.
         self._offered: OrderedDict[bytes, None] = OrderedDict()
-        # By transfer id.
+        # Keyed by transfer id.
         self._pushes: dict[bytes, asyncio.Future[PushEnded]] = {}
 
     def begin(self, session: StoreSession) -> None:

@@ -92,7 +92,7 @@ class Offers:
         layers if the blocks are offered `with_drafts` and the worker has as many draft layers as the store's blocks
         have room for; otherwise the base layers.
 
-        If nobody pushes into it, because the worker never got the answer, it ends at its deadline.
+        A landing whose worker never got the answer ends at its deadline.
         """
         whole = with_drafts and 0 < self._draft_layers == session.namespace.draft_layers
         namespace = session.namespace if whole else session.namespace.base

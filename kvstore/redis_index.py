@@ -1,7 +1,7 @@
 """The index that several stores share, in Redis or Valkey. It holds keys of blocks, never their bytes.
 
 Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
-`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store
+`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So no store reads what another
 lost with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
 
 A renewal returns the stores that have a lease, so a lookup asks only for their sets: a set disappears when its lease

@@ -44,7 +44,7 @@ class Sessions:
         self._limit = limit
         self._closed = closed
         self._by_id: dict[int, Session] = {}
-        # By worker id and rank.
+        # Keyed by worker id and rank.
         self._by_rank: dict[tuple[str, int], Session] = {}
 
     def __len__(self) -> int:

@@ -15,9 +15,9 @@ class TenantFigures:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {b"": NOBODY, **{tenant_tag(name): name for name in names}}
-        # By tier, the tenants that are shown because they have blocks.
+        # For each tier, the tenants that are shown because they have blocks.
         self._shown: dict[str, set[Tenant]] = {}
-        # By tenant and tier.
+        # Keyed by tenant and tier.
         self._evicted: Counter[tuple[Tenant, str]] = Counter()
 
     def set(self, tier: str, used: Mapping[Tenant, int], evicted_by_quota: Mapping[Tenant, int]) -> None:

@@ -1,4 +1,4 @@
-"""A circuit breaker: leaves a service that keeps failing alone for a while, so that nobody waits for it."""
+"""A circuit breaker: leaves a service that keeps failing alone for a while, so that no caller waits for it."""
 
 from collections.abc import Callable
 

@@ -89,7 +89,7 @@ class SecurityConfig(Config):
     tls: TlsConfig | None = None
     """Mutual TLS: every call between services is encrypted, and both sides show a certificate that names them."""
     plaintext: bool = False
-    """Allow plaintext off loopback: if a service mesh encrypts, or if nobody else is in the network."""
+    """Allow plaintext off loopback: if a service mesh encrypts, or if the network has no other users."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:

@@ -8,7 +8,7 @@ MILLION = 1e6
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of one kind of worker. The defaults are assumed for a worker that nobody has measured."""
+    """Times of one kind of worker. The defaults are assumed for a worker without measurements."""
 
     # Points (requests in a decode step, milliseconds of that step), ascending; linear between them and beyond the last.
     decode_steps: tuple[tuple[float, float], ...] = ((1.0, 20.0), (51.0, 39.607843137254903))
@@ -80,8 +80,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
-        """Milliseconds of a step that decodes `requests` requests with `context_tokens` in total beside chunks of
-        prompts. However short the chunks are, the step takes at least as long as one without them.
+        """Milliseconds of a step that decodes `requests` requests with `context_tokens` in total, and computes
+        chunks of prompts. However short the chunks are, the step takes at least as long as one without them.
         """
         prompts_ms = chunks_ms + self.prefill_step_ms if chunks_ms else 0.0
         if not requests:

@@ -33,7 +33,7 @@ class Retry(Enum):
     HIGHER_UP = "higher up"
     # Make the same call again, once there is room.
     AFTER_DELAY = "after a delay"
-    # Nothing: it would fail again, or nobody can say.
+    # Nothing: the call would fail again, or might.
     NEVER = "never"
 
     @classmethod

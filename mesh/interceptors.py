@@ -43,7 +43,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
     Calls beyond `max_calls` are refused with Overloaded, except gRPC's own (health, reflection). `endless` names
     methods ("/package.Service/Method") whose calls end only with their client: a stopping server first waits for all
     other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method, if callers
-    have certificates: methods that it does not name may be called by nobody, except gRPC's own, which anyone may call.
+    have certificates: methods that it does not name are refused, except gRPC's own, which anyone may call.
     None allows all roles.
     """
 

@@ -31,8 +31,8 @@ class LineSink:
         self._notice = notice
         # All that follows is guarded by the condition.
         self._changed = threading.Condition()
-        # What the thread is to write: a line, with the notice before it, and how many lines are lost with it. The
-        # thread takes it out once it is written, so that no other overtakes it.
+        # What the thread has to write: a line, with the notice before it, and how many lines are lost with it. The
+        # thread removes it once it is written, so that no other line overtakes it.
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
@@ -120,7 +120,7 @@ class _LineFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # Of terminals and sockets poll does not say how much they take.
+        # poll does not say how much a terminal or a socket can take.
         self._poll_tells_room = not (os.isatty(descriptor) or stat.S_ISSOCK(os.fstat(descriptor).st_mode))
         # Whether the last line is not complete.
         self._torn = False

@@ -100,7 +100,7 @@ ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
 ENGINE_DRAFTS = Counter(
     "deepmesh_engine_drafts_total",
-    "Drafts verified, by their place behind a drawn token (1 is next to it); rows bring 1 + accepted tokens",
+    "Drafts verified, by their place after a drawn token (1 is next to it); rows bring 1 + accepted tokens",
     ["place", "outcome"],
 )
 ENGINE_DRAFT_ROWS = Counter(

@@ -105,7 +105,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (ISO 8601, UTC), level, service, logger, message, and the fields beside them."""
+    """One object a line: time (ISO 8601, UTC), level, service, logger, message, and the record's own fields."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

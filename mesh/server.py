@@ -48,7 +48,7 @@ class Registration:
 
     `endless` names the methods whose calls end only with their client ("WatchWorkers"): a stopping server waits for all
     other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method; under mutual
-    TLS nobody may call a method that it does not name.
+    TLS a method that it does not name is refused.
     """
 
     add: Callable[[Any, grpc.aio.Server], None]

@@ -7,7 +7,7 @@ from mesh.errors import ConfigError
 
 
 def make_writable(*paths: Path) -> None:
-    """Make the folders of these files, without leaving a file behind. Raises ConfigError if one cannot be written."""
+    """Make the folders of these files, and leave no new file there. Raises ConfigError if one cannot be written."""
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ class TransferConfig(Config):
     """How long the KV of one request or offer may take to arrive, in addition to `landing_token_ms`."""
     landing_token_ms: float = Field(default=2.0, ge=0)
     """Additional milliseconds for each token of the prompt that is computed meanwhile: 128k tokens may take a minute on
-    the fastest card, behind other prompts.
+    the fastest card, after other prompts.
     """
     fetch_seconds: float = Field(default=5.0, gt=0)
     """How long a fetch from a KV store may take."""

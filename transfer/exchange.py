@@ -76,7 +76,7 @@ class Exchange:
         times.mark("first-slot")
         staging += [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots - 1)]
         times.mark("slots")
-        # UCX wakes nobody when a transfer between GPUs has completed.
+        # UCX wakes no thread when a transfer between GPUs has completed.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)
         self._receiver = Receiver(

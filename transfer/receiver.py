@@ -62,7 +62,7 @@ class Receiver:
         self._refused = refused
         self._received_bytes = received_bytes
         self._open: set[Incoming] = set()
-        # By each of their tags.
+        # Keyed by each of their tags.
         self._by_tag: dict[int, Incoming] = {}
         # Segments that wait for a slot.
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()

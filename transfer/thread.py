@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # Computing its checksum is a call that releases the interpreter lock for some microseconds, so that other threads run
 # between two polls. If the thread slept that long instead, a push would take a tenth longer.
 _CHECKSUMMED = bytes(16 << 10)
-# Pause between polls once busy polling is over, while something is in flight that UCX wakes nobody for.
+# Pause between polls once busy polling is over, while something is in flight whose end UCX does not signal.
 _POLL_SECONDS = 50e-6
 # How often connections to peers that are gone are dropped.
 _DEAD_PEERS_SECONDS = 5.0
@@ -27,7 +27,7 @@ _DEAD_PEERS_SECONDS = 5.0
 class Work(Protocol):
     """The work of the thread: `exchange.Exchange`."""
 
-    # Whether UCX wakes nobody when something completes.
+    # Whether UCX wakes no thread when something completes.
     needs_polling: bool
 
     @property

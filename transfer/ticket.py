@@ -1,4 +1,4 @@
-"""The right to push KV into one landing, and what travels beside the bytes: plain data for frames, protos and UCX."""
+"""The right to push KV into one landing, and what travels with the bytes: plain data for frames, protos and UCX."""
 
 import msgspec
 

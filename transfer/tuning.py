@@ -1,6 +1,6 @@
 """Process-wide settings for a process that moves the KV of a GPU. Only its main applies them.
 
-UCX wakes nobody for transfers between GPUs, so the transfer thread polls, beside the thread that runs the steps.
+UCX wakes no thread for transfers between GPUs, so the transfer thread polls while another thread runs the steps.
 """
 
 import ctypes

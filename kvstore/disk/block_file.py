@@ -76,7 +76,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockFile:
-    """Thread-safe, except that a slot must be written by one thread while nobody reads it. Raises OSError."""
+    """Thread-safe, except that a slot must be written by one thread while no other reads it. Raises OSError."""
 
     def __init__(self, path: Path, layers: int, block_bytes: int, size_bytes: int, threads: int) -> None:
         """`threads`: how many threads may read and write at a time.

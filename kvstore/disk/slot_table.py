@@ -37,7 +37,7 @@ class SlotTable:
         self._writing: dict[Key, Content] = {}
         # Slots kept or being written, by tenant.
         self._used: Counter[Tenant] = Counter()
-        # By key of base layers: how many kept or written blocks directly follow it.
+        # For each key of base layers, how many kept or written blocks directly follow it.
         self._children: Counter[Key] = Counter()
         self._blank: list[int] = []
         self._oldest: Oldest[Key] = Oldest(self._is_oldest)

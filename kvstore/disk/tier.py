@@ -71,7 +71,7 @@ class Promotion:
     done: list[bool] = field(default_factory=list)
     # Number of leading blocks that are in memory.
     ready: int = 0
-    # Whether nobody waits for it any more, or a block of it could not be read.
+    # Whether no lookup waits for it any more, or a block of it could not be read.
     over: bool = False
     # The blocks that are leased for the lookup.
     leased: list[int] = field(default_factory=list)
@@ -174,7 +174,7 @@ class DiskTier:
         return promotion
 
     def release(self, promotion: Promotion) -> list[Key]:
-        """Nobody waits for it any more; blocks being read still get into memory. Returns the keys that were used."""
+        """No lookup waits for it any more; blocks being read still get into memory. Returns the used keys."""
         with self._lock:
             promotion.over = True
             blocks, promotion.leased = promotion.leased, []

@@ -11,9 +11,9 @@ import msgspec
 class FinishReason(StrEnum):
     """Why generation ended."""
 
-    # By a stop token, a stop string or the model's end of the answer.
+    # A stop token, a stop string or the model ended it.
     STOP = "stop"
-    # By max_tokens or the end of the context.
+    # It reached max_tokens or the end of the context.
     LENGTH = "length"
     # The client, or the gateway on its behalf, cancelled it.
     CANCELLED = "cancelled"

@@ -122,7 +122,7 @@ def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:
     """
     workers = list(workers)
     prefills = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
-    # By model: the KV namespaces that its decode workers take.
+    # For each model, the KV namespaces that its decode workers take.
     read: dict[str, set[KvNamespace]] = {}
     for worker in workers:
         if worker.role is WorkerRole.DECODE:
@@ -165,7 +165,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     # with drafts, the share of it that each token takes, plus what prompts add in the long run.
     decode_step_ms: float | None = None
     mean_output_tokens: float | None = None
-    # Mean number of requests that decoded in the steps without prompts behind decode_step_ms.
+    # Mean number of requests that decoded in the steps without prompts that decode_step_ms measures.
     decode_step_requests: float | None = None
     # Rate of those pushes that began only after the whole prompt was computed.
     push_bytes_per_second: float | None = None
@@ -201,7 +201,7 @@ class TransferCounters(msgspec.Struct, frozen=True):
     total_slots: int = 0
     free_slots: int = 0
     quarantined_slots: int = 0
-    # By UCX transport, e.g. {"tcp": 1024}.
+    # Keyed by UCX transport, e.g. {"tcp": 1024}.
     received_bytes: dict[str, int] = {}
     sent_bytes: dict[str, int] = {}
     # Counts by reason: bad MAC, unknown or replayed ticket, wrong size, wrong checksum, and so on.

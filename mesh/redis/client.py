@@ -97,7 +97,7 @@ class _TlsConnection(SSLConnection):
 
 
 def _reason(error: Exception, answered: bool) -> str:
-    """Why there is no answer. answered: whether the call before got one."""
+    """Reason for a missing answer. answered: whether the call before got one."""
     cause = _system_error(error)
     if isinstance(error, InvalidResponse):
         return f": it does not speak Redis' protocol ({error})"

@@ -91,7 +91,7 @@ class Fetcher:
         self._refused = refused
         self._emit = emit
         self._sessions: dict[str, _Session] = {}
-        # By the tag of the answer.
+        # Keyed by the tag of the answer.
         self._open: dict[int, _Fetch] = {}
         self.fetches = 0
         self.fetched_blocks = 0

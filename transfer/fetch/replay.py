@@ -6,7 +6,7 @@ REPLAYED_MESSAGE = "replayed_message"
 
 
 class ReplayWindow:
-    """Numbers may come in any order, since large messages take longer; those far behind the newest are refused."""
+    """Numbers may come in any order, since large messages take longer; those much older than the newest are refused."""
 
     def __init__(self) -> None:
         self._newest = 0
