@@ -237,7 +237,7 @@ def _routed_seconds(model: Model, rows: int) -> float:
 
     def call(mixture: MixtureOfExperts) -> object:
         parts = combine(mixture.routed(hidden, counted, everywhere=everywhere))
-        return parts if everywhere else model.expert_group.begin_sum(parts).finish()
+        return parts if everywhere else model.expert_group.sum_parts(parts)
 
     with torch.inference_mode():
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]

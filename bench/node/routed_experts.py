@@ -86,7 +86,7 @@ class RoutedLayer:
         quantized = self.experts.input_form is InputForm.FP8_GROUPS
         hidden = Normalized(inputs.hidden, quantize(inputs.hidden) if quantized else None)
         self._gate.chosen = inputs.factors, inputs.choices
-        return self._group.begin_sum(combine(self._mixture.routed(hidden))).finish()
+        return self._group.sum_parts(combine(self._mixture.routed(hidden)))
 
     def _fill(self, index: int, device: torch.device) -> None:
         """Fill the weights with random numbers. Block scales differ, so that a misplaced scale shows in the results."""

@@ -9,6 +9,7 @@ import torch
 from engine.balance.placement import Placement
 from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
+from engine.model.deep_ep import DeepEp
 from engine.model.expert_group import ExpertGroup
 from engine.model.expert_slots import ExpertSlots
 from engine.model.formats.choice import Formats
@@ -37,17 +38,19 @@ class Allocator:
         exchange: Exchange | None = None,
         draft_formats: Formats | None = None,
         placements: Mapping[int, Placement] = MappingProxyType({}),
+        deep_ep: DeepEp | None = None,
     ) -> None:
         """draft_formats: those of MTP modules, if they differ; exchange: with the worker's other ranks, if there are
-        any; placements: of the routed experts, by layer; experts of all other layers lie in order.
+        any; placements: of the routed experts, by layer; experts of all other layers lie in order; deep_ep: see
+        `ExpertGroup`.
         """
         self.dtype = dtype
         self.device = device
         self.formats = formats
         self._draft_formats = draft_formats or formats
-        self._exchange = exchange = exchange or Alone()
+        exchange = exchange or Alone()
         self.group = TensorGroup(exchange)
-        self.expert_group = ExpertGroup(exchange)
+        self.expert_group = ExpertGroup(exchange, deep_ep)
         self._placements = placements
         self.offloaded: OffloadedLayers | None = None
         # All layers share it.
@@ -72,8 +75,6 @@ class Allocator:
         """The same for a model that only says how large it is."""
         other = copy(self)
         other.device = torch.device("meta")
-        # A group of its own, since no other rank makes this model.
-        other.expert_group = ExpertGroup(self._exchange)
         return other
 
     def linear(self, kind: LinearKind, inputs: int, parts: Sequence[int]) -> Linear:

@@ -2,7 +2,7 @@
 
 Few ranks exchange all their rows. Each adds up what its experts make of everybody's rows, and the sums travel back.
 That moves no more than one copy of a row for each expert that it chose, and every size is known beforehand. Between
-hosts DeepEP sends rows only where they are wanted, if it is there.
+hosts DeepEP sends rows only where they are wanted, if all ranks have the package.
 """
 
 from typing import NamedTuple, TypeVar
@@ -13,10 +13,11 @@ from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.exchange.turns import Turns
 from engine.model.activations import Sent
-from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
+from engine.model.deep_ep import DeepEp
 from engine.model.share import Share
 from engine.parallel.layout import Group
 from kernels.act_quant import empty_quantized
+from kernels.moe_permute import ExpertOutputs, combine
 from kernels.w4a8_gemm import ScaledRows
 
 ResultT = TypeVar("ResultT")
@@ -24,14 +25,14 @@ ResultT = TypeVar("ResultT")
 
 class Dispatched(NamedTuple):
     """Rows that this rank's experts may compute: the rows of all ranks; or, with DeepEP, the rows for which one of them
-    was chosen, and perhaps rows that nobody sent, which have no expert.
+    was chosen, and perhaps rows that no rank sent, which have no expert.
     """
 
     rows: Sent
     # Both [rows, k].
     weights: torch.Tensor
     choices: torch.Tensor
-    # How sums come back to the ranks of the rows; None if all ranks have the rows of all, in order.
+    # For DeepEP, how sums get back to the ranks of the rows; None if all ranks have the rows of all, in order.
     way_back: object = None
 
 
@@ -47,7 +48,8 @@ class ExpertGroup:
         turns: of a step's parts, which pass where one waits for an exchange that it has begun here.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, deep_ep: DeepEp | None = None) -> None:
+        """deep_ep: carries rows where it can; None leaves all to the exchange."""
         place, layout = exchange.place, exchange.place.layout
         self._exchange = exchange
         self.ranks, self.rank = layout.world, place.rank
@@ -55,18 +57,11 @@ class ExpertGroup:
         self.width_share = Share(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
         self.turns = Turns()
-        self._deep_ep: DeepEp | None = None
-        self._prepared = False
-
-    def prepare(self, traffic: Traffic, device: torch.device) -> None:
-        """Called by all ranks at once for each mixture, before the first `begin_dispatch`."""
-        if not self._prepared:
-            self._deep_ep = find_deep_ep(self._exchange, traffic, device)
-            self._prepared = True
+        self._deep_ep = deep_ep
 
     def begin_dispatch(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...]; with DeepEP those of `Dispatched`, as many as it says.
+        [ranks * rows, ...], or what DeepEP brings.
         """
         if self._deep_ep is not None and not self.turns.taken and self._deep_ep.takes(rows):
             dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))
@@ -83,16 +78,23 @@ class ExpertGroup:
 
         return Begun(collect)
 
-    def begin_sum(self, parts: torch.Tensor, way_back: object = None) -> Begun[torch.Tensor]:
-        """The sums of what all ranks make of this rank's rows: [ranks * rows, width] becomes [rows, width]. With a
-        `way_back`, `parts` has as many rows as were dispatched.
+    def sum(self, routed: ExpertOutputs, dispatched: Dispatched, shared: torch.Tensor) -> torch.Tensor:
+        """The sums of what all ranks' experts make of this rank's rows, and of `shared`: [rows, width].
+
+        routed: what this rank's experts make of the dispatched rows. Parts travel in the model's dtype: bfloat16 is
+        half as many bytes, and each part is rounded as their sum is.
         """
-        if way_back is not None:
-            assert self._deep_ep is not None
-            sums = self._deep_ep.combine(parts, way_back)
-            return Begun(lambda: sums)
-        begun = self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=self.turns.taken)
-        return Begun(lambda: self._finish(begun))
+        if dispatched.way_back is None:
+            parts = combine(routed, shared, self.rank * len(shared))
+            # The parts stand for it from here on. It is large, and the caller keeps none.
+            del routed
+            return self.sum_parts(parts)
+        assert self._deep_ep is not None
+        return self._deep_ep.combine(combine(routed), dispatched.way_back) + shared
+
+    def sum_parts(self, parts: torch.Tensor) -> torch.Tensor:
+        """The sums of all ranks' parts of this rank's rows: [ranks * rows, width] becomes [rows, width]."""
+        return self._finish(self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=self.turns.taken))
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks: [rows, ...] becomes [ranks * rows, ...]."""

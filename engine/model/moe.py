@@ -11,7 +11,6 @@ from engine.exchange.begun import Begun
 from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.deep_ep import Traffic
 from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
 from engine.model.formats.interface import ExpertShape
@@ -78,9 +77,6 @@ class MixtureOfExperts:
         # None if experts lie in order and stay there.
         self.slots = allocate.expert_slots(index)
         slots = config.n_routed_experts if self.slots is None else len(self.slots.placement.experts)
-        if group.divides:
-            traffic = Traffic(hidden, slots, config.num_experts_per_tok, chunk_tokens(group.ranks))
-            group.prepare(traffic, allocate.device)
         self.experts = allocate.experts(
             ExpertShape(
                 routed=group.share.size(slots),
@@ -220,20 +216,7 @@ class MixtureOfExperts:
         if not chosen.exchanges:
             return self._joined(chosen, chosen.shared)
         assert chosen.shared is not None, "ranks that divide the experts compute shared ones apart"
-        parts, way_back = self._parts_of_sums(chosen, chosen.shared)
-        sums = self._group.begin_sum(parts, way_back).finish()
-        return sums if way_back is None else sums + chosen.shared
-
-    def _parts_of_sums(self, chosen: _Chosen, shared: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """What this rank's experts make of everybody's tokens, [ranks * tokens, hidden], with shared experts' outputs
-        added for its own tokens. With a way back: what they make of the dispatched tokens alone, and that way.
-
-        Parts travel in the model's dtype: bfloat16 is half as many bytes, and each part is rounded as their sum is.
-        """
-        routed, way_back = self._joined(chosen), chosen.sent.finish().way_back
-        if way_back is not None:
-            return combine(routed), way_back
-        return combine(routed, shared, self._group.rank * len(shared)), None
+        return self._group.sum(self._joined(chosen), chosen.sent.finish(), chosen.shared)
 
     def _joined(self, chosen: _Chosen, shared: torch.Tensor | None = None) -> ExpertOutputs:
         """shared: outputs of shared experts, to be added to the sums."""

@@ -14,8 +14,10 @@ from engine.balance.placements import first_placements
 from engine.exchange.interface import Exchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
+from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
 from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
+from engine.model.moe import chunk_tokens
 from engine.model.mtp import SHARED_WITH_MODEL
 from engine.model.quantization import Quantization, Stored
 from engine.model.share import check_division, check_experts
@@ -139,7 +141,8 @@ def make_allocator(
         own = first_placements(balance, exchange.place.layout, config.n_routed_experts, layers)
         placements = _of_first_rank(own, exchange)
     formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
-    return Allocator(dtype, device, formats, exchange, of_drafts, placements)
+    deep_ep = None if exchange is None else _find_deep_ep(config, placements, exchange, device)
+    return Allocator(dtype, device, formats, exchange, of_drafts, placements, deep_ep)
 
 
 def _make(config: ModelConfig, allocate: Allocator, offloading: Offloading | None) -> Model:
@@ -156,6 +159,20 @@ def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int
         layer: Placement(tuple(held), placement.parts)
         for (layer, placement), held in zip(own.items(), first, strict=True)
     }
+
+
+def _find_deep_ep(
+    config: ModelConfig, placements: Mapping[int, Placement], exchange: Exchange, device: torch.device
+) -> DeepEp | None:
+    slots = {len(placement.experts) for placement in placements.values()}
+    if config.draft_layers or not placements:
+        slots.add(config.n_routed_experts)
+    # Its buffer is made for one number of experts. MTP modules have no copies of theirs.
+    if len(slots) > 1:
+        return None
+    ranks = exchange.place.layout.world
+    traffic = Traffic(config.hidden_size, slots.pop(), config.num_experts_per_tok, chunk_tokens(ranks))
+    return find_deep_ep(exchange, traffic, device)
 
 
 def _with_drafts(config: ModelConfig, drafts: int) -> ModelConfig:

@@ -34,7 +34,7 @@ class Senders:
 
     def by_exchange(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         found, found_weights, numbers, _ = self._group.begin_dispatch(rows, weights, choices).finish()
-        return self._group.begin_sum(self._outputs(found, found_weights, numbers)).finish()
+        return self._group.sum_parts(self._outputs(found, found_weights, numbers))
 
     def _outputs(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """The outputs of this rank's experts for the rows, if each expert multiplies a row by its number plus one."""

@@ -5,6 +5,6 @@ what that documents. No build of it has run here between hosts.
 """
 
 from engine.model.deep_ep.adapter import DeepEp, find_deep_ep
-from engine.model.deep_ep.interface import Traffic
+from engine.model.deep_ep.elastic import Traffic
 
 __all__ = ["DeepEp", "Traffic", "find_deep_ep"]

@@ -1,49 +1,42 @@
-"""One interface to the package, whichever version of its buffer it has."""
+"""Rows to experts by DeepEP, in the forms in which the model sends them."""
 
 import torch
 
 from engine.exchange.interface import Exchange
 from engine.model.activations import Sent
-from engine.model.deep_ep.elastic import ElasticBuffer
-from engine.model.deep_ep.forms import packed, unpacked
-from engine.model.deep_ep.interface import Buffer, Traffic
-from engine.model.deep_ep.legacy import LegacyBuffer
+from engine.model.deep_ep.elastic import ElasticBuffer, Rows, Traffic, compiles
 from engine.parallel.layout import Group, Layout
+from kernels.act_quant import GROUP, Quantized
+from kernels.act_quant.quantized import aligned_rows
 from kernels.moe_gate import NO_EXPERT
 from kernels.vendor import find_package
+from kernels.w4a8_gemm import ScaledRows
 
-Kind = type[ElasticBuffer] | type[LegacyBuffer]
 
-
-def usable(layout: Layout, traffic: Traffic, device: torch.device) -> list[Kind]:
-    """The buffers that such ranks could use, if the package has them, the better first. The same on all ranks."""
-    whole = layout.ep == layout.world
-    if device.type != "cuda" or layout.hosts == 1 or not whole:
-        return []
-    # The package's authors measured the first of these at up to 1.3 times the speed of the other, which they call
-    # legacy.
-    kinds: tuple[Kind, ...] = (ElasticBuffer, LegacyBuffer)
-    return [kind for kind in kinds if kind.fits(layout, traffic)]
+def usable(layout: Layout, traffic: Traffic, device: torch.device) -> bool:
+    """Whether such ranks could use the package if they have it. The same on all ranks."""
+    between_hosts, whole_experts = layout.hosts > 1, layout.ep == layout.world
+    return device.type == "cuda" and between_hosts and whole_experts and compiles(layout, traffic)
 
 
 def find_deep_ep(exchange: Exchange, traffic: Traffic, device: torch.device) -> "DeepEp | None":
     """None if not all ranks can use it. Called by all of them at once."""
-    kinds = usable(exchange.place.layout, traffic, device)
-    module = find_package("deep_ep", ["Buffer", "topk_idx_t"]) if kinds else None
-    for kind in kinds:
-        there = torch.tensor([hasattr(module, kind.NAME)])
-        # All ranks ask, those without the package too.
-        if bool(exchange.all_gather(there, Group.WORLD).all()):
-            assert module is not None
-            first = exchange.place.rank * (traffic.experts // exchange.place.layout.world)
-            return DeepEp(kind(module, exchange, traffic), module.topk_idx_t, first)
-    return None
+    layout = exchange.place.layout
+    if not usable(layout, traffic, device):
+        return None
+    module = find_package("deep_ep", ["ElasticBuffer", "topk_idx_t"])
+    # All ranks ask, those without the package too.
+    everywhere = exchange.all_gather(torch.tensor([module is not None]), Group.WORLD)
+    if module is None or not bool(everywhere.all()):
+        return None
+    first = exchange.place.rank * (traffic.experts // layout.world)
+    return DeepEp(ElasticBuffer(module, exchange, traffic), module.topk_idx_t, first)
 
 
 class DeepEp:
     """One rank's end. Every rank makes the same calls in the same order, with equally many rows."""
 
-    def __init__(self, buffer: Buffer, index_dtype: torch.dtype, first: int) -> None:
+    def __init__(self, buffer: ElasticBuffer, index_dtype: torch.dtype, first: int) -> None:
         """index_dtype: of choices, as the package takes them; first: the number of this rank's first expert."""
         self._buffer = buffer
         self._index_dtype = index_dtype
@@ -60,16 +53,16 @@ class DeepEp:
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor
     ) -> tuple[Sent, torch.Tensor, torch.Tensor, object]:
         """The rows of all ranks for which one of this rank's experts was chosen, with weights and choices of each, and
-        the way back for `combine`. Behind them there may be rows that nobody sent, without experts.
+        the way back for `combine`. After them there may be rows that no rank sent, without experts.
 
         rows: [tokens, hidden] that it `takes`; weights: [tokens, k] float32; choices: [tokens, k] int64, of all
         experts. A choice of another rank's expert becomes NO_EXPERT.
         """
         asked = choices.to(self._index_dtype).contiguous()
-        received = self._buffer.dispatch(packed(rows), weights.contiguous(), asked)
+        received = self._buffer.dispatch(_packed(rows), weights.contiguous(), asked)
         local = received.choices.long()
         numbers = (local + self._first).where(local >= 0, NO_EXPERT)
-        return unpacked(received.rows, rows), received.weights, numbers, received.way_back
+        return _unpacked(received.rows, rows), received.weights, numbers, received.way_back
 
     def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
         """The sums of what all ranks make of this rank's rows. parts: [received rows, hidden] bfloat16."""
@@ -78,3 +71,35 @@ class DeepEp:
 
 def _is_captured(rows: torch.Tensor) -> bool:
     return rows.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _packed(rows: Sent) -> Rows:
+    """The rows as the package takes them."""
+    return rows if isinstance(rows, torch.Tensor) else (rows.values, _scales_of_groups(rows))
+
+
+def _unpacked(received: Rows, rows: Sent) -> Sent:
+    """The received rows, in the form of the `rows` that were sent."""
+    if isinstance(received, torch.Tensor):
+        return received
+    values, scales = received
+    if isinstance(rows, ScaledRows):
+        return ScaledRows(values, rows.scales if rows.static else scales[:, 0].contiguous(), rows.static)
+    return _quantized(values, scales)
+
+
+def _scales_of_groups(rows: Quantized | ScaledRows) -> torch.Tensor:
+    """A scale for each group. Rows that have fewer scales repeat them, which takes 3% more bytes."""
+    if isinstance(rows, Quantized):
+        return rows.scales.contiguous()
+    tokens, width = rows.values.shape
+    # All ranks have the static scale, so ones are sent in its place.
+    scales = rows.scales.new_ones(tokens) if rows.static else rows.scales
+    return scales.unsqueeze(1).repeat(1, width // GROUP)
+
+
+def _quantized(values: torch.Tensor, scales: torch.Tensor) -> Quantized:
+    """scales: [rows, groups]."""
+    rows, groups = scales.shape
+    columns = scales.new_empty(groups, aligned_rows(rows))[:, :rows].t()
+    return Quantized(values, columns.copy_(scales))

@@ -1,4 +1,4 @@
-"""The package's second version: `ElasticBuffer` (deep_ep/buffers/elastic.py), over NCCL's device communicators.
+"""DeepEP's `ElasticBuffer` (deep_ep/buffers/elastic.py), its second version, over NCCL's device communicators.
 
 It compiles its kernels with nvcc when they are first called, some seconds for each number of rows that it makes room
 for, and keeps them in ~/.deep_ep.
@@ -7,12 +7,12 @@ A step with few rows of each rank may be captured. It has room for all rows of a
 brings, and the host does not wait to learn how many came.
 """
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.exchange.interface import Exchange
-from engine.model.deep_ep.interface import Received, Rows, Traffic
 from engine.parallel.layout import Group, Layout
 from kernels.tile_sizes import next_power_of_2
 
@@ -21,8 +21,8 @@ MOST_HOSTS = 32
 MOST_RANKS_A_HOST = 64
 MOST_RANKS_AND_EXPERTS = 128
 HIDDEN_MULTIPLE = 256
-# The number that the package takes itself where nothing is computed beside it. Its own estimate would ask nvidia-smi
-# and ibstat, and is not made for models whose choices are limited to groups of experts.
+# DeepEP's own default when it may use all multiprocessors. Its estimate would ask nvidia-smi and ibstat, and is not
+# made for models whose choices are limited to groups of experts.
 MULTIPROCESSORS = 64
 # Up to this many rows of a rank the host does not wait. Decode steps have fewer, prompts more.
 MOST_WITHOUT_WAITING = 256
@@ -30,20 +30,48 @@ MOST_WITHOUT_WAITING = 256
 LEAST_ROOM = 16
 
 
+# In bfloat16, or in float8 with float32 scales, [rows, width / 128].
+Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a model's mixtures of experts send. The same on all ranks."""
+
+    # Width of a row.
+    hidden: int
+    # How many experts all ranks have, with copies; each has equally many.
+    experts: int
+    # How many of them a row goes to.
+    choices: int
+    # The most rows of each rank at once.
+    tokens: int
+
+
+class Received(NamedTuple):
+    """The rows of all ranks for which one of this rank's experts was chosen; perhaps others after them."""
+
+    rows: Rows
+    # [rows, k] float32.
+    weights: torch.Tensor
+    # [rows, k], counted from this rank's first expert; -1 for other ranks' experts, and in other rows.
+    choices: torch.Tensor
+    # What `combine` needs.
+    way_back: object
+
+
+def compiles(layout: Layout, traffic: Traffic) -> bool:
+    """Whether the package's kernels compile for these."""
+    return (
+        layout.hosts <= MOST_HOSTS
+        and layout.ranks_a_host <= MOST_RANKS_A_HOST
+        and layout.ranks_a_host + traffic.experts // layout.world <= MOST_RANKS_AND_EXPERTS
+        and traffic.hidden % HIDDEN_MULTIPLE == 0
+    )
+
+
 class ElasticBuffer:
-    """An `engine.model.deep_ep.interface.Buffer`."""
-
-    NAME: ClassVar[str] = "ElasticBuffer"
-
-    @staticmethod
-    def fits(layout: Layout, traffic: Traffic) -> bool:
-        """Whether its kernels compile for these."""
-        return (
-            layout.hosts <= MOST_HOSTS
-            and layout.ranks_a_host <= MOST_RANKS_A_HOST
-            and layout.ranks_a_host + traffic.experts // layout.world <= MOST_RANKS_AND_EXPERTS
-            and traffic.hidden % HIDDEN_MULTIPLE == 0
-        )
+    """One rank's end. Every rank makes the same calls in the same order, with equally many rows."""
 
     def __init__(self, module: Any, exchange: Exchange, traffic: Traffic) -> None:
         """module: deep_ep."""
@@ -59,9 +87,11 @@ class ElasticBuffer:
         )
 
     def waits(self, tokens: int) -> bool:
+        """Whether the host waits for the device when this rank dispatches this many rows: they cannot be captured."""
         return tokens > MOST_WITHOUT_WAITING
 
     def dispatch(self, rows: Rows, weights: torch.Tensor, choices: torch.Tensor) -> Received:
+        """weights: [tokens, k] float32; choices: [tokens, k] of the package's dtype, -1 for none; both contiguous."""
         waits = self.waits(len(choices))
         received, local, received_weights, way_back, _ = self._buffer.dispatch(
             rows,
@@ -73,12 +103,13 @@ class ElasticBuffer:
             do_cpu_sync=waits,
         )
         if not waits:
-            # Nothing is written behind the rows that came.
+            # The package writes nothing past the rows that came.
             came = way_back.psum_num_recv_tokens_per_scaleup_rank[-1]
             local = local.where(torch.arange(len(local), device=local.device).unsqueeze(1) < came, -1)
         return Received(received, received_weights, local, way_back)
 
     def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
+        """The sums of what ranks make of this rank's rows. parts: [received rows, hidden] bfloat16, contiguous."""
         sums: torch.Tensor
         sums, _, _ = self._buffer.combine(parts, way_back)
         return sums

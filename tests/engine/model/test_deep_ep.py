@@ -1,7 +1,7 @@
 """The adapter of DeepEP, against a stand-in that computes on the CPU what the package documents."""
 
 import sys
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from engine.balance.config import BalanceConfig
+from engine.exchange.alone import Alone
 from engine.model.activations import Sent
+from engine.model.config import parse_model_config
 from engine.model.deep_ep import DeepEp, Traffic, adapter, elastic
-from engine.model.deep_ep.adapter import Kind, usable
+from engine.model.deep_ep.adapter import usable
 from engine.model.deep_ep.elastic import LEAST_ROOM, ElasticBuffer
-from engine.model.deep_ep.legacy import LegacyBuffer
 from engine.model.expert_group import ExpertGroup
-from engine.parallel.layout import Layout
+from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import Peers
+from engine.weights import loading
 from engine.weights.loading import KeptWeights, load_model
 from kernels.act_quant import Quantized, dequantize, quantize
 from kernels.expert_rows import quantize_rows
@@ -30,13 +33,13 @@ from tests.support.exchanges import CPU, exchange_of
 from tests.support.int4 import int4_checkpoint
 from tests.support.nvfp4 import nvfp4_checkpoint
 from tests.support.rank_threads import on_each_rank
+from tools.make_checkpoint import checkpoint_config
 
 LAYOUT = Layout(dp=4, ep=4, hosts=2)
 TOKENS, HIDDEN, EXPERTS, CHOICES = 5, 256, 16, 4
 TRAFFIC = Traffic(HIDDEN, EXPERTS, CHOICES, tokens=40)
 GPU = torch.device("cuda")
 R1 = Traffic(hidden=7168, experts=256, choices=8, tokens=1024)
-KINDS = pytest.mark.parametrize("kind", [LegacyBuffer, ElasticBuffer])
 
 
 def in_form(rows: torch.Tensor, form: str) -> Sent:
@@ -53,17 +56,16 @@ def values_of(rows: Sent) -> torch.Tensor:
 
 
 @pytest.fixture
-def with_package(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """Make the adapter believe that the ranks can use the package in this version."""
+def with_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the adapter believe that the ranks can use the package."""
     monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
-    monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [kind])
+    monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: True)
 
 
-@KINDS
 @pytest.mark.parametrize("form", ["bfloat16", "FP8", "INT4's", "INT4's, static"])
 @pytest.mark.parametrize("waits", [False, True])
 def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
-    kind: Kind, form: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+    form: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elastic, "MOST_WITHOUT_WAITING", TOKENS - waits)
     rows = torch.randn(4 * TOKENS, HIDDEN).bfloat16()
@@ -76,7 +78,7 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
 
     def act(peers: Peers) -> torch.Tensor:
         rank = peers.in_worker.rank
-        buffer = kind(fake_deep_ep, exchange_of(peers, store), TRAFFIC)
+        buffer = ElasticBuffer(fake_deep_ep, exchange_of(peers, store), TRAFFIC)
         deep_ep = DeepEp(buffer, fake_deep_ep.topk_idx_t, rank * 4)
         own = slice(rank * TOKENS, (rank + 1) * TOKENS)
         sent = in_form(rows[own], form)
@@ -87,7 +89,7 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
         came = (numbers != NO_EXPERT).any(1)
         assert type(found) is type(sent) and int(came.sum()) == len(wanted)
         # An exchange that does not wait has room for all rows.
-        assert len(numbers) == (4 * LEAST_ROOM if kind is ElasticBuffer and not waits else len(wanted))
+        assert len(numbers) == (len(wanted) if waits else 4 * LEAST_ROOM)
         # Find out which of the wanted rows each arrived row is.
         same = (values_of(found)[came].unsqueeze(1) == values_of(in_form(rows, form))[wanted]).all(2)
         source = wanted[same.int().argmax(1)]
@@ -107,17 +109,8 @@ def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
 
 
 @pytest.mark.usefixtures("with_package")
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        (LegacyBuffer, "bfloat16"),
-        (LegacyBuffer, "float8"),
-        (ElasticBuffer, "float8"),
-        (LegacyBuffer, "int4"),
-        (ElasticBuffer, "nvfp4"),
-    ],
-)
-def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8", "int4", "nvfp4"])
+def test_a_model_computes_with_it_as_exactly_as_one_rank(dtype: str, tmp_path: Path) -> None:
     # Every expert is chosen, because a different choice would change more than rounding does.
     sizes: dict[str, Any] = {
         "num_experts_per_tok": 8,
@@ -133,7 +126,7 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str,
         directory = nvfp4_checkpoint(tmp_path, **sizes)
     else:
         directory = tiny_checkpoint(tmp_path, dtype=dtype, **sizes)
-    prompt, store, before = random_prompt(70), HashStore(), getattr(fake_deep_ep, kind.NAME).dispatches
+    prompt, store, before = random_prompt(70), HashStore(), fake_deep_ep.ElasticBuffer.dispatches
     exact = logits_of(load_model(directory, torch.float32, CPU), prompt)
     weights: KeptWeights = "dequantized" if dtype == "bfloat16" else "quantized"
     alone = logits_of(load_model(directory, torch.bfloat16, CPU, weights), prompt)
@@ -145,78 +138,82 @@ def test_a_model_computes_with_it_as_exactly_as_one_rank(kind: Kind, dtype: str,
     for logits in on_each_rank(Layout(dp=2, ep=2, hosts=2), act):
         # The exchange rounds rows of NVFP4 experts.
         assert relative_error(logits, exact) < (0.06 if dtype == "nvfp4" else 1.2 * relative_error(alone, exact))
-    assert getattr(fake_deep_ep, kind.NAME).dispatches > before
+    assert fake_deep_ep.ElasticBuffer.dispatches > before
 
 
-@KINDS
 @pytest.mark.usefixtures("with_package")
-@pytest.mark.parametrize("packages", [[None, None], [None, fake_deep_ep]], ids=["none", "one"])
-def test_nobody_uses_it_unless_all_ranks_have_it(
-    kind: Kind, packages: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = iter(packages)
+@pytest.mark.parametrize(("packages", "uses"), [("none", False), ("one", False), ("both", True)])
+def test_ranks_use_it_if_all_have_it(packages: str, uses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([None if packages == "none" else fake_deep_ep, fake_deep_ep if packages == "both" else None])
     monkeypatch.setattr(adapter, "find_package", lambda name, needs: next(found))
     store = HashStore()
 
-    def act(peers: Peers) -> None:
-        group = ExpertGroup(exchange_of(peers, store))
-        group.prepare(TRAFFIC, CPU)
-        rows = torch.ones(1, HIDDEN).bfloat16()
-        dispatched = group.begin_dispatch(rows, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)).finish()
-        assert dispatched.way_back is None
+    def act(peers: Peers) -> bool:
+        return adapter.find_deep_ep(exchange_of(peers, store), TRAFFIC, CPU) is not None
 
-    on_each_rank(Layout(dp=2, ep=2, hosts=2), act)
+    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [uses, uses]
 
 
-def test_a_package_without_the_second_version_is_used_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "usable", lambda layout, traffic, device: [ElasticBuffer, LegacyBuffer])
-    monkeypatch.setitem(sys.modules, "deep_ep", fake_deep_ep)
-    # Only the second version can do this.
-    monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
-
-    def act(store: HashStore, peers: Peers) -> bool:
-        found = adapter.find_deep_ep(exchange_of(peers, store), TRAFFIC, CPU)
-        assert found is not None
-        return found.takes(torch.zeros(1, HIDDEN, dtype=torch.bfloat16))
-
-    layout = Layout(dp=2, ep=2, hosts=2)
-    assert on_each_rank(layout, partial(act, HashStore())) == [True, True]
-    monkeypatch.delattr(fake_deep_ep, "ElasticBuffer")
-    assert on_each_rank(layout, partial(act, HashStore())) == [False, False]
-
-
-def test_few_rows_are_captured_in_the_second_version_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
+@pytest.mark.usefixtures("with_package")
+def test_a_step_in_parts_leaves_its_rows_to_the_exchange() -> None:
     store = HashStore()
 
     def act(peers: Peers) -> list[bool]:
         exchange = exchange_of(peers, store)
-        buffers = [kind(fake_deep_ep, exchange, R1) for kind in (LegacyBuffer, ElasticBuffer)]
-        return [
-            DeepEp(buffer, torch.int64, 0).takes(torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16))
-            for buffer in buffers
-            for tokens in (1, 256, 257)
-        ]
+        group = ExpertGroup(exchange, adapter.find_deep_ep(exchange, TRAFFIC, CPU))
+        rows, choices = torch.ones(1, HIDDEN).bfloat16(), torch.arange(CHOICES)[None]
 
-    for taken in on_each_rank(Layout(dp=2, ep=2, hosts=2), act):
-        assert taken == [False, False, False, True, True, False]
+        def by_deep_ep() -> bool:
+            return group.begin_dispatch(rows, torch.ones(1, CHOICES), choices).finish().way_back is not None
 
+        return [by_deep_ep(), *group.turns.take([by_deep_ep, by_deep_ep])]
 
-def test_the_first_version_is_for_hosts_of_eight_gpus_with_experts_whole() -> None:
-    assert LegacyBuffer in usable(Layout(dp=16, ep=16, hosts=2), R1, GPU)
-    assert LegacyBuffer in usable(Layout(tp=8, dp=4, ep=32, hosts=4), R1, GPU)
-    assert LegacyBuffer not in usable(Layout(dp=8, ep=8, hosts=2), R1, GPU)
+    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [[True, False, False]] * 2
 
 
-def test_the_second_version_is_for_hosts_of_any_gpus_if_its_kernels_compile() -> None:
-    assert usable(Layout(dp=8, ep=8, hosts=2), R1, GPU) == [ElasticBuffer]
-    assert usable(Layout(dp=16, ep=16, hosts=2), R1, GPU) == [ElasticBuffer, LegacyBuffer]
-    # Not usable: 128 experts on a rank, and rows whose bytes are no multiple of 512.
-    assert ElasticBuffer not in usable(Layout(dp=2, ep=2, hosts=2), R1, GPU)
-    assert ElasticBuffer not in usable(Layout(dp=8, ep=8, hosts=2), Traffic(7296, 256, 8, 1024), GPU)
+def test_few_rows_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_is_captured", lambda rows: True)
+    store = HashStore()
+
+    def act(peers: Peers) -> list[bool]:
+        deep_ep = DeepEp(ElasticBuffer(fake_deep_ep, exchange_of(peers, store), R1), torch.int64, 0)
+        return [deep_ep.takes(torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16)) for tokens in (1, 256, 257)]
+
+    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [[True, True, False]] * 2
 
 
-def test_neither_is_for_one_host_nor_a_cpu_nor_divided_experts() -> None:
-    assert not usable(Layout(dp=16, ep=16, hosts=2), R1, CPU)
-    assert not usable(Layout(dp=16, ep=8, hosts=2), R1, GPU)
-    assert not usable(Layout(dp=8, ep=8), R1, GPU)
+@pytest.mark.parametrize(
+    ("layout", "traffic", "device", "expected"),
+    [
+        pytest.param(Layout(dp=8, ep=8, hosts=2), R1, GPU, True, id="two hosts of four"),
+        pytest.param(Layout(tp=8, dp=4, ep=32, hosts=4), R1, GPU, True, id="four hosts of eight"),
+        pytest.param(Layout(dp=2, ep=2, hosts=2), R1, GPU, False, id="128 experts on a rank"),
+        pytest.param(Layout(dp=8, ep=8, hosts=2), replace(R1, hidden=7296), GPU, False, id="rows of odd bytes"),
+        pytest.param(Layout(dp=16, ep=16, hosts=2), R1, CPU, False, id="a CPU"),
+        pytest.param(Layout(dp=16, ep=8, hosts=2), R1, GPU, False, id="divided experts"),
+        pytest.param(Layout(dp=8, ep=8), R1, GPU, False, id="one host"),
+    ],
+)
+def test_it_is_for_whole_experts_on_gpus_of_several_hosts(
+    layout: Layout, traffic: Traffic, device: torch.device, expected: bool
+) -> None:
+    assert usable(layout, traffic, device) is expected
+
+
+@pytest.mark.parametrize(
+    ("redundant", "draft_layers", "experts"),
+    [(0, 1, 8), (2, 0, 12), (2, 1, None)],
+    ids=["no copies", "copies, no drafts", "copies, but not of the drafts'"],
+)
+def test_a_buffer_is_made_for_one_number_of_experts(
+    redundant: int, draft_layers: int, experts: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int | None] = []
+    monkeypatch.setattr(loading, "find_deep_ep", lambda exchange, traffic, device: made.append(traffic.experts))
+    described = checkpoint_config("tiny", overrides={"n_routed_experts": 8, "num_nextn_predict_layers": 1})
+    config = replace(parse_model_config(described), draft_layers=draft_layers)
+    exchange = Alone(Place(Layout(dp=2, ep=2, hosts=2)))
+    loading.make_allocator(
+        config, torch.float32, CPU, "quantized", exchange, balance=BalanceConfig(interval_steps=16, redundant=redundant)
+    )
+    assert made == ([] if experts is None else [experts])
