@@ -2,7 +2,24 @@
 
 #pragma once
 
-#include "accumulators.cuh"
+// Operands of a product's sums in PTX: NAMES_n lists %0 to %(n-1), BIND_n binds n elements of an array from `at` on.
+#define NAMES_4 "%0, %1, %2, %3"
+#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_12 NAMES_8 ", %8, %9, %10, %11"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_64 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define BIND_4(d, at) "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3])
+#define BIND_8(d, at) BIND_4(d, at), BIND_4(d, at + 4)
+#define BIND_12(d, at) BIND_8(d, at), BIND_4(d, at + 8)
+#define BIND_16(d, at) BIND_8(d, at), BIND_8(d, at + 8)
+#define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
+#define BIND_32(d, at) BIND_16(d, at), BIND_16(d, at + 16)
+#define BIND_48(d, at) BIND_32(d, at), BIND_16(d, at + 32)
+#define BIND_64(d, at) BIND_32(d, at), BIND_32(d, at + 32)
 
 using u8 = unsigned char;
 using u32 = unsigned int;
@@ -108,4 +125,50 @@ __device__ __forceinline__ float exp2_fast(float x) {
 __device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+
+// The number of registers of a warpgroup's threads: give some up for good, or take those that another warpgroup has given up.
+template <int COUNT>
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// Copies contiguous bytes by the copy engine. Addresses and length are multiples of 16.
+__device__ __forceinline__ void copy_run(void* target, const void* source, u32 bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(target)), "l"(source), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+
+// Copies a box that is not read again: the second-level cache evicts it first.
+__device__ __forceinline__ void copy_box_once(void* target, const TensorMap& map, int column, int row, u64* barrier) {
+  asm volatile(
+      "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      " cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3}], [%4], policy;\n}"
+      ::"r"(shared_address(target)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)) : "memory");
+}
+
+// 16-byte accesses that the compiler keeps in program order, and stores of a product's sums through shared memory.
+__device__ __forceinline__ uint4 load_shared(u32 address) {
+  uint4 found;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(address));
+  return found;
+}
+__device__ __forceinline__ uint4 load_shared(const void* from) { return load_shared(shared_address(from)); }
+
+__device__ __forceinline__ uint2 load_shared_pair(u32 address) {
+  uint2 found;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(found.x), "=r"(found.y) : "r"(address));
+  return found;
+}
+
+__device__ __forceinline__ void store_global(void* to, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
+__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second, u32 third, u32 fourth) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(address), "r"(first), "r"(second), "r"(third), "r"(fourth) : "memory");
 }

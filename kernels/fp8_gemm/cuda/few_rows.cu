@@ -24,7 +24,6 @@
 // with 32 rows 36.4 for 33.3 us, with 96 rows 40.8 for 39.6; with a ring of their own 35.7 for 35.4). `notes.md` has what was
 // tried.
 
-#include "../../cuda/registers.cuh"
 #include "few_rows_copies.cuh"
 #include "few_rows_products.cuh"
 #include "few_rows_sums.cuh"

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include "../../cuda/copies.cuh"
 #include "few_rows_tiles.cuh"
 
 template <int ROWS, int OUTPUTS>

@@ -12,7 +12,6 @@
 // then scales and adds up in float32 (DeepSeek-V3, 2024, section 3.3); meanwhile the other warpgroup has the tensor cores. The copy
 // engine stores the sums while the next tile is computed. `notes.md` has what was tried.
 
-#include "../../cuda/registers.cuh"
 #include "many_rows_copies.cuh"
 #include "many_rows_products.cuh"
 

@@ -20,7 +20,6 @@
 // bandwidth). With room for a quarter of a block less it was 2,910, and single blocks took between 2,300 and 3,860. Under
 // steady load the card's power limit lowers its clock from 1.98 to about 1.6 GHz. `notes.md` has what was tried.
 
-#include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
 #include "bf16_values.cuh"
 #include "bf16_produce.cuh"

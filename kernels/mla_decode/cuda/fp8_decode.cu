@@ -20,7 +20,6 @@
 // until they are done, 790 for the softmax, and 220 until the probabilities are published and the next block has arrived. The
 // value warpgroups wait 740 of them. `notes.md` has what was tried.
 
-#include "../../cuda/registers.cuh"
 #include "fp8_produce.cuh"
 #include "fp8_score.cuh"
 #include "fp8_values.cuh"

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "../../cuda/hopper.cuh"
-#include "../../cuda/latent.cuh"
 
-constexpr int WIDTH = 576, BLOCK = 64, HEADS = 64;
+// A latent's width without its key and with it; tokens of a block; heads of a CTA.
+constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
 // Up to this many tokens pieces are joined where values are expanded (`kernels/mla_projections`), beyond by `combine`.
 constexpr int FEW_TOKENS = 2;

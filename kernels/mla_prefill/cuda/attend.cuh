@@ -14,7 +14,6 @@
 #pragma once
 
 #include "../../cuda/cluster.cuh"
-#include "../../cuda/registers.cuh"
 #include "consume.cuh"
 #include "produce.cuh"
 

@@ -8,11 +8,9 @@
 // are products with ones.
 //
 // The tensor cores add up FP8 products with about 13 bits: over 16,384 equal values they would lose a third. So they are moved to
-// float32 every SUMMED_STEPS steps, while the next scores are computed (`fp8_earlier.cuh`). `notes.md` has what was tried.
+// float32 every SUMMED_STEPS steps, while the next scores are computed (`Earlier`). `notes.md` has what was tried.
 
 #include "../../cuda/cluster.cuh"
-#include "../../cuda/copies.cuh"
-#include "../../cuda/registers.cuh"
 #include "fp8_consume.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;

@@ -66,7 +66,7 @@ struct Shared {
   u8 query[CONSUMERS][QUERY_BYTES];
   u8 key[STAGES][KEY_BYTES];
   u8 value[STAGES][VALUE_BYTES];
-  // Each thread's earlier sums: `fp8_earlier.cuh`.
+  // Each thread's earlier sums: `Earlier`.
   float4 earlier[CONSUMERS][VALUE / 8][WARPGROUP];
   // One in e4m3: 8 rows of 32.
   alignas(256) u8 ones[8 * 32];

@@ -7,7 +7,7 @@
 
 #include "expand.cuh"
 
-constexpr int NOPE = 128, ROPE = 64, WIDTH = LATENT + ROPE;
+constexpr int NOPE = 128, ROPE = WIDTH - LATENT;
 
 __device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 

@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "../../cuda/latent.cuh"
 #include "../../cuda/values.cuh"
+#include "../../mla_decode/cuda/parts.cuh"
 
 // A head's weight lies in boxes of 128 rows of 128 bytes (64 elements), swizzled.
 constexpr int ELEMENTS = 64, LINE = 128, WEIGHT_BYTES = GROUP * LINE;

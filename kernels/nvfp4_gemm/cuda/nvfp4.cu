@@ -12,9 +12,6 @@
 // multiply those before, or, with 512 outputs, those of other warpgroups. If there are too few tiles for all multiprocessors,
 // a tile has fewer outputs, and the warpgroups share its inputs (SPLIT) and add up their sums.
 
-#include "../../cuda/copies.cuh"
-#include "../../cuda/registers.cuh"
-#include "../../cuda/staging.cuh"
 #include "products.cuh"
 #include "tiles.cuh"
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "packing.cuh"
+#include "products.cuh"
 
 // A team of PARTS warps makes a unit of the first product, and each of its warps a part of the inputs. A warp makes a
 // unit of the last product alone.

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "../../cuda/staging.cuh"
+#include "../../cuda/hopper.cuh"
 
 __device__ __forceinline__ void store_global(void* to, u32 low, u32 high) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");

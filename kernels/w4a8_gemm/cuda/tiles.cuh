@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "packing.cuh"
+#include "products.cuh"
 
 // What one product multiplies.
 struct Operands {
