@@ -9,8 +9,7 @@ from bench.kernels.deepseek_r1 import EXPERTS, HIDDEN, ROUTING, SHARED
 from bench.kernels.inputs import random_bfloat16, random_rows
 from bench.kernels.moe import EXPERTS_PER_TOKEN, LOCAL_EXPERTS, TOKENS, random_choice, random_expansion
 from bench.kernels.timing import Case
-from kernels.moe_gate import moe_gate
-from kernels.moe_gate.logits import gate_logits
+from kernels.moe_gate import gate_logits, moe_gate
 from kernels.moe_gate.reference import moe_gate as plain_gate
 from kernels.moe_permute import ExpertOutputs, RowsByExpert, combine, expand, expand_quantized
 from kernels.moe_permute.reference import expand as plain_expand

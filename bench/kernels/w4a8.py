@@ -32,7 +32,7 @@ from kernels.w4a8_gemm import (
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
-from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
+from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
 # How many experts have rows.

@@ -18,8 +18,8 @@ from bench.node.skew import zipf
 from engine.balance.placement import Placement, balancing, first_placement
 from kernels.moe_permute import Layout, choose_layout
 from kernels.w4a8_gemm import Int4FeedForward, ScaledRows, int4_feed_forward, w4a8_feed_forward
+from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling
-from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS
 
 RANKS, COPIES = 4, 2
 # Tokens of all ranks in a step that decodes, and in one of prompts.

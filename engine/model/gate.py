@@ -5,8 +5,7 @@ import torch
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.parameters import NamedParameters, whole
-from kernels.moe_gate import Routing, moe_gate
-from kernels.moe_gate.logits import gate_logits
+from kernels.moe_gate import Routing, gate_logits, moe_gate
 
 
 class Gate:

@@ -19,7 +19,7 @@ from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
 from kernels.act_quant.quantized import aligned_rows
 from kernels.fp8_gemm import Workspace
-from kernels.fp8_gemm.weight import BLOCK
+from kernels.fp8_gemm.operands import BLOCK
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 

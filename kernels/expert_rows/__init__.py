@@ -7,7 +7,7 @@ import torch
 from kernels.expert_rows import reference
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import ScaledRows
-from kernels.w4a8_gemm.weight import TURN
+from kernels.w4a8_gemm.operands import TURN
 
 __all__ = ["place_quantized", "place_rows", "quantize_rows", "swiglu_rows"]
 

@@ -14,7 +14,7 @@ from kernels.moe_permute.triton import copy_rows
 from kernels.moe_permute.triton_masked import chunk_size, empty_masked, place_copies
 from kernels.tile_sizes import cdiv, next_power_of_2
 from kernels.w4a8_gemm import ScaledRows
-from kernels.w4a8_gemm.weight import TURN
+from kernels.w4a8_gemm.operands import TURN
 
 LARGEST = tl.constexpr(reference.LARGEST)
 SMALLEST = tl.constexpr(reference.SMALLEST)

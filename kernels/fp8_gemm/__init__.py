@@ -11,8 +11,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm import deep_gemm, reference
-from kernels.fp8_gemm.weight import BLOCK, BlockScaled, block_scaled
-from kernels.fp8_gemm.workspace import Workspace, make_workspace
+from kernels.fp8_gemm.operands import BLOCK, BlockScaled, Workspace, block_scaled, make_workspace
 
 __all__ = ["BLOCK", "BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace"]
 

@@ -8,7 +8,7 @@ import torch
 from kernels.act_quant import quantize
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm import reference
-from kernels.fp8_gemm.weight import BlockScaled, block_scaled
+from kernels.fp8_gemm.operands import BlockScaled, block_scaled
 from kernels.hopper import is_hopper
 from kernels.vendor import find_package, is_right
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.fp8_gemm.operands import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure

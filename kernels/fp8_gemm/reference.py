@@ -4,7 +4,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.act_quant.reference import dequantize
-from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.fp8_gemm.operands import BLOCK, BlockScaled
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.fp8_gemm.weight import BLOCK
+from kernels.fp8_gemm.operands import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import Quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.fp8_gemm.operands import BLOCK, MOST_SHARED_TILES, BlockScaled, Workspace
 from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile, store_tile
-from kernels.fp8_gemm.weight import BLOCK, BlockScaled
-from kernels.fp8_gemm.workspace import MOST_SHARED_TILES, Workspace
 from kernels.tile_sizes import cdiv, next_power_of_2
 
 # How many tiles of rows run side by side, so that they share the weight's tiles in the cache.

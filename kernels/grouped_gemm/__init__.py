@@ -3,7 +3,7 @@
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm.weight import BlockScaled
+from kernels.fp8_gemm.operands import BlockScaled
 from kernels.grouped_gemm import deep_gemm, reference
 from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import ContiguousLayout, Layout

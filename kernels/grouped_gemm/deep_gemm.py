@@ -4,7 +4,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.deep_gemm import available, is_worth_compiling, package
-from kernels.fp8_gemm.weight import BlockScaled
+from kernels.fp8_gemm.operands import BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 
 __all__ = ["available", "grouped_fp8_gemm", "is_faster"]

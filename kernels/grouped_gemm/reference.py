@@ -5,8 +5,8 @@ from torch.nn import functional
 
 from kernels.act_quant.quantized import Quantized
 from kernels.act_quant.reference import dequantize
+from kernels.fp8_gemm.operands import BlockScaled
 from kernels.fp8_gemm.reference import dequantize_weight
-from kernels.fp8_gemm.weight import BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 
 

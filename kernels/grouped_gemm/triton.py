@@ -6,9 +6,9 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import Quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.fp8_gemm.operands import BLOCK, BlockScaled
 from kernels.fp8_gemm.tiles import Tiling, descriptor, product_tile, store_tile
 from kernels.fp8_gemm.triton import ROW_GROUP
-from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.tile_sizes import cdiv, next_power_of_2
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import is_hopper
-from kernels.moe_gate.routing import Routing
+from kernels.moe_gate.reference import Routing
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 

@@ -10,10 +10,17 @@ import torch
 
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import reference
-from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward, int4_feed_forward
+from kernels.w4a8_gemm.operands import (
+    Int4Experts,
+    ScaledRows,
+    gate_and_up,
+    int4_experts,
+    pack_tiles,
+    take_turns,
+    unpack_tiles,
+)
 from kernels.w4a8_gemm.profile import profiled
-from kernels.w4a8_gemm.weight import Int4Experts, gate_and_up, int4_experts, pack_tiles, take_turns, unpack_tiles
 
 __all__ = [
     "Int4Experts",

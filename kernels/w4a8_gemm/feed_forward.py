@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.w4a8_gemm.weight import Int4Experts
+from kernels.w4a8_gemm.operands import Int4Experts
 
 # How many tiles of rows one call can have: enough for all masked layouts that `kernels.moe_permute` chooses, and for
 # contiguous ones of half a million rows.

@@ -11,8 +11,8 @@ from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 from kernels.tile_sizes import cdiv
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
+from kernels.w4a8_gemm.operands import GROUP, TILE_OUTPUTS, Int4Experts
 from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
-from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
 Weight, Arguments = structure(SOURCE, "Weight"), structure(SOURCE, "Arguments")

@@ -14,9 +14,8 @@ from tempfile import NamedTemporaryFile
 import torch
 
 from kernels.moe_permute.layout import MaskedLayout
-from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.operands import Int4Experts, ScaledRows
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling, TilingTable
-from kernels.w4a8_gemm.weight import Int4Experts
 
 # Expected rows at which tilings are compared, and how often each is timed.
 ROWS = (4, 8, 12, 16, 20, 24, 32)

@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 
 from kernels.moe_permute.layout import ContiguousLayout, Layout
-from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
-from kernels.w4a8_gemm.weight import GROUP, Int4Experts, gate_and_up, unpack_tiles
+from kernels.w4a8_gemm.operands import GROUP, Int4Experts, ScaledRows, gate_and_up, unpack_tiles
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 

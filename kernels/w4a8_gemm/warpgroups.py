@@ -10,10 +10,9 @@ from kernels.hopper import is_hopper, processors
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
-from kernels.w4a8_gemm.activations import ScaledRows
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
+from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS, Int4Experts, ScaledRows
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling, narrowed, spared
-from kernels.w4a8_gemm.weight import GROUP, TILE_BYTES, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
 Operands, Arguments = structure(SOURCE, "Operands"), structure(SOURCE, "Arguments")

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from bench.kernels.deepseek_r1 import EXPERTS, ROUTING
-from kernels.moe_gate import moe_gate
-from kernels.moe_gate.logits import gate_logits
+from kernels.moe_gate import gate_logits, moe_gate
 from kernels.norm import add_rms_norm
 from tests.support.hopper import on_hopper
 from tests.support.replays import Step, assert_replays_are_exact

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.moe_gate.logits import MOST_TOKENS, gate_logits
+from kernels.moe_gate import MOST_TOKENS, gate_logits
 
-triton_logits = pytest.importorskip("kernels.moe_gate.triton_logits")
+triton_gate = pytest.importorskip("kernels.moe_gate.triton")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -12,7 +12,7 @@ def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens:
     hidden = torch.randn(tokens, width, device=device).bfloat16()
     weight = torch.randn(experts, width, device=device).bfloat16()
     expected = hidden.float() @ weight.float().t()
-    for found in (triton_logits.gate_logits(hidden, weight), gate_logits(hidden, weight)):
+    for found in (triton_gate.gate_logits(hidden, weight), gate_logits(hidden, weight)):
         assert found.shape[1:] == expected.shape
         assert (found.sum(0) - expected).norm() <= 1e-5 * expected.norm()
 

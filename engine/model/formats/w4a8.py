@@ -32,7 +32,7 @@ from kernels.w4a8_gemm import (
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
-from kernels.w4a8_gemm.weight import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
+from kernels.w4a8_gemm.operands import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 
 class W4A8Format:

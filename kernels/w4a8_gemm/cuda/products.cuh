@@ -9,7 +9,7 @@ constexpr int TILE_OUTPUTS = 64, GROUP_INPUTS = 128, WEIGHT_BYTES = TILE_OUTPUTS
 constexpr int TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2;
 constexpr int MOST_EXPERTS = 512;
 
-// Four e4m3 numbers of a word of eight weights (weight.py): 2^-9 times the weights of one output, subnormal; of the other
+// Four e4m3 numbers of a word of eight weights (operands.py): 2^-9 times the weights of one output, subnormal; of the other
 // output if the word is rotated right by 4. With MINIMUM also -8, which is coded as -0: a set sign without magnitude gets
 // the bit of 8.
 template <bool MINIMUM>

@@ -5,7 +5,7 @@
 // Work. A tile is 256 outputs of one expert for up to 128 of its rows, or 128 outputs for few rows of few experts, where two
 // warpgroups take every other group of inputs. Operands are swapped: the tensor cores' 64 rows hold
 // outputs and N holds rows. The weights are the operand that comes from registers. They lie in shared memory in the order in
-// which threads want them (weight.py), 16 bytes a thread, and three instructions turn eight of them into e4m3 numbers. The
+// which threads want them (operands.py), 16 bytes a thread, and three instructions turn eight of them into e4m3 numbers. The
 // tensor cores sum the products over a group of 128 inputs; these sums are scaled by the group's scale of each output and
 // added in float32. A row's own scale is applied when the tile is stored.
 //

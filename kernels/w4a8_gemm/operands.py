@@ -1,4 +1,6 @@
-"""The experts' INT4 matrices, in the order in which the threads of a warpgroup take them."""
+"""What the products multiply: rows in FP8 whose scale does not vary along a row, and the experts' INT4 matrices, in the
+order in which the threads of a warpgroup take them.
+"""
 
 from dataclasses import dataclass
 
@@ -20,6 +22,23 @@ TURN = OUTPUT_SPLIT[-1]
 # A tile's inputs likewise: two loads of 16 bytes a thread, each for two products of 32 inputs, of whose two halves a
 # thread holds 4 inputs each; 4 threads hold the 16 of a half.
 INPUT_SPLIT = (2, 2, 2, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """x ~ values * scale, one scale for each row, or for all rows of an expert."""
+
+    # [rows, width] or [experts, capacity, width] float8_e4m3fn, contiguous.
+    values: torch.Tensor
+    # float32, contiguous: [experts] (static, from calibration) or the values' leading dimensions (per token).
+    scales: torch.Tensor
+    # Whether `scales` are one for each expert (static) or one for each row.
+    static: bool
+
+    def __post_init__(self) -> None:
+        assert self.values.dtype == torch.float8_e4m3fn and self.values.is_contiguous()
+        assert self.scales.dtype == torch.float32 and self.scales.is_contiguous()
+        assert self.scales.dim() == 1 if self.static else self.scales.shape == self.values.shape[:-1]
 
 
 @dataclass(frozen=True, slots=True)
