@@ -37,6 +37,7 @@ class MutedExchange:
 
     def __init__(self, exchange: Exchange) -> None:
         self.place = exchange.place
+        self.overlaps = exchange.overlaps
         self.muted = False
         self._exchange, self._none = exchange, NoExchange(exchange.place)
 

@@ -11,6 +11,8 @@ from engine.parallel.layout import Group, Place
 class Alone:
     """An `engine.exchange.interface.Exchange`."""
 
+    overlaps = False
+
     def __init__(self, place: Place | None = None) -> None:
         """place: one among other ranks, for a model that is not run but says what a rank there would hold."""
         self.place = place or Place()

@@ -24,6 +24,8 @@ class HostExchange:
     way.
     """
 
+    overlaps = False
+
     def __init__(self, peers: Peers) -> None:
         self.place = peers.place
         self._peers = peers

@@ -25,6 +25,8 @@ class HostsExchange:
     An exchange that is begun travels between hosts until it is finished, whether it was begun `beside` or not.
     """
 
+    overlaps = True
+
     def __init__(self, place: Place, within: Exchange, rail: Rail, device: torch.device) -> None:
         """within: the exchange of this rank's host alone; rail: to the ranks with its number on other hosts."""
         self.place = place

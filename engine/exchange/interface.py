@@ -24,9 +24,11 @@ class Exchange(Protocol):
 
     Attributes:
         place: this rank's place.
+        overlaps: whether what is begun without `beside` travels while this rank computes, too.
     """
 
     place: Place
+    overlaps: bool
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         """The parts of all ranks, in the order of their ranks: [rows, ...] becomes [ranks * rows, ...].

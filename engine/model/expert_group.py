@@ -59,6 +59,11 @@ class ExpertGroup:
         self.turns = Turns()
         self._deep_ep = deep_ep
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether dispatched rows travel while this rank computes."""
+        return self.turns.taken or (self._exchange.overlaps and self._deep_ep is None)
+
     def begin_dispatch(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
         [ranks * rows, ...], or what DeepEP brings.

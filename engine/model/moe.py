@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice
 
 import torch
 
@@ -155,16 +155,17 @@ class MixtureOfExperts:
         counted: torch.Tensor | None,
     ) -> torch.Tensor:
         """Routed experts compute one chunk after the other, shared ones of their own all tokens at once."""
-        on_their_way = deque([self._send_chunk(chunks[0], hidden, counted)])
+        sends = (self._send_chunk(chunk, hidden, counted) for chunk in chunks)
+        # If rows travel while this rank computes, the next chunk's do so while the experts compute this one's. On one
+        # host a gather would run before the experts, and its buffers would be kept for nothing.
+        sent_ahead = deque(islice(sends, 1 if self._group.overlaps else 0))
         # Holds the shared experts' outputs, until each chunk's sums take their place.
         out = (
             torch.empty_like(hidden.unquantized()) if self._shared is None else self._shared.forward(hidden, workspace)
         )
-        for chunk, following in zip_longest(chunks, chunks[1:]):
-            if following is not None:
-                # Travels while this chunk is computed.
-                on_their_way.append(self._send_chunk(following, hidden, counted))
-            sent, shared = on_their_way.popleft(), None if self._shared is None else out[chunk]
+        for chunk in chunks:
+            sent_ahead.extend(islice(sends, 1))
+            sent, shared = sent_ahead.popleft(), None if self._shared is None else out[chunk]
             chosen = _Chosen(sent, shared, aside=False, exchanges=self._group.divides)
             outputs = self._outputs(chosen)
             if isinstance(outputs, ExpertOutputs):

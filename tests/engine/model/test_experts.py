@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.exchange.alone import Alone
 from engine.model import moe
 from engine.model.activations import Sent
 from engine.model.allocator import Allocator
@@ -117,6 +118,36 @@ def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.Monke
     monkeypatch.setattr(moe, "CHUNK_TOKENS", 32)
     mixture.forward(Normalized(torch.randn(68, config.hidden_size), None), make_workspace(CPU))
     assert seen == [24, 24, 20]
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "order"),
+    [(False, "send compute send compute send compute"), (True, "send send compute send compute compute")],
+    ids=["one host", "several hosts"],
+)
+def test_the_next_chunk_is_sent_ahead_if_it_travels_meanwhile(
+    overlaps: bool, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, exchange, seen = config_with(1, "float32"), Alone(), list[str]()
+    monkeypatch.setattr(exchange, "overlaps", overlaps)
+    formats = choose_formats(config.quantization, torch.float32, dequantize=False)
+    mixture = MixtureOfExperts(config, 0, Allocator(torch.float32, CPU, formats, exchange))
+    fill_randomly(mixture.parameters("mlp"), CPU)
+    choose, compute = mixture.gate.choose, mixture.experts.forward
+
+    def send(hidden: torch.Tensor, counted: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append("send")
+        return choose(hidden, counted)
+
+    def forward(hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append("compute")
+        return compute(hidden, choices)
+
+    monkeypatch.setattr(mixture.gate, "choose", send)
+    monkeypatch.setattr(mixture.experts, "forward", forward)
+    monkeypatch.setattr(moe, "CHUNK_TOKENS", 32)
+    mixture.forward(Normalized(torch.randn(68, config.hidden_size), None), make_workspace(CPU))
+    assert " ".join(seen) == order
 
 
 # DeepSeek-V2's 160 experts can be divided by 20 and 40, but 16,384 tokens cannot.
