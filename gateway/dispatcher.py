@@ -1,8 +1,8 @@
 """Starts and ends generations; bounds their number, their duration and their unread tokens."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
@@ -12,8 +12,8 @@ from gateway.prepared import Prepared
 from gateway.retries import RETRY_AFTER_MS
 from gateway.rounds import Rounds
 from mesh.domain.placement import Placement
-from mesh.domain.shares import Census
-from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
+from mesh.domain.shares import Census, Share
+from mesh.errors import DeadlineExceeded, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
     GATEWAY_END_TO_END_SECONDS,
@@ -23,7 +23,6 @@ from mesh.metrics import (
     GATEWAY_QUEUE_SECONDS,
     GATEWAY_REQUEST_OUTPUT_TOKENS,
     GATEWAY_REQUEST_PROMPT_TOKENS,
-    GATEWAY_REQUESTS,
     GATEWAY_TPOT_SECONDS,
     GATEWAY_TTFT_SECONDS,
     GATEWAY_UNREAD_TOKENS,
@@ -70,7 +69,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def open(
-        self, prepared: Prepared, deadline: float, api: str, placement: Placement | None = None
+        self, prepared: Prepared, deadline: float, placement: Placement | None = None
     ) -> AsyncIterator[LiveGeneration]:
         """Place the request and yield its generation. The end of the block, however it comes, frees everything.
 
@@ -80,59 +79,59 @@ class Dispatcher:
         Raises Overloaded if the gateway is full, DeadlineExceeded at the request's deadline, SlowClient if the block
         does not read tokens fast enough, and whatever placement raises.
         """
-        outcome = "cancelled"
-        try:
-            with span("gateway.generate", model=prepared.model, prompt_tokens=len(prepared.request.token_ids)):
-                async with self._bounded(prepared, deadline, placement) as live:
-                    yield live
-                outcome = "finished" if live.finished else outcome
-        except MeshError as error:
-            outcome = error.reason.lower()
-            raise
-        finally:
-            GATEWAY_REQUESTS.labels(prepared.model, api, outcome).inc()
+        scope = asyncio.timeout_at(deadline)
+        with span("gateway.generate", model=prepared.model, prompt_tokens=len(prepared.request.token_ids)):
+            self._check_room(prepared.request.share)
+            live = self._live_generation(prepared, deadline, scope)
+            with self._counted(live):
+                try:
+                    async with scope:
+                        await live.begin(placement)
+                        yield live
+                except TimeoutError:
+                    if not scope.expired():
+                        raise
+                    raise live.generation.given_up or DeadlineExceeded("the request's deadline passed") from None
 
-    @asynccontextmanager
-    async def _bounded(
-        self, prepared: Prepared, deadline: float, placement: Placement | None
-    ) -> AsyncIterator[LiveGeneration]:
+    def _check_room(self, share: Share) -> None:
+        """Raises ShuttingDown or Overloaded."""
         if self._stopping:
             raise ShuttingDown("the gateway is stopping: ask again", retry_after_ms=RETRY_AFTER_MS)
-        share = prepared.request.share
         if len(self._live) * self._census.ahead(share) >= self._limits.live_generations:
             raise Overloaded(
                 f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
             )
+
+    def _live_generation(self, prepared: Prepared, deadline: float, scope: asyncio.Timeout) -> LiveGeneration:
+        """A generation that ends its scope if it must end before its client reads again."""
         loop = asyncio.get_running_loop()
-        scope = asyncio.timeout_at(deadline)
 
         def interrupt() -> None:
             if not scope.expired():
                 scope.reschedule(loop.time())
 
         generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
-        live = LiveGeneration(
+        return LiveGeneration(
             generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time, self._rounds
         )
+
+    @contextmanager
+    def _counted(self, live: LiveGeneration) -> Iterator[None]:
+        """Count the generation as live for the length of the block; the block's end frees all that it holds."""
+        share = live.generation.request.share
         self._live.add(live)
         self._census.add(share)
         self._idle.clear()
         try:
-            async with scope:
-                await live.begin(placement)
-                yield live
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise generation.given_up or DeadlineExceeded("the request's deadline passed") from None
+            yield
         finally:
             self._live.discard(live)
-            self._ended_tokens += generation.generated_tokens
+            self._ended_tokens += live.generation.generated_tokens
             self._census.remove(share)
             if not self._live:
                 self._idle.set()
             live.close()
-            _observe(live, loop.time())
+            _observe(live, asyncio.get_running_loop().time())
 
     def _spacing(self) -> float:
         """Seconds between rounds, so that all live generations together stay below the limit of messages per second.

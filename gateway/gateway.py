@@ -12,8 +12,7 @@ from typing import Self
 
 from msgspec import structs
 
-from gateway.account import Account
-from gateway.answers import RecentAnswers
+from gateway.account import Account, RecentAnswers
 from gateway.asks import Ask
 from gateway.catalog import Catalog, ModelText
 from gateway.config import GatewayConfig
@@ -125,7 +124,7 @@ class Gateway:
         with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             prepared = self.streams.named(await self._prepared(ask, tenant, deadline), tenant.name, ask.written)
-            async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
+            async with self.dispatcher.open(account.dispatch(prepared), deadline) as live, self._charged(live, tenant):
                 yield account.accept(live)
 
     @asynccontextmanager
@@ -158,7 +157,7 @@ class Gateway:
                 written = ask.written or b""
                 taken = self.streams.begun_again(prepared, claim, position, token, written), written
             prepared, written = taken
-            async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
+            async with self.dispatcher.open(account.dispatch(prepared), deadline) as live, self._charged(live, tenant):
                 yield account.accept(live), written
 
     @asynccontextmanager
@@ -172,11 +171,8 @@ class Gateway:
         sibling = generation.prepared.sibling(number)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, sibling=number)
         with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
-            placement = leader.placement
-            async with (
-                self.dispatcher.open(sibling, generation.deadline, api, placement) as live,
-                self._charged(live, tenant),
-            ):
+            opened = self.dispatcher.open(account.dispatch(sibling), generation.deadline, leader.placement)
+            async with opened as live, self._charged(live, tenant):
                 yield account.accept(live)
 
     async def _prepared(self, ask: Ask, tenant: Tenant, deadline: float) -> Prepared:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gateway.delta import Delta, Finish, ScoredPrompt, Usage
 from gateway.prepared import Prepared
+from gateway.rounds import CallAt, Wakeup
 from gateway.transcript import Passage
-from gateway.wakeup import CallAt, Wakeup
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient

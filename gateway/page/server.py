@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers import RecentAnswers
+from gateway.account import RecentAnswers
 from gateway.config import GatewayConfig, HttpConfig
 from gateway.gateway import Gateway
 from gateway.openai.endpoint import Endpoint

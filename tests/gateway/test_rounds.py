@@ -1,6 +1,10 @@
 import asyncio
+from collections.abc import Callable
 
-from gateway.rounds import Rounds
+import pytest
+
+from gateway.rounds import Rounds, Wakeup
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 async def test_all_who_wait_for_a_round_wake_in_one_turn_of_the_loop() -> None:
@@ -35,3 +39,42 @@ async def test_rounds_are_the_same_for_streams_that_ask_at_different_times() -> 
     first = rounds.next()
     await asyncio.sleep(0)
     assert first == rounds.next() == 2 * now
+
+
+async def test_a_sleeper_wakes_when_it_is_due_and_now_does_not_wait_for_that() -> None:
+    wakeup, clock = Wakeup(), asyncio.get_running_loop().time
+    due = clock() + 0.03
+    sleeper = asyncio.create_task(wakeup.sleep(due, timed=False))
+    await asyncio.sleep(0)
+    assert wakeup.awaited
+    wakeup.when_due()
+    await asyncio.wait_for(sleeper, PATIENCE_SECONDS)
+    # Event loops round timers to milliseconds.
+    assert clock() >= due - 0.001
+    assert not wakeup.awaited
+    sleeper = asyncio.create_task(wakeup.sleep(clock() + 60, timed=True))
+    await asyncio.sleep(0)
+    wakeup.now()
+    await asyncio.wait_for(sleeper, PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_a_sleep_has_one_timer(timed: bool) -> None:
+    wakeup, timers = Wakeup(), list[Callable[[], None]]()
+    due = asyncio.get_running_loop().time() + 60
+    sleeper = asyncio.create_task(wakeup.sleep(due, lambda _, wake: timers.append(wake), timed=timed))
+    await asyncio.sleep(0)
+    assert len(timers) == timed
+    for _ in range(3):
+        wakeup.when_due()
+    [wake] = timers
+    wake()
+    await asyncio.wait_for(sleeper, PATIENCE_SECONDS)
+
+
+async def test_a_sleeper_that_is_cancelled_waits_no_more() -> None:
+    wakeup = Wakeup()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wakeup.sleep(0.0, timed=False), 0.01)
+    wakeup.when_due()
+    assert not wakeup.awaited

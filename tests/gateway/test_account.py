@@ -1,4 +1,4 @@
-from gateway.answers import KEPT, Answer, RecentAnswers
+from gateway.account import KEPT, Answer, RecentAnswers
 
 
 def answer(number: int) -> Answer:
