@@ -67,6 +67,9 @@ check-clients: .venv/installed-dev
 # Run other projects' test suites. JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
 check-ai-sdk check-comply check-langchain check-litellm check-schemas check-schemathesis: .venv/installed-conformance
 
+# Renders published chat templates beside transformers. DEEPMESH_CHAT_TEMPLATES names a directory of them.
+check-templates: .venv/installed-dev
+
 # The leaderboard's package requires the SDKs of every vendor, and other versions of our packages. Its questions and its
 # handlers for OpenAI's API need only the packages below.
 check-bfcl: .venv/installed-conformance

@@ -1,26 +1,29 @@
 """Turns chat messages into a prompt, with the checkpoint's own template, in a sandbox."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError, meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.control_text import strings_in
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import validate_text
+from gateway.template_environment import template_environment
+from gateway.template_skills import TemplateSkills
 from gateway.tokenizer import Tokenizer
 from gateway.tool_format import opening
 from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
-from gateway.turns import ChatMessage, TemplateSkills, Turns
+from gateway.turns import ChatMessage, Turns
 from mesh.errors import ConfigError, InvalidRequest
 from mesh.text_files import read_text
 
 ROLES = ("system", "user", "assistant", "tool")
 TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +61,19 @@ class RenderedChat:
 class ChatTemplate:
     """A checkpoint's chat template.
 
-    Only the template itself can write control tokens: in a message's content their text is ordinary text.
+    Only the template itself can write control tokens: in a client's text theirs is ordinary text.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _refuse
-        environment.filters["tojson"] = _to_json
+    def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now) -> None:
+        """clock: the local time, for templates that write it into a prompt."""
+        environment = template_environment(clock)
         try:
             self._template = environment.from_string(source)
-            self._skills = TemplateSkills.of(source, meta.find_undeclared_variables(environment.parse(source)))
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
         self._tokenizer = tokenizer
+        self._skills = TemplateSkills.of(source, variables, self._run)
 
     def render(
         self,
@@ -110,12 +111,13 @@ class ChatTemplate:
         try:
             return self._template.render(
                 add_generation_prompt=True,
+                documents=None,
                 bos_token=self._tokenizer.beginning or "",
                 eos_token=self._tokenizer.end or "",
                 **variables,
             )
         # A template is a program. Whatever its expressions raise for these messages counts as the request's fault.
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except TEMPLATE_FAULTS as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
 
 
@@ -150,13 +152,6 @@ def _validate(messages: Sequence[ChatMessage]) -> None:
         validate_text(message.content, field=f"{field}.content")
         for number, call in enumerate(message.tool_calls):
             validate_text(call.name + call.arguments, field=f"{field}.tool_calls[{number}].function")
+        validate_text("".join(strings_in(message)), field=field)
         if message.tool_calls and message.role != "assistant":
             raise InvalidRequest("only an assistant calls tools", field=f"{field}.tool_calls")
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,54 +1,88 @@
-"""Keeping control tokens out of message contents: a defence against prompt injection through the chat template."""
+"""Keeping control tokens out of clients' text: a defence against prompt injection through the chat template."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.tokenizer import Tokenizer
 from mesh.errors import InvalidRequest
 
-# Supplementary private use plane: 65,534 characters without meaning.
-STAND_INS = range(0xF0000, 0xFFFFE)
+# Symbols of Sutton SignWriting, which hardly any text has. They are printable and no letters, as "<" is, so that
+# templates treat them alike.
+STAND_INS = range(0x1D800, 0x1DA00)
+
+ValueT = TypeVar("ValueT")
 
 
 class ControlTextShield:
-    """Disguises message contents while the template runs, so that the template's own text can be told from them.
+    """Disguises what clients wrote while the template runs, so that the template's own text can be told from it.
 
-    Every control token begins with one of a few characters ("<" in DeepSeek's). In the contents, each of these
-    characters is replaced by a stand-in that occurs nowhere in them. Whatever the template then does with a content
-    (cut, strip, join), no control token in the rendered text can begin inside it. `encode` splits off control tokens
-    first; then it turns stand-ins back into the original characters.
-
-    An assistant's own <think> tags stay as they are: templates look for them, and the message is the model's own turn.
+    Every control token begins with one of a few characters ("<" in DeepSeek's). In clients' text, each of these
+    characters is replaced by a stand-in that occurs nowhere in it. Whatever the template then does with the text (cut,
+    strip, join), no control token in the rendered text can begin inside it. `encode` splits off control tokens first;
+    then it turns stand-ins back into the original characters.
     """
 
-    def __init__(self, first_characters: Collection[str], contents: Iterable[str]) -> None:
-        taken = set().union(*contents)
+    def __init__(self, first_characters: Collection[str], given: object) -> None:
+        """given: a tree that holds all text of the client, as `strings_in` reads it."""
+        taken = set[str]().union(*strings_in(given))
         free = (chr(code) for code in STAND_INS if chr(code) not in taken)
         self._stand_ins = dict(zip(first_characters, free, strict=False))
         if len(self._stand_ins) < len(first_characters):
-            raise InvalidRequest("messages use up every private use character of plane 15", field="messages")
+            raise InvalidRequest("messages use up every symbol of SignWriting: leave one out", field="messages")
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
-    def apply(self, content: str, *, own_words: bool) -> str:
-        """The content as the template may see it. `own_words`: the message is the assistant's, whose <think> tags
-        stay.
+    def disguised(self, given: ValueT) -> ValueT:
+        """The tree with every string in it disguised: values, keys, and the fields of dataclasses."""
+        return cast(ValueT, self._disguised(given))
+
+    def own_words(self, text: str) -> str:
+        """An assistant's text, disguised except for its <think> tags: templates look for them, and the message is the
+        model's own turn.
         """
-        if not own_words:
-            return self._disguise(content)
-        pieces = self._tags.split(content)
-        return "".join(piece if index % 2 else self._disguise(piece) for index, piece in enumerate(pieces))
+        pieces = self._tags.split(text)
+        return "".join(piece if index % 2 else self.disguised(piece) for index, piece in enumerate(pieces))
 
     def encode(self, rendered: str, tokenizer: Tokenizer) -> list[int]:
         """Token ids of the rendered text; control tokens only where the template wrote them."""
         return tokenizer.encode(rendered, self._reveal)
 
-    def _disguise(self, text: str) -> str:
-        for character, stand_in in self._stand_ins.items():
-            text = text.replace(character, stand_in)
-        return text
+    def _disguised(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for character, stand_in in self._stand_ins.items():
+                value = value.replace(character, stand_in)
+            return value
+        if isinstance(value, Mapping):
+            return {self._disguised(key): self._disguised(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._disguised(each) for each in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: self._disguised(getattr(value, each.name)) for each in fields(value)})
+        return value
 
     def _reveal(self, text: str) -> str:
         for character, stand_in in self._stand_ins.items():
             text = text.replace(stand_in, character)
         return text
+
+
+def strings_in(tree: object) -> Iterator[str]:
+    """Every string of a tree of JSON values and dataclasses, keys too."""
+    level: list[Any] = [tree]
+    while level:
+        yield from (each for each in level if isinstance(each, str))
+        level = [part for each in level for part in _parts(each)]
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, str):
+        return ()
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, each.name) for each in fields(value)]
+    return ()

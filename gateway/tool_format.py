@@ -5,12 +5,13 @@ before V3.1 write the word "function" before the name, and the arguments as a Ma
 Source: the chat templates that DeepSeek publishes with V3, R1 and V3.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import msgspec
 
-from gateway.tools import Tool, ToolCall
+from gateway.tools import ToolCall
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -68,12 +69,14 @@ def written_outputs(outputs: Sequence[str]) -> str:
     return OUTPUTS_BEGIN + "".join(OUTPUT_BEGIN + output + OUTPUT_END for output in outputs) + OUTPUTS_END
 
 
-def written_tools(tools: Sequence[Tool], form: CallForm) -> str:
-    """System text that tells a model which tools there are, for templates that do not."""
+def written_tools(tools: Sequence[Mapping[str, Any]], form: CallForm) -> str:
+    """System text that tells a model which tools there are, for templates that do not. tools: in OpenAI's form."""
     parts = ["## Tools\nThese functions can be called:"]
     for tool in tools:
-        schema = msgspec.json.encode(tool.parameters).decode()
-        parts.append(f"### {tool.name}\n{tool.description}\nParameters (JSON schema): {schema}")
+        function = tool["function"]
+        schema = msgspec.json.encode(function.get("parameters") or {}).decode()
+        description = function.get("description") or ""
+        parts.append(f"### {function['name']}\n{description}\nParameters (JSON schema): {schema}")
     example = written_calls([ToolCall("", "NAME", "ARGUMENTS")], form)
     parts.append(
         f"To call functions, write their names and their arguments as JSON in exactly this form:\n{example}\n"

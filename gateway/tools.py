@@ -1,7 +1,7 @@
 """Functions that a client offers to the model, and the model's calls of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,18 @@ class Tool:
     # The tool's place in the request, and the request's name for the schema: for errors.
     place: str = "tools"
     schema_name: str = "parameters"
+    # The tool in OpenAI's form as its client sent it, with its own keys and their order; None if it came in another
+    # form.
+    given: Mapping[str, Any] | None = None
+
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """The tool in OpenAI's form, which chat templates expect."""
+        if self.given is not None:
+            return self.given
+        fields = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
+        function = {"name": self.name, **{name: value for name, value in fields.items() if value}}
+        return {"type": "function", "function": function}
 
     @property
     def schema_field(self) -> str:

@@ -1,15 +1,19 @@
-"""Turns a client's messages and tools into the messages that a chat template gets."""
+"""Turns a client's messages and tools into the variables that a chat template gets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from msgspec import json
+import msgspec
 
 from gateway.control_text import ControlTextShield
-from gateway.tool_format import CallForm, form_of, written_calls, written_outputs, written_tools
-from gateway.tools import Tool, Toolbox, ToolCall
+from gateway.template_skills import Message, TemplateSkills
+from gateway.tool_format import written_calls, written_outputs, written_tools
+from gateway.tools import Toolbox, ToolCall
 from mesh.errors import InvalidRequest
+
+# Names under which templates look for reasoning.
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,100 +24,103 @@ class ChatMessage:
     tool_calls: Sequence[ToolCall] = ()
     # Which call a tool's message answers; None if the client leaves that to their order.
     tool_call_id: str | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        """All text in the message that its client wrote."""
-        return [self.content, *(text for call in self.tool_calls for text in (call.name, call.arguments))]
+    # Who speaks, for templates that write it.
+    name: str | None = None
+    # What an assistant thought before it said this.
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateSkills:
-    """The parts of tools that a chat template writes by itself."""
-
-    tools: bool
-    calls: bool
-    form: CallForm
-
-    @classmethod
-    def of(cls, source: str, variables: set[str]) -> "TemplateSkills":
-        """`variables` are those that the template reads."""
-        return cls("tools" in variables, "tool_calls" in source, form_of(source))
+class _Turn:
+    message: ChatMessage
+    # Of each call, as the template takes them: JSON text, or an object.
+    arguments: Sequence[str | Mapping[str, Any]]
 
 
 class Turns:
-    """The messages of one chat for one template, with clients' text shielded."""
+    """The messages of one chat for one template.
+
+    Clients' text is disguised first, all of it at once; whatever is added later is ours.
+    """
 
     def __init__(
-        self, messages: Sequence[ChatMessage], toolbox: Toolbox | None, skills: TemplateSkills, starts: Sequence[str]
+        self,
+        messages: Sequence[ChatMessage],
+        toolbox: Toolbox | None,
+        skills: TemplateSkills,
+        starts: Sequence[str],
     ) -> None:
-        tools = toolbox.tools if toolbox is not None else ()
-        texts = [text for message in messages for text in message.texts]
-        texts += [text for tool in tools for text in (tool.description, json.encode(tool.parameters).decode())]
-        self.shield = ControlTextShield(starts, texts)
-        self._messages = in_order_of_calls(messages)
-        self._tools = tools
         self._skills = skills
+        chat = [_Turn(message, self._arguments(message)) for message in in_order_of_calls(messages)]
+        tools = [tool.form for tool in toolbox.tools] if toolbox is not None else []
+        self.shield = ControlTextShield(starts, (chat, tools))
+        self._turns = [self._disguised(turn) for turn in chat]
+        self._tools = self.shield.disguised(tools)
 
     def variables(self) -> dict[str, Any]:
         """The template's `messages` and, if it writes tools itself, `tools`."""
         messages = self._written()
-        if not self._tools:
-            return {"messages": messages}
-        tools = [self._shielded_tool(tool) for tool in self._tools]
-        if self._skills.tools:
-            return {"messages": messages, "tools": [{"type": "function", "function": asdict(each)} for each in tools]}
-        text = written_tools(tools, self._skills.form)
+        if not self._tools or self._skills.tools:
+            return {"messages": messages, "tools": self._tools or None}
+        text = written_tools(self._tools, self._skills.form)
         if messages and messages[0]["role"] == "system":
             messages[0]["content"] += "\n\n" + text
         else:
             messages.insert(0, {"role": "system", "content": text})
-        return {"messages": messages}
+        return {"messages": messages, "tools": None}
 
-    def _written(self) -> list[dict[str, Any]]:
-        written: list[dict[str, Any]] = []
+    def _arguments(self, message: ChatMessage) -> list[str | Mapping[str, Any]]:
+        """Arguments must be decoded before they are disguised: escapes in JSON spell any character."""
+        style = self._skills.calls
+        return [
+            _decoded(call) if style is not None and style.decoded else call.arguments for call in message.tool_calls
+        ]
+
+    def _disguised(self, turn: _Turn) -> _Turn:
+        disguised = self.shield.disguised(turn)
+        if turn.message.role != "assistant":
+            return disguised
+        own = self.shield.own_words(turn.message.content)
+        return replace(disguised, message=replace(disguised.message, content=own))
+
+    def _written(self) -> list[Message]:
+        written: list[Message] = []
         outputs: list[str] | None = None
-        for message in self._messages:
-            content = self.shield.apply(message.content, own_words=message.role == "assistant")
+        for turn in self._turns:
+            message = turn.message
             if message.role == "tool" and outputs is not None:
                 # The template cannot write calls, so their results become the next message of the user.
-                outputs.append(content)
+                outputs.append(message.content)
                 said = {"role": "user", "content": written_outputs(outputs)}
                 written[-1:] = [said] if len(outputs) > 1 else [*written[-1:], said]
                 continue
-            outputs = [] if message.tool_calls and not self._skills.calls else None
-            written.append(self._message(message, content))
+            outputs = [] if message.tool_calls and self._skills.calls is None else None
+            written += self._said(turn)
         return written
 
-    def _message(self, message: ChatMessage, content: str) -> dict[str, Any]:
+    def _said(self, turn: _Turn) -> list[Message]:
+        message = turn.message
+        fields = {"tool_call_id": message.tool_call_id, "name": message.name}
+        fields |= dict.fromkeys(REASONING_NAMES, message.reasoning)
+        said = {name: value for name, value in fields.items() if value is not None}
         if not message.tool_calls:
-            named = {} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}
-            return {"role": message.role, "content": content, **named}
-        calls = [ToolCall(each.id, *map(self._disguised, (each.name, each.arguments))) for each in message.tool_calls]
-        if not self._skills.calls:
-            return {"role": message.role, "content": content + written_calls(calls, self._skills.form)}
-        functions = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
+            return [{"role": message.role, "content": message.content, **said}]
+        if self._skills.calls is None:
+            content = message.content + written_calls(message.tool_calls, self._skills.form)
+            return [{"role": message.role, "content": content, **said}]
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for call, arguments in zip(message.tool_calls, turn.arguments, strict=True)
         ]
-        # DeepSeek's templates write calls only if the content is None, not if it is empty.
-        return {"role": message.role, "content": content or None, "tool_calls": functions}
+        return self._skills.calls.turn(message.content, calls, **said)
 
-    def _shielded_tool(self, tool: Tool) -> Tool:
-        description, parameters = self._disguised(tool.description), self._disguised_tree(tool.parameters)
-        return replace(tool, description=description, parameters=parameters)
 
-    def _disguised_tree(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._disguised(value)
-        if isinstance(value, Mapping):
-            return {self._disguised(key): self._disguised_tree(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self._disguised_tree(each) for each in value]
-        return value
-
-    def _disguised(self, text: str) -> str:
-        return self.shield.apply(text, own_words=False)
+def _decoded(call: ToolCall) -> str | Mapping[str, Any]:
+    """The call's arguments as an object; as they are if they are none, for example because they were cut off."""
+    try:
+        return msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return call.arguments
 
 
 def in_order_of_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

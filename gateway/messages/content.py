@@ -38,7 +38,7 @@ class ContentBlock(TextBlock, forbid_unknown_fields=True):
     # The result of a function call.
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    # Reasoning. It is left out of the prompt, as chat templates do.
+    # Reasoning, for templates that write it.
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
@@ -69,7 +69,7 @@ def _said(message: InputMessage, path: str) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
         yield ChatMessage(message.role, message.content)
         return
-    texts, calls = list[str](), list[ToolCall]()
+    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
     for index, block in enumerate(message.content):
         place = f"{path}.content[{index}]"
         match message.role, block.type:
@@ -80,11 +80,12 @@ def _said(message: InputMessage, path: str) -> Iterator[ChatMessage]:
             case "assistant", "tool_use":
                 calls.append(_call(block, place))
             case "assistant", "thinking" | "redacted_thinking":
-                pass
+                # What is redacted has no text.
+                thoughts.append(block.thinking or "")
             case role, kind:
                 raise Unsupported(f"{role}s' blocks of type {kind!r} are not supported", field=f"{place}.type")
     if texts or calls:
-        yield ChatMessage(message.role, "".join(texts), calls)
+        yield ChatMessage(message.role, "".join(texts), calls, reasoning="".join(thoughts) or None)
 
 
 def _call(block: ContentBlock, field: str) -> ToolCall:

@@ -62,10 +62,11 @@ class Endpoint(Generic[BodyT]):
         http = self._gateway.config.http
         content = await read_body(receive, http.body_bytes, http.body_seconds)
         parsed = parse(self._body_type, content, ignore_unknown=http.unknown_fields == "ignore")
-        del content
         parsed.body.refuse()
+        parsed.body.take(parsed.content)
         reply.note_ignored(parsed.ignored)
         body = await self._completed(parsed.body, tenant)
+        del content, parsed
         asks = body.asks(request_id.get() or new_request_id())
         choices_per_prompt = body.choices_per_prompt
         model = self._gateway.catalog.resolve(body.model)

@@ -41,6 +41,8 @@ class Parsed(Generic[BodyT]):
     body: BodyT
     # Fields that we do not know, as paths ("messages[0].mood"); empty unless they may be ignored.
     ignored: Sequence[str]
+    # The JSON that the body was decoded from, without those fields.
+    content: bytes
 
 
 def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) -> Parsed[BodyT]:
@@ -56,7 +58,7 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
     ignored: list[str] = []
     while True:
         try:
-            return Parsed(msgspec.json.decode(content, type=kind), ignored)
+            return Parsed(msgspec.json.decode(content, type=kind), ignored, content)
         except msgspec.ValidationError as error:
             unknown = _UNKNOWN.match(str(error))
             readings = 1 + READINGS_A_FIELD * (len(ignored) + 1)

@@ -26,6 +26,9 @@ class RequestBody(SamplingFields, kw_only=True):
     def choices_per_prompt(self) -> int:
         return 1
 
+    def take(self, content: bytes) -> None:
+        """Take what the fields do not hold from the JSON that the body was decoded from."""
+
     @abstractmethod
     def asks(self, request_id: str) -> list[Ask]:
         """The request in the gateway's terms: one ask for each prompt. Raises InvalidRequest."""

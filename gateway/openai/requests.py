@@ -4,20 +4,19 @@ Bodies are decoded directly into these types, so a body of 16 MiB is not also he
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from msgspec import Struct, structs
 
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.chat import TemplateOptions
+from gateway.openai.chat_messages import Message, chat_messages
 from gateway.openai.constraints import ConstraintFields
-from gateway.openai.tools import CallBody, ChoiceBody, ToolBody, ToolChoice, toolbox
-from gateway.requests import OUR_NAMES, FieldNames, validate_message_count
+from gateway.openai.tools import ChoiceBody, ToolBody, ToolChoice, keep_tools, toolbox
+from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import check_tool_count
-from gateway.turns import ChatMessage
-from mesh.errors import InvalidRequest, Unsupported
+from mesh.errors import InvalidRequest
 
 # OpenAI's own default.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -132,55 +131,6 @@ class GenerationBody(ConstraintFields, kw_only=True):
         )
 
 
-class ContentPart(Struct, forbid_unknown_fields=True):
-    """A part of a message; only text is taken. Other parts' fields are declared so that the error names their type, not
-    an unknown field.
-    """
-
-    type: str
-    text: str = ""
-    file: Any = None
-    image_url: Any = None
-    input_audio: Any = None
-    refusal: Any = None
-
-
-class Message(Struct, forbid_unknown_fields=True):
-    """A message. Clients may send an answer's message back unchanged: fields without meaning for the model are
-    ignored.
-    """
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[CallBody] | None = None
-    tool_call_id: str | None = None
-    annotations: list[Any] | None = None
-    audio: Any = None
-    function_call: Any = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-
-    def to_chat(self, index: int) -> ChatMessage:
-        for name in ("audio", "function_call"):
-            if getattr(self, name) is not None:
-                raise Unsupported(f"{name} is not supported: leave it out", field=f"messages[{index}].{name}")
-        parts = self.content if isinstance(self.content, list) else [ContentPart("text", self.content or "")]
-        for part in parts:
-            if part.type != "text":
-                field = f"messages[{index}].content"
-                raise InvalidRequest(f"content of type {part.type!r} is not supported: send text", field=field)
-        role = "system" if self.role == "developer" else self.role
-        calls = [call.to_call() for call in self.tool_calls or ()]
-        return ChatMessage(role, "".join(part.text for part in parts), calls, self.tool_call_id)
-
-
-def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:
-    """The chat that these messages make. Raises InvalidRequest naming the message and its field."""
-    validate_message_count(len(given) + sum(len(message.tool_calls or ()) for message in given), field="messages")
-    return [message.to_chat(index) for index, message in enumerate(given)]
-
-
 class TemplateFields(Struct, forbid_unknown_fields=True):
     """Variables of the chat template. `thinking` is DeepSeek's name, `enable_thinking` Qwen's."""
 
@@ -213,6 +163,10 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    def take(self, content: bytes) -> None:
+        if self.tools:
+            keep_tools(self.tools, content)
 
     def _asks(self, request_id: str) -> list[Ask]:
         if self.top_logprobs is not None and not self.logprobs:

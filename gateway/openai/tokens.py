@@ -9,9 +9,10 @@ from gateway.gateway import Gateway
 from gateway.intake import no_tokenizer
 from gateway.openai.answer_bodies import Detokenized, Tokenized
 from gateway.openai.body import read_body
+from gateway.openai.chat_messages import Message, chat_messages
 from gateway.openai.endpoint import credential
 from gateway.openai.parsing import parse
-from gateway.openai.requests import Message, TemplateFields, chat_messages, template_options
+from gateway.openai.requests import TemplateFields, template_options
 from gateway.tokenizer import Tokenizer
 from mesh.domain.sampling import check_token_ids
 from mesh.errors import InvalidRequest

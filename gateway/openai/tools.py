@@ -1,9 +1,10 @@
 """Tools in the form of OpenAI's chats: those offered, those that may be called, and the calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta
@@ -21,12 +22,33 @@ class FunctionBody(Struct, forbid_unknown_fields=True):
         return Tool(self.name, self.description or "", self.parameters or {}, bool(self.strict), place)
 
 
-class ToolBody(Struct, forbid_unknown_fields=True):
+class ToolBody(Struct, forbid_unknown_fields=True, dict=True):
     function: FunctionBody
     type: Literal["function"] = "function"
 
+    # The tool as the client wrote it: see `keep_tools`.
+    given: ClassVar[dict[str, Any] | None] = None
+
     def to_tool(self, place: str) -> Tool:
-        return self.function.to_tool(f"{place}.function")
+        return replace(self.function.to_tool(f"{place}.function"), given=self.given)
+
+
+class _GivenTools(Struct):
+    tools: list[dict[str, Any]]
+
+
+def keep_tools(tools: Sequence[ToolBody], content: bytes) -> None:
+    """Remember of each tool which keys the client wrote, in which order: chat templates show it so to the model.
+
+    content: the JSON from which the body with these tools was decoded. Raises InvalidRequest if they are nested too
+    deep.
+    """
+    try:
+        given = msgspec.json.decode(content, type=_GivenTools).tools
+    except RecursionError:
+        raise InvalidRequest("tools are nested too deep", field="tools") from None
+    for tool, each in zip(tools, given, strict=True):
+        tool.__dict__["given"] = each
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):

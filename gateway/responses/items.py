@@ -1,18 +1,20 @@
 """Turns the items of a request's input into the messages of a chat."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
 from gateway.requests import validate_message_count
-from gateway.responses.output import CallItem, MessageItem, OutputItem
+from gateway.responses.output import CallItem, MessageItem, OutputItem, ReasoningItem
 from gateway.tools import ToolCall
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXT_PARTS = ("input_text", "output_text", "text")
+REASONING_PARTS = ("reasoning_text",)
 
 ValueT = TypeVar("ValueT")
 
@@ -73,7 +75,6 @@ def remembered(items: Sequence[InputItem]) -> list[InputItem]:
             output=_joined(item.output),
         )
         for item in items
-        if item.type != "reasoning"
     ]
 
 
@@ -82,49 +83,64 @@ def _joined(content: str | list[InputPart] | None) -> str | None:
 
 
 def answered(output: Sequence[OutputItem]) -> list[InputItem]:
-    """The items of an answer, for requests that continue from it. Reasoning is left out, since no later prompt has
-    it.
-    """
+    """The items of an answer, for requests that continue from it."""
     items = []
     for item in output:
-        if isinstance(item, MessageItem):
+        if isinstance(item, ReasoningItem):
+            items.append(InputItem("reasoning", content="".join(part.text for part in item.content)))
+        elif isinstance(item, MessageItem):
             items.append(InputItem(role="assistant", content="".join(part.text for part in item.content)))
         elif isinstance(item, CallItem):
             items.append(InputItem("function_call", call_id=item.call_id, name=item.name, arguments=item.arguments))
     return items
 
 
-def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> list[ChatMessage]:
-    """The chat that these items make. Reasoning of earlier answers is left out, as chat templates do.
+@dataclass(slots=True)
+class _Turn:
+    """What the assistant thinks, says and calls before anyone else speaks: one message."""
 
-    Raises InvalidRequest naming the item and its field.
-    """
+    thoughts: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def messages(self) -> list[ChatMessage]:
+        """The message; none if the assistant neither said nor called anything."""
+        if not (self.said or self.calls):
+            return []
+        reasoning = "".join(self.thoughts) or None
+        return [ChatMessage("assistant", "\n\n".join(self.said), self.calls, reasoning=reasoning)]
+
+
+def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> list[ChatMessage]:
+    """The chat that these items make. Raises InvalidRequest naming the item and its field."""
     messages = [] if instructions is None else [ChatMessage("system", instructions)]
     if isinstance(given, str):
         return [*messages, ChatMessage("user", given)]
     validate_message_count(len(given), field="input")
-    # All that the assistant says and calls in one turn becomes one message.
-    said, calls = list[str](), list[ToolCall]()
+    turn = _Turn()
     for index, item in enumerate(given):
-        field = f"input[{index}]"
-        if item.type == "reasoning":
-            continue
+        place = f"input[{index}]"
         if item.type == "function_call":
-            calls.append(_call(item, field))
+            turn.calls.append(_call(item, place))
             continue
-        message = _message(item, field)
-        if message.role != "assistant" or calls:
-            messages += _turn(said, calls)
-            said, calls = [], []
-        if message.role == "assistant":
-            said.append(message.content)
+        message = None if item.type == "reasoning" else _message(item, place)
+        # Text after calls begins a new turn, and so do thoughts after anything else.
+        goes_on = not (turn.said or turn.calls) if message is None else message.role == "assistant" and not turn.calls
+        if not goes_on:
+            messages += turn.messages()
+            turn = _Turn()
+        if message is None:
+            turn.thoughts.append(_reasoning(item, place))
+        elif message.role == "assistant":
+            turn.said.append(message.content)
         else:
             messages.append(message)
-    return messages + _turn(said, calls)
+    return messages + turn.messages()
 
 
-def _turn(said: list[str], calls: list[ToolCall]) -> list[ChatMessage]:
-    return [ChatMessage("assistant", "\n\n".join(said), calls)] if said or calls else []
+def _reasoning(item: InputItem, field: str) -> str:
+    """The text of a reasoning item; empty if it is hidden, as OpenAI's own is."""
+    return "" if item.content is None else _text(item.content, f"{field}.content", REASONING_PARTS)
 
 
 def _message(item: InputItem, field: str) -> ChatMessage:
@@ -146,12 +162,12 @@ def _call(item: InputItem, field: str) -> ToolCall:
     )
 
 
-def _text(content: str | list[InputPart] | None, field: str) -> str:
+def _text(content: str | list[InputPart] | None, field: str, kinds: Sequence[str] = TEXT_PARTS) -> str:
     if isinstance(content, str):
         return content
     parts = _given(content, field)
     for index, part in enumerate(parts):
-        if part.type not in TEXT_PARTS:
+        if part.type not in kinds:
             raise Unsupported(
                 f"content of type {part.type!r} is not supported: send text", field=f"{field}[{index}].type"
             )

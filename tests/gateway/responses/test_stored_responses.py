@@ -52,7 +52,7 @@ async def test_a_request_goes_on_from_an_answer_at_another_gateway(valkey: Valke
         prompt = prompt_of(other)
         assert "<｜User｜>Which city?<｜Assistant｜>" in prompt
         assert prompt.index("Which city?") < prompt.index("Oslo.") < prompt.index("<｜User｜>And the river?")
-        # Instructions are those of one request, and reasoning is in no later prompt.
+        # Instructions are those of one request, and this template writes no reasoning of earlier turns.
         assert not any(text in prompt for text in ("Be brief.", "hm"))
         third = await client(one).responses.create(model="oracle", input="Why?", previous_response_id=second.id)
         assert third.status == "completed"

@@ -1,0 +1,64 @@
+"""The messages of OpenAI's chats."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from gateway.openai.tools import CallBody
+from gateway.requests import validate_message_count
+from gateway.turns import ChatMessage
+from mesh.errors import InvalidRequest, Unsupported
+
+
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """A part of a message; only text is taken. Other parts' fields are declared so that the error names their type, not
+    an unknown field.
+    """
+
+    type: str
+    text: str = ""
+    file: Any = None
+    image_url: Any = None
+    input_audio: Any = None
+    refusal: Any = None
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """A message. Clients may send an answer's message back unchanged: fields without meaning for the model are
+    ignored. Whether the model sees names and reasoning is its template's choice.
+    """
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+    name: str | None = None
+    # What the assistant thought before it said this; the second is vLLM's name.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def to_chat(self, index: int) -> ChatMessage:
+        for name in ("audio", "function_call"):
+            if getattr(self, name) is not None:
+                raise Unsupported(f"{name} is not supported: leave it out", field=f"messages[{index}].{name}")
+        parts = self.content if isinstance(self.content, list) else [ContentPart("text", self.content or "")]
+        for part in parts:
+            if part.type != "text":
+                field = f"messages[{index}].content"
+                raise InvalidRequest(f"content of type {part.type!r} is not supported: send text", field=field)
+        role = "system" if self.role == "developer" else self.role
+        calls = [call.to_call() for call in self.tool_calls or ()]
+        content = "".join(part.text for part in parts)
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        return ChatMessage(role, content, calls, self.tool_call_id, self.name, reasoning)
+
+
+def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:
+    """The chat that these messages make. Raises InvalidRequest naming the message and its field."""
+    validate_message_count(len(given) + sum(len(message.tool_calls or ()) for message in given), field="messages")
+    return [message.to_chat(index) for index, message in enumerate(given)]
