@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make soak | make chaos | make check-NAME | make deploy-check | make dist | make docs | make protos
+# make demo | make test | make quick | make lint | make soak | make chaos | make check-NAME | make deploy-check | make dist | make docs | make protos
 # | make site | make release-check | make check-protos | make chart-schema | make sanitize
 # PYTHON: an interpreter, 3.11 or newer.  TORCH: what pip installs if that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
@@ -13,7 +13,9 @@ BEHIND_ENVOY := tests/gateway/test_generate.py tests/gateway/openai tests/gatewa
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test pytest dist soak chaos lint docs site release-check protos check-protos chart-schema deploy-check sanitize clean
+QUICK := tests/test_architecture.py tests/test_documents.py tests/gateway tests/scheduler tests/prefill_svc tests/decode_svc tests/worker tests/engine tests/transfer tests/kvstore tests/mesh tests/launcher tests/loadgen
+
+.PHONY: demo test quick pytest dist soak chaos lint docs site release-check protos check-protos chart-schema deploy-check sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -24,6 +26,13 @@ test: .venv/installed-dev
 
 pytest: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+# What a change should pass before it is committed, in less than a minute on two cores: ruff, and the tests that need neither
+# torch nor a process (tests/support/quick.py).
+quick: .venv/installed-dev
+	$(BIN)/ruff check --quiet $(SOURCES)
+	$(BIN)/ruff format --quiet --check $(SOURCES)
+	$(BIN)/python -m pytest --quick --quiet --numprocesses auto --maxprocesses 4 --dist loadgroup $(QUICK)
 
 # Runs every property test with thousands of examples, for minutes to hours.
 soak: .venv/installed-dev

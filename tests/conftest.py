@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from types import FrameType
 
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.addresses import NOWHERE
 from tests.support.budgets import TestSeconds
 from tests.support.gpus import has_gpu
+from tests.support.quick import is_quick
 
 # In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
 # happens to be the first, and on a busy machine anything takes long now and then.
@@ -40,7 +43,7 @@ os.environ["DEEPMESH_GATEWAY"] = os.environ["DEEPMESH_SCHEDULER"] = NOWHERE
 
 def pytest_configure(config: pytest.Config) -> None:
     # Budgets are for `make test`: a check is long because it has a mark of its own.
-    if config.getoption("--check") is None:
+    if config.getoption("--check") is None and not config.getoption("--quick"):
         config.pluginmanager.register(TestSeconds())
 
 
@@ -79,12 +82,19 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--check", metavar="NAME", help="run the tests marked check(NAME), and no others")
+    parser.addoption("--quick", action="store_true", help="leave out what imports torch, starts processes or is slow")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A check imports only modules that have its mark: to import them all takes longer than most checks."""
+    """Quick tests import no torch. A check imports only modules that have its mark: to import them all takes longer
+    than most checks.
+    """
+    if collection_path.suffix != ".py":
+        return None
+    if config.getoption("--quick"):
+        return not is_quick(collection_path) or None
     wanted = config.getoption("--check")
-    if wanted is None or collection_path.suffix != ".py":
+    if wanted is None:
         return None
     return f'check("{wanted}")' not in collection_path.read_text(encoding="utf-8") or None
 
@@ -97,12 +107,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` runs what has no check mark; `make check-NAME` what has that one."""
+    """`make test` runs what has no check mark, `make quick` nothing slow, `make check-NAME` what has that mark."""
     wanted = config.getoption("--check")
-    others = [item for item in items if _check_of(item) != wanted]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if _check_of(item) == wanted]
+    left_out = ["slow", "gpu", "multi_gpu"] if config.getoption("--quick") else []
+    chosen = [_check_of(item) == wanted and not any(map(item.get_closest_marker, left_out)) for item in items]
+    if not all(chosen):
+        config.hook.pytest_deselected(items=list(compress(items, map(not_, chosen))))
+        items[:] = compress(items, chosen)
 
 
 def _check_of(item: pytest.Item) -> str | None:
