@@ -15,7 +15,7 @@ from bench.kernels.deepseek_r1 import CHOICES, EXPERT_WIDTH, EXPERTS, HIDDEN
 from bench.kernels.timing import Case
 from bench.kernels.w4a8 import random_int4
 from bench.node.skew import zipf
-from engine.balance.placement import Placement, balancing, first_placement
+from engine.balance.placement import ExpertPlacement, balancing, first_placement
 from kernels.moe_permute import Layout, choose_layout
 from kernels.w4a8_gemm import Int4FeedForward, ScaledRows, int4_feed_forward, w4a8_feed_forward
 from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS
@@ -67,7 +67,7 @@ def _busiest(tokens: int, exponent: float) -> tuple[int, torch.Tensor]:
     return placement.slots, torch.from_numpy(turned)
 
 
-def _slots(placement: Placement, experts: np.ndarray) -> np.ndarray:
+def _slots(placement: ExpertPlacement, experts: np.ndarray) -> np.ndarray:
     """The slot of each choice. Copies of an expert take turns."""
     held = np.array(placement.experts)
     slots = np.empty_like(experts)

@@ -5,7 +5,7 @@ import time
 from bench.rank.load import RankLoad, fill_pool
 from engine.config import ResolvedEngineConfig
 from engine.engine import Engine
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.model import Model
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
@@ -20,7 +20,11 @@ class RankEngine:
     """
 
     def __init__(
-        self, resolved: ResolvedEngineConfig, model: Model, exchange: Exchange | None = None, peers: Peers | None = None
+        self,
+        resolved: ResolvedEngineConfig,
+        model: Model,
+        exchange: RankExchange | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """exchange, peers: those with the other ranks; all ranks construct a RankEngine."""
         self.backend = ModelBackend(resolved, model, exchange)

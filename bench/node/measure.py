@@ -24,7 +24,7 @@ from capacity.ceilings import Ceilings
 from capacity.floor import decode_floor, decode_operations, guess_operations
 from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.engine import Engine
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.exchange.peer import PeerExchange
 from engine.model.activations import InputForm
 from engine.model.config import ModelConfig
@@ -120,7 +120,7 @@ class NodeBench:
         options: Options,
         resolved: ResolvedEngineConfig,
         model: Model,
-        exchange: Exchange,
+        exchange: RankExchange,
         peers: Peers,
         acceptance: InjectedAcceptance,
     ) -> None:
@@ -219,7 +219,7 @@ def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: 
     return resolve(config, Hardware(gpus, 0))
 
 
-def _alone(model: Model, exchange: Exchange, rows: int) -> PartSeconds:
+def _alone(model: Model, exchange: RankExchange, rows: int) -> PartSeconds:
     return PartSeconds(_routed_seconds(model, rows), _sums_seconds(model, exchange, rows))
 
 
@@ -243,7 +243,7 @@ def _routed_seconds(model: Model, rows: int) -> float:
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]
 
 
-def _sums_seconds(model: Model, exchange: Exchange, rows: int) -> float:
+def _sums_seconds(model: Model, exchange: RankExchange, rows: int) -> float:
     """Time of two sums over the ranks in each layer, one after the other in a graph, if all ranks have all rows; else
     0, for then rows travel otherwise.
     """

@@ -6,7 +6,7 @@ import torch
 
 from engine.exchange.alone import Alone
 from engine.exchange.begun import Begun
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
 from kernels.norm import Delta
@@ -14,7 +14,7 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
 
 class NoExchange(Alone):
-    """engine.exchange.interface.Exchange of a rank that uses its own tensors in place of those of all ranks.
+    """engine.exchange.interface.RankExchange of a rank that uses its own tensors in place of those of all ranks.
 
     There need be no other ranks. The results of steps are meaningless.
     """
@@ -33,16 +33,16 @@ class NoExchange(Alone):
 
 
 class MutedExchange:
-    """engine.exchange.interface.Exchange that is left out while it is muted."""
+    """engine.exchange.interface.RankExchange that is left out while it is muted."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: RankExchange) -> None:
         self.place = exchange.place
         self.overlaps = exchange.overlaps
         self.muted = False
         self._exchange, self._none = exchange, NoExchange(exchange.place)
 
     @property
-    def _way(self) -> Exchange:
+    def _way(self) -> RankExchange:
         return self._none if self.muted else self._exchange
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:

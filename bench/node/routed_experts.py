@@ -6,7 +6,7 @@ import torch
 
 from capacity.floor import FP8, INT4
 from capacity.shapes import DEEPSEEK_R1, EXPERTS
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
@@ -107,7 +107,7 @@ class _GivenGate(Gate):
         return self.chosen
 
 
-def make_layers(config: ModelConfig, exchange: Exchange, device: torch.device, count: int) -> list[RoutedLayer]:
+def make_layers(config: ModelConfig, exchange: RankExchange, device: torch.device, count: int) -> list[RoutedLayer]:
     """Called by all ranks at once."""
     allocate = make_allocator(config, torch.bfloat16, device, "quantized", exchange)
     return [RoutedLayer(config, index, allocate) for index in range(count)]

@@ -11,7 +11,7 @@ import torch
 
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import ResolvedEngineConfig
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.gate import Gate
@@ -99,7 +99,7 @@ class UniformGate(Gate):
 
 def make_rank(
     resolved: ResolvedEngineConfig,
-    exchange: Exchange | None = None,
+    exchange: RankExchange | None = None,
     logits: Callable[[int], UniformLogits] = UniformLogits,
 ) -> Model:
     """Make one rank's model. exchange: that with the other ranks if the model is divided; logits: makes the logits of

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.balance.placement import Placement
+from engine.balance.placement import ExpertPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class Move:
 
     sources: tuple[tuple[int, int], ...]
     # The placement once the move is made.
-    placement: Placement
+    placement: ExpertPlacement
 
 
-def moves(placement: Placement, target: Placement) -> Iterator[Move]:
+def moves(placement: ExpertPlacement, target: ExpertPlacement) -> Iterator[Move]:
     """Moves that lead from one placement to the other; after each of them every expert still has a slot. A move
     overwrites a copy that can be spared, or else swaps two slots. In the end each part has the experts that it has in
     the target, in whichever of its slots.
@@ -45,7 +45,7 @@ def moves(placement: Placement, target: Placement) -> Iterator[Move]:
             copies[held[spared]] -= 1
             copies[expert] += 1
             hold(spared, expert)
-            yield Move(((spared, source),), Placement(tuple(held), parts))
+            yield Move(((spared, source),), ExpertPlacement(tuple(held), parts))
         else:
             # Each wrong slot holds the only copy of an expert: what its part lacks is in other wrong ones, the best of
             # which is in a part that lacks what comes in return.
@@ -55,4 +55,4 @@ def moves(placement: Placement, target: Placement) -> Iterator[Move]:
             other = next((each for each in others if given in lacking[each // slots]), others[0])
             hold(slot, held[other])
             hold(other, given)
-            yield Move(((slot, other), (other, slot)), Placement(tuple(held), parts))
+            yield Move(((slot, other), (other, slot)), ExpertPlacement(tuple(held), parts))

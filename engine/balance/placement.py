@@ -16,7 +16,7 @@ LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ExpertPlacement:
     """experts: by slot, the expert that it holds; slots of a part lie next to each other."""
 
     experts: tuple[int, ...]
@@ -35,12 +35,12 @@ class Placement:
         return self.experts[index * self.slots : (index + 1) * self.slots]
 
 
-def first_placement(experts: int, parts: int, redundant: int) -> Placement:
+def first_placement(experts: int, parts: int, redundant: int) -> ExpertPlacement:
     """Equally many experts on each part, in order, and behind them copies of the next part's first experts."""
     own = experts // parts
     assert experts % parts == 0 and redundant <= (experts - own if parts > 1 else 0)
     held = [(part * own + index) % experts for part in range(parts) for index in range(own + redundant)]
-    return Placement(tuple(held), parts)
+    return ExpertPlacement(tuple(held), parts)
 
 
 def imbalances(held: npt.NDArray[np.int64], parts: int, loads: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -60,12 +60,14 @@ def imbalances(held: npt.NDArray[np.int64], parts: int, loads: npt.NDArray[np.fl
     return found
 
 
-def imbalance(placement: Placement, loads: Sequence[float] | npt.NDArray[np.float64]) -> float:
+def imbalance(placement: ExpertPlacement, loads: Sequence[float] | npt.NDArray[np.float64]) -> float:
     """`imbalances` of one layer. loads: by expert."""
     return float(imbalances(np.array([placement.experts]), placement.parts, np.array([loads], np.float64))[0])
 
 
-def balancing(placement: Placement, loads: Sequence[float] | npt.NDArray[np.float64]) -> Iterator[Placement | None]:
+def balancing(
+    placement: ExpertPlacement, loads: Sequence[float] | npt.NDArray[np.float64]
+) -> Iterator[ExpertPlacement | None]:
     """Yields at last a placement with the same slots, near the given one, whose parts have loads as even as possible.
 
     Before that it yields None after each piece of the work, some 20 us of a host's time: steps of a model wait for it.
@@ -198,11 +200,11 @@ def _sums(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> npt.
     return sums
 
 
-def _in_slots(placement: Placement, holds: npt.NDArray[np.bool_]) -> Placement:
+def _in_slots(placement: ExpertPlacement, holds: npt.NDArray[np.bool_]) -> ExpertPlacement:
     """The placement that `holds` says. Experts that a part keeps stay in their slots."""
     held: list[int] = []
     for part, wanted in enumerate(holds):
         own = placement.part(part)
         new = iter(sorted(set(wanted.nonzero()[0].tolist()).difference(own)))
         held += [expert if wanted[expert] else next(new) for expert in own]
-    return Placement(tuple(held), placement.parts)
+    return ExpertPlacement(tuple(held), placement.parts)

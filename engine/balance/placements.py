@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.balance.config import BalanceConfig
-from engine.balance.placement import Placement, first_placement
+from engine.balance.placement import ExpertPlacement, first_placement
 from engine.parallel.layout import Layout
 from mesh.errors import ConfigError
 from mesh.text_files import read_text
 
 
-def first_placements(config: BalanceConfig, layout: Layout, experts: int, layers: range) -> dict[int, Placement]:
+def first_placements(config: BalanceConfig, layout: Layout, experts: int, layers: range) -> dict[int, ExpertPlacement]:
     """By layer; empty if experts lie in order and stay there. layers: those that have `experts` experts.
 
     Raises ConfigError if there is room for more copies than can be, or if the file does not fit.
@@ -29,7 +29,7 @@ def first_placements(config: BalanceConfig, layout: Layout, experts: int, layers
     return {layer: saved.get(layer, first) for layer in layers}
 
 
-def _saved(path: Path, like: Placement, experts: int) -> Mapping[int, Placement]:
+def _saved(path: Path, like: ExpertPlacement, experts: int) -> Mapping[int, ExpertPlacement]:
     if not path.exists():
         return {}
     try:
@@ -37,7 +37,7 @@ def _saved(path: Path, like: Placement, experts: int) -> Mapping[int, Placement]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"engine.balance.placement_file={path} cannot be read: {error}") from error
     for layer, each in held.items():
-        placement = Placement(each, like.parts) if len(each) == len(like.experts) else None
+        placement = ExpertPlacement(each, like.parts) if len(each) == len(like.experts) else None
         fits = placement is not None and set(each) == set(range(experts))
         if placement is None or not fits or any(_repeats(placement.part(part)) for part in range(like.parts)):
             raise ConfigError(
@@ -45,7 +45,7 @@ def _saved(path: Path, like: Placement, experts: int) -> Mapping[int, Placement]
                 f" {like.slots} slots can hold {experts} experts: delete it, or set engine.parallel.ep and"
                 " engine.balance.redundant as they were"
             )
-    return {layer: Placement(each, like.parts) for layer, each in held.items()}
+    return {layer: ExpertPlacement(each, like.parts) for layer, each in held.items()}
 
 
 def _repeats(held: tuple[int, ...]) -> bool:

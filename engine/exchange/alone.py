@@ -9,7 +9,7 @@ from engine.parallel.layout import Group, Place
 
 
 class Alone:
-    """An `engine.exchange.interface.Exchange`."""
+    """An `engine.exchange.interface.RankExchange`."""
 
     overlaps = False
 

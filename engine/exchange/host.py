@@ -17,7 +17,7 @@ BegunT = TypeVar("BegunT", Begun[None], Begun[torch.Tensor])
 
 
 class HostExchange:
-    """An `engine.exchange.interface.Exchange`. Tensors larger than a slot of a meeting take several meetings.
+    """An `engine.exchange.interface.RankExchange`. Tensors larger than a slot of a meeting take several meetings.
 
     An exchange that is begun brings its tensors to a meeting at once, if they fit a slot. It reads what the others
     brought when it is finished, or when the next exchange of the group begins. Until then others may still be on their

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.exchange.begun import Begun
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.exchange.rail import Rail
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
@@ -19,7 +19,7 @@ from kernels.peer_exchange.reference import sum_in_order
 
 
 class HostsExchange:
-    """An `engine.exchange.interface.Exchange`. The sums of a reduce-scatter are rounded once on each host, and once
+    """An `engine.exchange.interface.RankExchange`. The sums of a reduce-scatter are rounded once on each host, and once
     more.
 
     An exchange that is begun travels between hosts until it is finished, whether it was begun `beside` or not.
@@ -27,7 +27,7 @@ class HostsExchange:
 
     overlaps = True
 
-    def __init__(self, place: Place, within: Exchange, rail: Rail, device: torch.device) -> None:
+    def __init__(self, place: Place, within: RankExchange, rail: Rail, device: torch.device) -> None:
         """within: the exchange of this rank's host alone; rail: to the ranks with its number on other hosts."""
         self.place = place
         self._within = within

@@ -15,7 +15,7 @@ from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 STARTING_SECONDS = 120.0
 
 
-class Exchange(Protocol):
+class RankExchange(Protocol):
     """Every rank of a group makes the same calls in the same order, with tensors of one shape and dtype.
 
     Results are new tensors, or the given ones in a group of one rank; nobody changes the given ones. Every call raises

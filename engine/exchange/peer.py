@@ -29,7 +29,7 @@ HIGH_PRIORITY = -1
 
 
 class PeerExchange:
-    """An `engine.exchange.interface.Exchange`. Tensors on the CPU go over host memory, to `peers`.
+    """An `engine.exchange.interface.RankExchange`. Tensors on the CPU go over host memory, to `peers`.
 
     On the device a call is a kernel on the current stream, or beside it on one that all such calls share, which may be
     captured; the host does not wait. All ranks' devices run the calls of a group in the same order, one after another:

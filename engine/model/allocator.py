@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import torch
 
-from engine.balance.placement import Placement
+from engine.balance.placement import ExpertPlacement
 from engine.exchange.alone import Alone
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.deep_ep import DeepEp
 from engine.model.expert_group import ExpertGroup
 from engine.model.expert_slots import ExpertSlots
@@ -35,9 +35,9 @@ class Allocator:
         dtype: torch.dtype,
         device: torch.device,
         formats: Formats,
-        exchange: Exchange | None = None,
+        exchange: RankExchange | None = None,
         draft_formats: Formats | None = None,
-        placements: Mapping[int, Placement] = MappingProxyType({}),
+        placements: Mapping[int, ExpertPlacement] = MappingProxyType({}),
         deep_ep: DeepEp | None = None,
     ) -> None:
         """draft_formats: those of MTP modules, if they differ; exchange: with the worker's other ranks, if there are

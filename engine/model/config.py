@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
-from engine.model.reader import Reader, read_json
 from mesh.errors import CheckpointError
 
 MODEL_TYPE = "deepseek_v3"
@@ -135,7 +135,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
     """
     _check_architecture(values)
     _check_variants(values)
-    reader = Reader(values)
+    reader = JsonReader(values)
     theta, yarn = _rope(reader)
     config = ModelConfig(
         vocab_size=reader.positive("vocab_size"),
@@ -192,9 +192,9 @@ def _check_variants(values: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{key} is {values[key]!r}: only {expected!r} is supported")
 
 
-def _rope(reader: Reader) -> tuple[float, Yarn | None]:
+def _rope(reader: JsonReader) -> tuple[float, Yarn | None]:
     # transformers 5 keeps theta and scaling in rope_parameters; everyone before keeps them apart.
-    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or Reader({})
+    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or JsonReader({})
     theta = scaling.number("rope_theta", reader.number("rope_theta", 10000.0))
     if theta <= 1:
         raise CheckpointError(f"rope_theta is {theta}: expected more than 1")

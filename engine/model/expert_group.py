@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from engine.exchange.begun import Begun
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.exchange.turns import Turns
 from engine.model.activations import Sent
 from engine.model.deep_ep import DeepEp
-from engine.model.share import Share
+from engine.model.share import ModelShare
 from engine.parallel.layout import Group
 from kernels.act_quant import empty_quantized
 from kernels.moe_permute import ExpertOutputs, combine
@@ -48,13 +48,13 @@ class ExpertGroup:
         turns: of a step's parts, which pass where one waits for an exchange that it has begun here.
     """
 
-    def __init__(self, exchange: Exchange, deep_ep: DeepEp | None = None) -> None:
+    def __init__(self, exchange: RankExchange, deep_ep: DeepEp | None = None) -> None:
         """deep_ep: carries rows where it can; None leaves all to the exchange."""
         place, layout = exchange.place, exchange.place.layout
         self._exchange = exchange
         self.ranks, self.rank = layout.world, place.rank
-        self.share = Share(place.expert_part, layout.ep)
-        self.width_share = Share(place.width_part, layout.width_parts)
+        self.share = ModelShare(place.expert_part, layout.ep)
+        self.width_share = ModelShare(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
         self.turns = Turns()
         self._deep_ep = deep_ep

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.balance.placement import Placement
+from engine.balance.placement import ExpertPlacement
 from kernels.expert_route import route
 from kernels.host_copy import copy_to_device
 
@@ -20,7 +20,7 @@ class ExpertSlots:
         chosen: [experts] int64, on the device: how often tokens of this rank have chosen each so far.
     """
 
-    def __init__(self, placement: Placement, part: int, device: torch.device) -> None:
+    def __init__(self, placement: ExpertPlacement, part: int, device: torch.device) -> None:
         experts, parts = 1 + max(placement.experts), placement.parts
         self.placement = placement
         self.part = part
@@ -47,7 +47,7 @@ class ExpertSlots:
         """
         return route(choices, self._slots, self._copies, self.chosen if counts else self._counted_elsewhere)
 
-    def publish(self, placement: Placement) -> None:
+    def publish(self, placement: ExpertPlacement) -> None:
         """Send tokens of later steps where the placement says. By then the slots must have the contents that it says.
 
         On a GPU this is one copy from the host: it begins when all earlier kernels have ended, and later ones begin

@@ -9,7 +9,7 @@ from engine.model.allocator import Allocator
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut
 from engine.model.quantization import LinearKind
-from engine.model.share import Share
+from engine.model.share import ModelShare
 from kernels.fp8_gemm import Workspace
 from kernels.swiglu import swiglu, swiglu_quantize
 
@@ -17,9 +17,9 @@ from kernels.swiglu import swiglu, swiglu_quantize
 class FeedForward:
     """With a share of the layer's width, outputs are parts of a sum over the ranks."""
 
-    def __init__(self, hidden: int, intermediate: int, allocate: Allocator, share: Share | None = None) -> None:
+    def __init__(self, hidden: int, intermediate: int, allocate: Allocator, share: ModelShare | None = None) -> None:
         """share: by default the whole width."""
-        self._share = share or Share()
+        self._share = share or ModelShare()
         width = self._share.size(intermediate)
         self._gate_up = allocate.linear(LinearKind.FEED_FORWARD, hidden, (width, width))
         self._down = allocate.linear(LinearKind.FEED_FORWARD, width, (hidden,))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.model.share import Share
+from engine.model.share import ModelShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def whole(name: str, place: torch.Tensor) -> Parameter:
     return Parameter(name, place, shape, tuple(slice(0, size) for size in shape))
 
 
-def cut(parameters: Iterable[Parameter], dimension: int, share: Share) -> NamedParameters:
+def cut(parameters: Iterable[Parameter], dimension: int, share: ModelShare) -> NamedParameters:
     """The same places, as parts of larger tensors: along the dimension each is this rank's share of its published
     tensor. A single number is whole on every rank.
     """

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from engine.model.reader import Reader, read_json
+from engine.model.json_reader import JsonReader, read_json
 from mesh.errors import CheckpointError
 
 WEIGHT_BLOCK = 128
@@ -71,7 +71,7 @@ INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_input
 NVFP4_EXPERTS = Quantization(experts=Stored.NVFP4, nvfp4=frozenset({LinearKind.FEED_FORWARD}))
 
 
-def parse_quantization(section: Reader | None) -> Quantization:
+def parse_quantization(section: JsonReader | None) -> Quantization:
     """section: `quantization_config`. Raises CheckpointError naming what is not supported."""
     if section is None:
         return Quantization()

@@ -11,7 +11,7 @@ from mesh.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ModelShare:
     """One of `count` parts, by default the whole."""
 
     index: int = 0

@@ -8,8 +8,8 @@ residual is added and experts are chosen, each has a share of the rows, or few r
 import torch
 from torch.nn import functional
 
-from engine.exchange.interface import Exchange
-from engine.model.share import Share
+from engine.exchange.interface import RankExchange
+from engine.model.share import ModelShare
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
 from kernels.norm import Delta
@@ -28,10 +28,10 @@ class TensorGroup:
         leads: whether this is the first rank.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: RankExchange) -> None:
         place = exchange.place
         self._exchange = exchange
-        self.share = Share(place.tp_index, place.layout.tp)
+        self.share = ModelShare(place.tp_index, place.layout.tp)
         self.divides = self.share.count > 1
         # If so, no rank outside the group has experts, and no row needs to be sent to one.
         self._is_whole_worker = place.layout.dp == 1

@@ -15,7 +15,7 @@ from engine.rank.rendezvous import Rendezvous
 from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:
-    from engine.exchange.interface import Exchange
+    from engine.exchange.interface import RankExchange
     from engine.model.model import Model
     from engine.runner.warm_up import StepKind
 
@@ -30,7 +30,7 @@ class Backends:
         """peers: the worker's other ranks, if there are any; rendezvous: where those of several hosts meet."""
         self._peers = peers
         self._rendezvous = rendezvous
-        self._exchange: Exchange | None = None
+        self._exchange: RankExchange | None = None
         # Sets how long a GPU waits for another rank's GPU.
         self._limit: Callable[[float], None] = lambda seconds: None
         self._model: Model | None = None
@@ -69,7 +69,7 @@ class Backends:
         within, place = self._within_host(peers, device, hardware), peers.in_worker
         self._exchange = within if place.layout.hosts == 1 else self._over_hosts(place, within, device)
 
-    def _within_host(self, peers: Peers, device: str, hardware: Hardware) -> "Exchange":
+    def _within_host(self, peers: Peers, device: str, hardware: Hardware) -> "RankExchange":
         if device == "cpu":
             from engine.exchange.host import HostExchange
 
@@ -83,7 +83,7 @@ class Backends:
         self._limit = exchange.limit
         return exchange
 
-    def _over_hosts(self, place: Place, within: "Exchange", device: str) -> "Exchange":
+    def _over_hosts(self, place: Place, within: "RankExchange", device: str) -> "RankExchange":
         import torch
 
         from engine.exchange.asked_store import AskedStore

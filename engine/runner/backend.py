@@ -16,7 +16,7 @@ from engine.drafts.drafting import Drafter, DraftingStep
 from engine.drafts.graphs import DraftGraphs
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.memory.pool_plan import device_state, plan_pool
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
@@ -66,7 +66,7 @@ class ModelBackend:
         self,
         resolved: ResolvedEngineConfig,
         model: Model | None = None,
-        exchange: Exchange | None = None,
+        exchange: RankExchange | None = None,
         times: StartTimes | None = None,
         warm: set[StepKind] | None = None,
     ) -> None:
@@ -241,7 +241,7 @@ class ModelBackend:
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
-    def _spreading(self, config: EngineConfig, exchange: Exchange | None) -> Spreading | None:
+    def _spreading(self, config: EngineConfig, exchange: RankExchange | None) -> Spreading | None:
         count = self._pool.foreign_blocks
         fewest = config.parallel.divided_tokens
         if not count or exchange is None or fewest is None:
@@ -257,7 +257,7 @@ class ModelBackend:
         return to_indices(rows, self.state.device)
 
 
-def _make_balancer(model: Model, exchange: Exchange | None, config: BalanceConfig) -> Balancer | None:
+def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:
     if exchange is None or config.interval_steps is None:
         return None
     layers = model.balanced_layers()

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from engine.balance.config import BalanceConfig
 from engine.balance.moves import Move, moves
-from engine.balance.placement import Placement, balancing, imbalance, imbalances
+from engine.balance.placement import ExpertPlacement, balancing, imbalance, imbalances
 from engine.balance.report import BalanceReport
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.expert_slots import BalancedLayer
 from engine.parallel.layout import Group
 from kernels.host_copy import HostCopies
@@ -43,7 +43,7 @@ class Balancer:
     report: None before the first look.
     """
 
-    def __init__(self, layers: Mapping[int, BalancedLayer], exchange: Exchange, config: BalanceConfig) -> None:
+    def __init__(self, layers: Mapping[int, BalancedLayer], exchange: RankExchange, config: BalanceConfig) -> None:
         """Called by all ranks at once. layers: those whose experts may move, by their index in the model."""
         assert isinstance(config.interval_steps, int)
         # The layers' indices in the model; elsewhere in this class they are numbered from 0.
@@ -63,7 +63,7 @@ class Balancer:
         self._loads = np.zeros(self._counts.shape)
         self._counted: HostCopies | None = None
         self._to_plan: deque[int] = deque()
-        self._planning: tuple[int, Iterator[Placement | None]] | None = None
+        self._planning: tuple[int, Iterator[ExpertPlacement | None]] | None = None
         self._moving: tuple[int, Iterator[Move]] | None = None
         self._unsaved = False
         self.report: BalanceReport | None = None
@@ -99,7 +99,7 @@ class Balancer:
         self.report = BalanceReport(float(found.mean()), float(found.max()), self._moved)
         self._to_plan.extend(np.flatnonzero(found > self._threshold).tolist())
 
-    def _plan(self, layer: int, planning: Iterator[Placement | None]) -> None:
+    def _plan(self, layer: int, planning: Iterator[ExpertPlacement | None]) -> None:
         *_, target = islice(planning, PIECES)
         self._planning = (layer, planning) if target is None else None
         if target is None:

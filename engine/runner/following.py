@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.batch import Batch, Row
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
 from transfer.memory import Done, KvMemory, Pending
@@ -40,7 +40,7 @@ class FirstBatch(msgspec.Struct, frozen=True, array_like=True):
 class Following:
     """One rank's end. Every rank of the group calls `next_batch` once for each launch."""
 
-    def __init__(self, exchange: Exchange, kv_pool: torch.Tensor) -> None:
+    def __init__(self, exchange: RankExchange, kv_pool: torch.Tensor) -> None:
         """kv_pool: [kv layers, blocks, 64, latent], with the same number of blocks on all ranks of the group."""
         self._exchange = exchange
         # Viewed as bytes, because not every operation takes one-byte floats.

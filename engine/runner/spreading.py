@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import Row, StepShape
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.context import DeviceState, SharedLatents
 from engine.model.expert_group import ExpertGroup
 from engine.model.inputs import slots_between
@@ -55,7 +55,7 @@ class Spread(NamedTuple):
 class Spreading:
     """One rank's end. All ranks make the same calls."""
 
-    def __init__(self, exchange: Exchange, state: DeviceState, layers: int, blocks: range, fewest: int) -> None:
+    def __init__(self, exchange: RankExchange, state: DeviceState, layers: int, blocks: range, fewest: int) -> None:
         """layers: how many layers of the KV are exchanged, from the first on; blocks: those of the pool that take other
         ranks' prompts, as far as they have room; fewest: the fewest tokens of a chunk that is divided.
         """

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.model.reader import read_json
+from engine.model.json_reader import read_json
 from engine.weights.shards import Entry, open_shards
 from mesh.errors import CheckpointError
 

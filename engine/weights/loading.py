@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from engine.balance.config import BalanceConfig
-from engine.balance.placement import Placement
+from engine.balance.placement import ExpertPlacement
 from engine.balance.placements import first_placements
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
 from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
@@ -47,7 +47,7 @@ def load_model(
     *,
     drafts: int = 0,
     fp8_queries: bool = False,
-    exchange: Exchange | None = None,
+    exchange: RankExchange | None = None,
     balance: BalanceConfig | None = None,
     offloading: Offloading | None = None,
 ) -> Model:
@@ -80,7 +80,7 @@ def random_model(
     *,
     drafts: int = 0,
     fp8_queries: bool = False,
-    exchange: Exchange | None = None,
+    exchange: RankExchange | None = None,
     balance: BalanceConfig | None = None,
     offloading: Offloading | None = None,
 ) -> Model:
@@ -120,7 +120,7 @@ def make_allocator(
     dtype: torch.dtype,
     device: torch.device,
     weights: KeptWeights,
-    exchange: Exchange | None = None,
+    exchange: RankExchange | None = None,
     fp8_queries: bool = False,
     balance: BalanceConfig | None = None,
 ) -> Allocator:
@@ -131,7 +131,7 @@ def make_allocator(
         return choose_formats(stored, dtype, dequantize=not quantized, fp8_queries=fp8_queries)
 
     drafts = config.draft_quantization or config.quantization
-    placements: dict[int, Placement] = {}
+    placements: dict[int, ExpertPlacement] = {}
     if exchange is not None:
         layout, stored = exchange.place.layout, config.quantization
         check_division(config, layout.tp, blocks=quantized and (fp8_queries or stored.has_blocks))
@@ -149,20 +149,20 @@ def _make(config: ModelConfig, allocate: Allocator, offloading: Offloading | Non
     return Model(config, allocate if offloading is None else offloading.offloaded(config, allocate))
 
 
-def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int, Placement]:
+def _of_first_rank(own: Mapping[int, ExpertPlacement], exchange: RankExchange) -> dict[int, ExpertPlacement]:
     """The first rank's placements, on every rank: another worker may write the file while the ranks read it."""
     if not own:
         return {}
     experts = torch.tensor([placement.experts for placement in own.values()])
     first = exchange.broadcast(experts, Group.WORLD, 0).tolist()
     return {
-        layer: Placement(tuple(held), placement.parts)
+        layer: ExpertPlacement(tuple(held), placement.parts)
         for (layer, placement), held in zip(own.items(), first, strict=True)
     }
 
 
 def _find_deep_ep(
-    config: ModelConfig, placements: Mapping[int, Placement], exchange: Exchange, device: torch.device
+    config: ModelConfig, placements: Mapping[int, ExpertPlacement], exchange: RankExchange, device: torch.device
 ) -> DeepEp | None:
     slots = {len(placement.experts) for placement in placements.values()}
     if config.draft_layers or not placements:

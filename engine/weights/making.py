@@ -3,13 +3,13 @@
 import torch
 
 from engine.config import ResolvedEngineConfig
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.model import Model
 from engine.weights.loading import load_model, random_model
 from engine.weights.offloading import Offloading
 
 
-def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
+def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = None) -> Model:
     """exchange: with the worker's other ranks, if there are any. Raises CheckpointError, ConfigError."""
     config = resolved.config
     assert config.model_dir is not None

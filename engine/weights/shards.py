@@ -17,7 +17,7 @@ from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from engine.model.reader import read_json
+from engine.model.json_reader import read_json
 from mesh.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from engine.exchange.host import HostExchange
 from engine.exchange.hosts import HostsExchange
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.exchange.rail import Rail
 from engine.parallel.peers import Peers
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 LIMIT_SECONDS = 60.0
 
 
-def exchange_of(peers: Peers, store: HashStore) -> Exchange:
+def exchange_of(peers: Peers, store: HashStore) -> RankExchange:
     """The rank's exchange. store: the same object for all ranks of the worker."""
     within, place = HostExchange(peers), peers.in_worker
     if place.layout.hosts == 1:

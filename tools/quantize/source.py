@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig, read_model_config
+from engine.model.json_reader import read_json
 from engine.model.parameters import NamedParameters, Part
 from engine.model.quantization import Quantization, Stored
-from engine.model.reader import read_json
 from engine.weights.checkpoint import load_weights, read_matrices, read_stored, some_of
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.reader import Reader

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.model.activations import Sent
 from engine.model.deep_ep.elastic import ElasticBuffer, Rows, Traffic, compiles
 from engine.parallel.layout import Group, Layout
@@ -19,7 +19,7 @@ def usable(layout: Layout, traffic: Traffic, device: torch.device) -> bool:
     return device.type == "cuda" and between_hosts and whole_experts and compiles(layout, traffic)
 
 
-def find_deep_ep(exchange: Exchange, traffic: Traffic, device: torch.device) -> "DeepEp | None":
+def find_deep_ep(exchange: RankExchange, traffic: Traffic, device: torch.device) -> "DeepEp | None":
     """None if not all ranks can use it. Called by all of them at once."""
     layout = exchange.place.layout
     if not usable(layout, traffic, device):

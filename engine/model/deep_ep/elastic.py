@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.parallel.layout import Group, Layout
 from kernels.tile_sizes import next_power_of_2
 
@@ -73,7 +73,7 @@ def compiles(layout: Layout, traffic: Traffic) -> bool:
 class ElasticBuffer:
     """One rank's end. Every rank makes the same calls in the same order, with equally many rows."""
 
-    def __init__(self, module: Any, exchange: Exchange, traffic: Traffic) -> None:
+    def __init__(self, module: Any, exchange: RankExchange, traffic: Traffic) -> None:
         """module: deep_ep."""
         self._traffic = traffic
         # Its memory ends with the process: destroying it would wait for ranks that may have ended already.
@@ -125,7 +125,7 @@ class _ProcessGroup:
     no process group over all hosts.
     """
 
-    def __init__(self, module: Any, exchange: Exchange) -> None:
+    def __init__(self, module: Any, exchange: RankExchange) -> None:
         self._exchange = exchange
         own = torch.frombuffer(bytearray(module._C.get_local_nccl_unique_id()), dtype=torch.uint8)
         first = bytearray(exchange.broadcast(own, Group.WORLD, 0).numpy().tobytes())

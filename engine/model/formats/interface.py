@@ -9,7 +9,7 @@ import torch
 from engine.model.activations import Activations, InputForm, Sent
 from engine.model.expert_group import ExpertGroup
 from engine.model.parameters import NamedParameters
-from engine.model.share import Share
+from engine.model.share import ModelShare
 from kernels.fp8_gemm import Workspace
 
 
@@ -33,7 +33,7 @@ class ExpertShape:
     # How many more experts, which other ranks hold, tokens choose among; then no expert is shared.
     elsewhere: int = 0
     # Which part of the published width `width` is.
-    width_share: Share = field(default_factory=Share)
+    width_share: ModelShare = field(default_factory=ModelShare)
     # The numbers of the routed experts in the checkpoint, if not those by which tokens choose them.
     published: tuple[int, ...] | None = None
 

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.balance.moves import moves
-from engine.balance.placement import Placement, balancing, first_placement, imbalance, imbalances
+from engine.balance.placement import ExpertPlacement, balancing, first_placement, imbalance, imbalances
 
 
-def balanced(placement: Placement, loads: list[float]) -> Placement:
+def balanced(placement: ExpertPlacement, loads: list[float]) -> ExpertPlacement:
     *pieces, found = balancing(placement, loads)
     assert pieces == [None] * len(pieces) and found is not None
     return found
 
 
 @st.composite
-def loaded(draw: st.DrawFn) -> tuple[Placement, list[float]]:
+def loaded(draw: st.DrawFn) -> tuple[ExpertPlacement, list[float]]:
     parts = draw(st.integers(1, 5))
     own = draw(st.integers(1, 6))
     experts = parts * own
@@ -30,12 +30,12 @@ def loaded(draw: st.DrawFn) -> tuple[Placement, list[float]]:
     return placement, draw(each)
 
 
-def check_complete(placement: Placement, experts: int) -> None:
+def check_complete(placement: ExpertPlacement, experts: int) -> None:
     assert set(placement.experts) == set(range(experts))
 
 
 @given(loaded())
-def test_every_expert_is_somewhere_and_copies_lie_on_different_parts(case: tuple[Placement, list[float]]) -> None:
+def test_every_expert_is_somewhere_and_copies_lie_on_different_parts(case: tuple[ExpertPlacement, list[float]]) -> None:
     placement, loads = case
     for each in (placement, balanced(placement, loads)):
         check_complete(each, len(loads))
@@ -44,7 +44,7 @@ def test_every_expert_is_somewhere_and_copies_lie_on_different_parts(case: tuple
 
 
 @given(loaded())
-def test_no_exchange_of_two_experts_would_help_the_heaviest_part(case: tuple[Placement, list[float]]) -> None:
+def test_no_exchange_of_two_experts_would_help_the_heaviest_part(case: tuple[ExpertPlacement, list[float]]) -> None:
     placement, loads = case
     found = balanced(placement, loads)
     copies = Counter(found.experts)
@@ -61,7 +61,7 @@ def test_no_exchange_of_two_experts_would_help_the_heaviest_part(case: tuple[Pla
 
 
 @given(loaded())
-def test_spare_slots_go_to_the_heaviest_copies(case: tuple[Placement, list[float]]) -> None:
+def test_spare_slots_go_to_the_heaviest_copies(case: tuple[ExpertPlacement, list[float]]) -> None:
     placement, loads = case
     found = balanced(placement, loads)
     copies = Counter(found.experts)
@@ -73,7 +73,7 @@ def test_spare_slots_go_to_the_heaviest_copies(case: tuple[Placement, list[float
 
 
 @given(loaded())
-def test_moves_lose_no_expert_on_their_way(case: tuple[Placement, list[float]]) -> None:
+def test_moves_lose_no_expert_on_their_way(case: tuple[ExpertPlacement, list[float]]) -> None:
     placement, loads = case
     target = balanced(placement, loads)
     held = list(placement.experts)
@@ -84,7 +84,7 @@ def test_moves_lose_no_expert_on_their_way(case: tuple[Placement, list[float]]) 
             held[slot] = expert
         assert tuple(held) == move.placement.experts
         check_complete(move.placement, len(loads))
-    reached = Placement(tuple(held), placement.parts)
+    reached = ExpertPlacement(tuple(held), placement.parts)
     assert all(set(reached.part(part)) == set(target.part(part)) for part in range(placement.parts))
 
 

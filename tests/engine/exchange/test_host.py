@@ -9,7 +9,7 @@ import torch
 
 from engine.exchange.alone import Alone
 from engine.exchange.host import HostExchange
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import TENSOR_SLOT_BYTES
 from kernels.peer_exchange.reference import sum_in_order
@@ -19,7 +19,7 @@ from tests.support.rank_threads import on_each_rank
 ResultT = TypeVar("ResultT")
 
 
-def exchanged(layout: Layout, act: Callable[[Exchange], ResultT]) -> list[ResultT]:
+def exchanged(layout: Layout, act: Callable[[RankExchange], ResultT]) -> list[ResultT]:
     return on_each_rank(layout, lambda peers: act(HostExchange(peers)))
 
 
@@ -27,7 +27,7 @@ def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 
-def summed(own: Exchange, values: torch.Tensor, group: Group) -> torch.Tensor:
+def summed(own: RankExchange, values: torch.Tensor, group: Group) -> torch.Tensor:
     return own.begin_reduce_scatter(values, group).finish()
 
 
@@ -68,7 +68,7 @@ def test_broadcast_gives_all_the_values_of_one() -> None:
 def test_ranks_get_the_tensors_of_those_that_are_named_for_them(sources: list[int]) -> None:
     shapes = ((3,), (TENSOR_SLOT_BYTES // 4 + 1,))
 
-    def act(own: Exchange) -> bool:
+    def act(own: RankExchange) -> bool:
         rank = own.place.rank
         tensors = [of_rank(rank, *shape) for shape in shapes]
         own.copy_between(tensors, Group.WORLD, sources)
@@ -85,7 +85,7 @@ def test_a_tensor_that_does_not_lie_in_one_piece_is_exchanged_as_it_reads() -> N
 def test_tensors_larger_than_a_slot_go_in_pieces() -> None:
     rows = 2 * (TENSOR_SLOT_BYTES // 4 // 1000 + 3)
 
-    def act(own: Exchange) -> torch.Tensor:
+    def act(own: RankExchange) -> torch.Tensor:
         values = of_rank(own.place.rank, rows, 1000)
         return own.all_gather(summed(own, values, Group.WORLD), Group.WORLD)
 
@@ -98,7 +98,7 @@ def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> No
     """Several tensors are exchanged at once, with an exchange of either group before they are finished."""
     layout = Layout(tp=2, dp=2, ep=4)
 
-    def act(own: Exchange) -> list[torch.Tensor]:
+    def act(own: RankExchange) -> list[torch.Tensor]:
         rank = own.place.rank
         parts = [of_rank(rank, rows, 250), of_rank(rank, rows + 1, dtype=torch.bfloat16), of_rank(rank, 5, rows).t()]
         outputs = [part.new_empty(4 * len(part), *part.shape[1:]) for part in parts]
@@ -120,7 +120,7 @@ def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> No
 
 
 def test_groups_that_overlap_do_not_disturb_each_other() -> None:
-    def act(own: Exchange) -> torch.Tensor:
+    def act(own: RankExchange) -> torch.Tensor:
         values = torch.tensor([float(own.place.rank)])
         for _ in range(30):
             values = own.all_reduce(values, Group.TP)
@@ -137,7 +137,7 @@ def test_groups_that_overlap_do_not_disturb_each_other() -> None:
 
 
 def test_who_waits_for_a_rank_that_has_left_is_told_so() -> None:
-    def act(own: Exchange) -> torch.Tensor:
+    def act(own: RankExchange) -> torch.Tensor:
         if own.place.rank == 1:
             return torch.zeros(0)
         with pytest.raises(RankLost, match="rank 1 of 2 has ended"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from engine.exchange.interface import Exchange
+from engine.exchange.interface import RankExchange
 from engine.parallel.layout import Group, Layout
 from kernels.peer_exchange.reference import sum_in_order
 from mesh.errors import RankLost
@@ -23,7 +23,7 @@ LAYOUTS = [
 ]
 
 
-def exchanged(layout: Layout, act: Callable[[Exchange], None]) -> None:
+def exchanged(layout: Layout, act: Callable[[RankExchange], None]) -> None:
     store = HashStore()
     on_each_rank(layout, lambda peers: act(exchange_of(peers, store)))
 
@@ -32,7 +32,7 @@ def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return (torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 8).to(dtype)
 
 
-def gathers(own: Exchange) -> None:
+def gathers(own: RankExchange) -> None:
     for dtype in DTYPES:
         for rows in (0, 1, 5):
             gathered = own.all_gather(of_rank(own.place.rank, rows, 3, dtype=dtype), Group.WORLD)
@@ -40,7 +40,7 @@ def gathers(own: Exchange) -> None:
             assert gathered.dtype == dtype and torch.equal(gathered.float(), expected.float())
 
 
-def gathers_into_columns(own: Exchange) -> None:
+def gathers_into_columns(own: RankExchange) -> None:
     world = own.place.layout.world
     outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
     parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
@@ -53,7 +53,7 @@ def gathers_into_columns(own: Exchange) -> None:
     assert torch.equal(outputs[1], torch.cat([of_rank(rank, 4, 2).t() for rank in range(world)]))
 
 
-def scatters_sums(own: Exchange) -> None:
+def scatters_sums(own: RankExchange) -> None:
     world, a_host = own.place.layout.world, own.place.layout.ranks_a_host
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for rows in (0, 2):
@@ -65,20 +65,20 @@ def scatters_sums(own: Exchange) -> None:
             assert torch.equal(part, sum_in_order(of_hosts)[first : first + rows]) and part.dtype == dtype
 
 
-def sums_in_order(own: Exchange) -> None:
+def sums_in_order(own: RankExchange) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         of_all = [of_rank(rank, 7, 3, dtype=dtype) for rank in range(own.place.layout.world)]
         assert torch.equal(own.all_reduce(of_all[own.place.rank], Group.WORLD), sum_in_order(of_all))
 
 
-def broadcasts(own: Exchange) -> None:
+def broadcasts(own: RankExchange) -> None:
     for source in range(own.place.layout.world):
         given = of_rank(own.place.rank, 3, 4).t()
         assert torch.equal(own.broadcast(given, Group.WORLD, source), of_rank(source, 3, 4).t())
         assert torch.equal(given, of_rank(own.place.rank, 3, 4).t())
 
 
-def copies_between_ranks(own: Exchange) -> None:
+def copies_between_ranks(own: RankExchange) -> None:
     world, a_host = own.place.layout.world, own.place.layout.ranks_a_host
     within = [rank // a_host * a_host + (rank + 1) % a_host for rank in range(world)]
     across = [(rank + 1) % world for rank in range(world)]
@@ -90,7 +90,7 @@ def copies_between_ranks(own: Exchange) -> None:
         assert torch.equal(tensors[1], of_rank(sources[own.place.rank], 1, dtype=torch.bfloat16))
 
 
-def leaves_tp_groups_to_their_host(own: Exchange) -> None:
+def leaves_tp_groups_to_their_host(own: RankExchange) -> None:
     members = own.place.members(Group.TP)
     mine = of_rank(own.place.rank, 4, 3)
     of_group = [of_rank(rank, 4, 3) for rank in members]
@@ -103,7 +103,7 @@ def leaves_tp_groups_to_their_host(own: Exchange) -> None:
     assert torch.equal(summed, sum_in_order(of_group)[start : start + rows])
 
 
-def meets(own: Exchange) -> None:
+def meets(own: RankExchange) -> None:
     for group in (Group.WORLD, Group.TP):
         own.barrier(group)
 
@@ -122,7 +122,7 @@ ACTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) -> None:
-    def act(own: Exchange) -> None:
+    def act(own: RankExchange) -> None:
         for each in ACTS:
             each(own)
         own.check()
@@ -139,8 +139,8 @@ def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) 
     ],
     ids=["all_gather", "reduce_scatter", "barrier"],
 )
-def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[Exchange], None]) -> None:
-    def act(own: Exchange) -> None:
+def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[RankExchange], None]) -> None:
+    def act(own: RankExchange) -> None:
         own.barrier(Group.WORLD)
         if own.place.rank < own.place.layout.world - 1:
             with pytest.raises(RankLost, match="has ended"):

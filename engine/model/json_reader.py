@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-class Reader:
+class JsonReader:
     """Reads values of a JSON object; null counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -54,13 +54,13 @@ class Reader:
         """The first of the keys that is there."""
         return next((str(self._values[key]) for key in keys if self._values.get(key) is not None), None)
 
-    def section(self, key: str) -> "Reader | None":
+    def section(self, key: str) -> "JsonReader | None":
         value = self._values.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
-        return Reader(value, f"{self._path}{key}.")
+        return JsonReader(value, f"{self._path}{key}.")
 
     def _get(self, key: str, default: float | None) -> object:
         value = self._values.get(key)
