@@ -14,7 +14,7 @@ from mesh.identity import Identity, Role
 USUAL = ("gateway/gateway", "scheduler/scheduler", "prefill/prefill-0", "decode/decode-0", "kvstore/kvstore-0")
 # Callers that are not services.
 OTHERS = ("operator/operator", "autoscaler/autoscaler")
-LOCAL_HOSTS = ("localhost", "127.0.0.1")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def certs(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
-from mesh.addresses import checked_address
+from mesh.addresses import checked_address, checked_host
 from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -25,11 +25,31 @@ def _checked(address: str | None) -> str | None:
         raise typer.BadParameter(str(error)) from None
 
 
+def _checked_host(host: str) -> str:
+    try:
+        return checked_host(host)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _endpoint(name: str, variable: str, what: str) -> Any:
     return typer.Option(name, envvar=variable, metavar="HOST:PORT", help=what, callback=_checked)
 
 
 GatewayOption = Annotated[str, _endpoint("--endpoint", "DEEPMESH_GATEWAY", "A gateway's gRPC.")]
+EndpointArgument = Annotated[
+    str, typer.Argument(metavar="HOST:PORT", help="The gRPC of any service of the mesh.", callback=_checked)
+]
+# Where a mesh listens.
+HostOption = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="Address for clients, over HTTP and gRPC; 0.0.0.0 is every one of IPv4, :: of both kinds.",
+        callback=_checked_host,
+    ),
+]
 # For commands that can do without a gateway.
 MaybeGatewayOption = Annotated[
     str | None,

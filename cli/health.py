@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
+from cli.endpoints import EndpointArgument
 from mesh.probe import READINESS, probe
 
 ANSWER_SECONDS = 3.0
 
 
 def health(
-    endpoint: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The gRPC of any service of the mesh.")],
+    endpoint: EndpointArgument,
     service: Annotated[str, typer.Option(help="readiness, or liveness: what gRPC's health service answers for.")] = (
         READINESS
     ),

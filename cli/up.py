@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli.endpoints import API_KEY_VARIABLE
+from cli.endpoints import API_KEY_VARIABLE, HostOption
 from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
@@ -21,7 +21,7 @@ from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
 from launcher.split import IN_FLIGHT, split_gpus
 from launcher.supervisor import Supervisor
-from mesh.addresses import is_loopback
+from mesh.addresses import is_loopback, with_port
 from mesh.channel import Channels
 from mesh.errors import ConfigError, Unauthenticated
 from mesh.ports import free_port
@@ -77,9 +77,7 @@ def up(
             "workers' 200 after it. 0 takes free ports.",
         ),
     ] = METRICS_PORT,
-    host: Annotated[
-        str, typer.Option(metavar="HOST", help="Address for clients, over HTTP and gRPC; 0.0.0.0 is every one.")
-    ] = HOST,
+    host: HostOption = HOST,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="E.g. decode.engine.max_requests=8; repeatable."),
@@ -180,11 +178,11 @@ async def _serve(
     api_key = os.environ.get(API_KEY_VARIABLE) or keys.written
     # A gateway whose API key we do not know works as well; we only cannot ask it for its workers.
     with suppress(Unauthenticated):
-        await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
+        await until_served(with_port(plan.gateway_host, plan.grpc_port), plan.decode_workers, channels, api_key=api_key)
     if not keys.wanted and not is_loopback(plan.host):
         printer(NAME, f"{plan.host} is open to others, who need no key: --set 'gateway.api_keys=[...]' asks for one")
     served = "  ".join(
-        f"OpenAI http://{plan.host}:{http_port}/v1  gRPC {plan.host}:{grpc_port}"
+        f"OpenAI http://{with_port(plan.host, http_port)}/v1  gRPC {with_port(plan.host, grpc_port)}"
         for http_port, grpc_port in plan.gateway_ports
     )
     printer(NAME, f"ready: {served}  Ctrl-C stops")

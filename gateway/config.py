@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from mesh.addresses import Addresses, split_addresses
+from mesh.addresses import Addresses, Host, split_addresses
 from mesh.config import Config, RedisConfig, ServerConfig, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
@@ -14,8 +14,8 @@ from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 class HttpConfig(Config):
     """The OpenAI API over HTTP."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 listens on all of the machine's addresses."""
+    host: Host = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 listens on all of the machine's IPv4 addresses, :: on all of both kinds."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
     body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.gpus import Gpu
+from mesh.addresses import callable_host
 from mesh.launch import SETTINGS_VARIABLE
 
 HOST = "127.0.0.1"
@@ -116,7 +117,7 @@ class MeshPlan:
     @property
     def gateway_host(self) -> str:
         """The host by which the gateway is reached from this machine: "every address" cannot be called."""
-        return HOST if self.host in ("0.0.0.0", "::") else self.host
+        return callable_host(self.host)
 
     @property
     def store_endpoints(self) -> list[str]:

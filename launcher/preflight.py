@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.plan import HOST, MeshPlan, ServiceSpec
+from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
 from mesh.text_files import read_text
@@ -51,7 +52,7 @@ def check_ports(ports: dict[str, int], host: str = HOST) -> None:
     for flag, port in ports.items():
         if (why := why_not(host, port)) is not None:
             other = flag if host == HOST or why_not(host, 0) is None else "--host"
-            raise ConfigError(f"cannot listen on {host}:{port} ({why}): choose another with {other}")
+            raise ConfigError(f"cannot listen on {with_port(host, port)} ({why}): choose another with {other}")
 
 
 def check_model_dir(directory: Path) -> None:

@@ -12,6 +12,7 @@ from launcher.log_lines import NAME
 from launcher.plan import ServiceSpec
 from launcher.process import Child, describe_status
 from launcher.restart import RestartPolicy
+from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.ports import free_port
@@ -114,7 +115,7 @@ class Supervisor:
         self._children[spec.name] = child
         self._ready.discard(spec.name)
         await child.start()
-        await child.wait_ready(f"{spec.host}:{port}", self._channels, spec.ready_seconds)
+        await child.wait_ready(with_port(spec.host, port), self._channels, spec.ready_seconds)
         self._ready.add(spec.name)
 
     async def _keep(self, spec: ServiceSpec) -> None:

@@ -7,6 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 LOCALHOST = "localhost"
+# What "every address" is called by from this machine.
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_HOST = re.compile(r"[^][/\s]+")
 _WITH_PORT = re.compile(r"(\[[^]/]+]|[^][:/\s]+):\d{1,5}")
 
 
@@ -17,6 +20,29 @@ def host_of(address: str) -> str:
     host, colon, _ = address.partition(":")
     # More than one colon, and no brackets: an IPv6 address without a port.
     return address if colon and address.count(":") > 1 else host
+
+
+def with_port(host: str, port: int) -> str:
+    """host:port; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def callable_host(host: str) -> str:
+    """A host at which this machine reaches a server that listens on `host`, which may mean every address."""
+    return _LOOPBACK_OF.get(host, host)
+
+
+def checked_host(host: str) -> str:
+    """The host, an IPv6 address without its brackets. Raises ValueError if it has a port, or is a URL."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (":" in bare and not _is_ipv6(bare)) or _HOST.fullmatch(bare) is None:
+        raise ValueError(f"expected a name or an address without a port, not {host!r}")
+    return bare
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether this is an IPv6 address, or several separated by commas, with or without ports."""
+    return all(_is_ipv6(host_of(each)) for each in map(str.strip, text.split(",")))
 
 
 def checked_address(address: str) -> str:
@@ -52,6 +78,14 @@ def is_loopback(address: str) -> bool:
         return host == LOCALHOST
 
 
-# Types of keys of a configuration: one address, or several separated by commas.
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+# Types of keys of a configuration: a host, one address, or several separated by commas.
+Host = Annotated[str, AfterValidator(checked_host)]
 Address = Annotated[str, AfterValidator(checked_address)]
 Addresses = Annotated[str, AfterValidator(checked_addresses)]

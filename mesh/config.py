@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
 from pydantic_core import ErrorDetails
 
-from mesh.addresses import is_loopback
+from mesh.addresses import Address, Host, is_ipv6, is_loopback
 from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
 from mesh.errors import ConfigError
 from mesh.text_files import read_text
@@ -29,17 +29,17 @@ class Config(BaseModel):
 class ServerConfig(Config):
     """Where a service listens."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 listens on all of the machine's addresses."""
+    host: Host = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 listens on all of the machine's IPv4 addresses, :: on all of both kinds."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
-    advertise: str | None = None
+    advertise: Address | None = None
     """host:port at which other services reach this one. By default its host (the machine's name if host means all
     addresses) and the port that it listens on.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of Prometheus' /metrics over HTTP; null serves no metrics, 0 picks a free port."""
-    metrics_host: str | None = None
+    metrics_host: Host | None = None
     """Address of metrics_port; by default server.host. The port asks for no key."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
     """Port that serves only gRPC health, in plaintext, for probes without a certificate; null serves health on
@@ -269,9 +269,13 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    """A value in YAML, or read from the file named after an @. No YAML value begins with @."""
+    """A value in YAML, or read from the file named after an @. No YAML value begins with @. IPv6 addresses need no
+    quotes, though YAML takes some for lists.
+    """
     if text.startswith("@"):
         return _in_file(Path(text[1:]))
+    if is_ipv6(text):
+        return text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -2,6 +2,7 @@
 
 from prometheus_client import start_http_server
 
+from mesh.addresses import with_port
 from mesh.errors import ConfigError
 
 
@@ -14,7 +15,7 @@ class MetricsServer:
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"{name} cannot serve metrics on {host}:{port} ({why}): choose another server.metrics_port"
+                f"{name} cannot serve metrics on {with_port(host, port)} ({why}): choose another server.metrics_port"
             ) from error
         self.port: int = self._server.server_port
 

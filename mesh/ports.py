@@ -21,15 +21,32 @@ _reserved: deque[socket.socket] = deque()
 def why_not(host: str, port: int) -> str | None:
     """Why `host:port` cannot be listened on, in words; None if it can."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # Servers set this option too, so closing connections of an earlier server do not matter.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        with bound_socket(host, port) as probe:
             probe.listen(1)
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return None
+
+
+def bound_socket(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """A TCP socket that is bound to `host:port`; on "::" it takes connections over IPv4, too.
+
+    share: other sockets may listen there as well, each for a part of the connections. Raises OSError.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        # Closing connections of an earlier server do not matter.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from mesh.addresses import with_port
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.identity import Role
@@ -24,7 +25,7 @@ from mesh.probe import LIVENESS, READINESS
 from mesh.signals import until_signal
 from mesh.tls import ServerTls
 
-ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 # Calls that may wait for their handler to start; they wait only as long as it takes to refuse them.
 MAX_PENDING_CALLS = 1_000_000
@@ -107,7 +108,7 @@ class MeshServer:
         if host in ANY_ADDRESS:
             # "Every address" cannot be called. The machine's name can, in a container's network and in most others.
             host = socket.gethostname()
-        return self._config.advertise or f"{host}:{self.port}"
+        return self._config.advertise or with_port(host, self.port)
 
     async def __aenter__(self) -> Self:
         credentials = self._tls.credentials if self._tls else None
@@ -116,7 +117,7 @@ class MeshServer:
             metrics_host = self._config.metrics_host or self._config.host
             self._metrics = MetricsServer(self._name, metrics_host, self._config.metrics_port)
             self.metrics_port = self._metrics.port
-            url = f"http://{metrics_host}:{self.metrics_port}/metrics"
+            url = f"http://{with_port(metrics_host, self.metrics_port)}/metrics"
             _log.info("serving metrics", extra={"fields": {"url": url}})
         await self._health.set(LIVENESS, _SERVING)
         await self._set_readiness(_NOT_SERVING)
@@ -173,7 +174,7 @@ class MeshServer:
     def _listen(self, server: grpc.aio.Server, key: str, credentials: grpc.ServerCredentials | None) -> int:
         """Listen on the port that the configuration has under `key`; returns the port."""
         host, port = self._config.host, getattr(self._config, key)
-        address = f"{host}:{port}"
+        address = with_port(host, port)
         # Check first, since gRPC prints its own line for a port that is taken. A shared port is never free.
         why = None if self._share_ports else why_not(host, port)
         if why is None:

@@ -12,7 +12,9 @@ from starlette.types import ASGIApp
 
 from gateway.config import HttpConfig
 from gateway.openai.connections import ConnectionLimits, LimitedConfig, connections_that_fit
+from mesh.addresses import with_port
 from mesh.errors import ConfigError
+from mesh.ports import bound_socket
 
 BACKLOG = 2048
 
@@ -116,18 +118,14 @@ class HttpServer:
 def _listen(host: str, port: int, share: bool) -> socket.socket:
     listener = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
+        listener = bound_socket(host, port, share=share)
         listener.listen(BACKLOG)
     except OSError as error:
         if listener is not None:
             listener.close()
         why = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"gateway cannot listen on {host}:{port} for HTTP ({why}): stop what uses it or choose another http.port"
+            f"gateway cannot listen on {with_port(host, port)} for HTTP ({why}):"
+            " stop what uses it or choose another http.port"
         ) from error
     return listener

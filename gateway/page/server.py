@@ -27,6 +27,7 @@ from gateway.openai.requests import ChatCompletionBody
 from gateway.openai.server import HttpServer
 from gateway.page.mesh_link import MeshLink
 from gateway.processes.siblings import Siblings
+from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.errors import MeshError, Overloaded
 
@@ -76,7 +77,7 @@ async def operator_server(
     listening = HttpServer(http, application, drain_seconds=LAST_WORDS_SECONDS, stalled_seconds=stalled_seconds)
     try:
         async with listening:
-            url = f"http://{http.host}:{listening.port}"
+            url = f"http://{with_port(http.host, listening.port)}"
             _log.info("serving metrics and a page", extra={"fields": {"url": url}})
             yield listening.port
     finally:

@@ -13,9 +13,10 @@ from gateway.processes.keeper import Keeper
 from gateway.processes.ledger import Ledger
 from gateway.processes.shared_directory import SharedDirectory
 from gateway.processes.siblings import Siblings
+from mesh.addresses import with_port
 from mesh.errors import ConfigError
 from mesh.identity import PROCESS_SEPARATOR
-from mesh.ports import why_not
+from mesh.ports import bound_socket, why_not
 
 
 class Division:
@@ -94,12 +95,8 @@ class Division:
         why = why_not(host, port)
         if why is not None:
             raise ConfigError(
-                f"gateway cannot listen on {host}:{port} ({why}): stop what uses it or choose another {key}"
+                f"gateway cannot listen on {with_port(host, port)} ({why}): stop what uses it or choose another {key}"
             )
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        holder = socket.socket(family, kind, protocol)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(address)
+        holder = bound_socket(host, port, share=True)
         self._reserved.append(holder)
         return int(holder.getsockname()[1])

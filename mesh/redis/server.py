@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from mesh.addresses import with_port
 from mesh.config import RedisConfig, RedisTlsConfig
 from mesh.errors import ConfigError
 
@@ -52,7 +53,7 @@ class RedisServer:
     @property
     def name(self) -> str:
         """Name for messages; contains no secrets."""
-        return f"Redis at {self.host}:{self.port}"
+        return f"Redis at {with_port(self.host, self.port)}"
 
 
 def tls_context(tls: RedisTlsConfig) -> ssl.SSLContext:

@@ -11,6 +11,7 @@ from typing import Self
 
 import httpx
 
+from mesh.addresses import with_port
 from mesh.errors import ConfigError, EndpointRefused, EndpointUnavailable
 
 # Where Kubernetes mounts the account in a pod that has a service account.
@@ -36,7 +37,7 @@ class Cluster:
             host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         except KeyError as error:
             raise ConfigError("pods.deletion_costs is for schedulers in Kubernetes, and this is no pod") from error
-        return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", ACCOUNT)
+        return cls(f"https://{with_port(host, int(port))}", ACCOUNT)
 
 
 class Pods:

@@ -13,6 +13,7 @@ import pytest_asyncio
 from deepmesh.internal.v1 import scheduler_pb2
 
 from mesh.failures import from_rpc_error
+from tests.support.ipv6 import has_ipv6, over_ipv6
 from tests.support.mesh_requests import (
     assert_right,
     fetched_blocks,
@@ -50,8 +51,9 @@ def settings(**engine: object) -> tuple[str, ...]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[ProcessMesh]:
-    """1P1D and a store."""
-    async with process_mesh(prefill=1, stores=1, settings=(*settings(), *APART)) as running:
+    """1P1D and a store, over IPv6 where there is one."""
+    deployed = over_ipv6 if has_ipv6() else list
+    async with process_mesh(prefill=1, stores=1, settings=(*settings(), *APART), deployed=deployed) as running:
         yield running
 
 

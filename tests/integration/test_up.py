@@ -12,8 +12,10 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from cli.answers import Answer, stream_grpc
 from cli.status import read_workers
+from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.ports import free_port
+from tests.support.ipv6 import has_ipv6
 from tests.support.launched import DEEPMESH, up
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
@@ -55,12 +57,14 @@ async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_tr
 
 
 async def test_a_mesh_on_every_address_with_keys_says_it_is_ready_and_serves_metrics_on_fixed_ports() -> None:
-    metrics_port = free_port()
+    host, metrics_port = "::" if has_ipv6() else "0.0.0.0", free_port()
     keys = ("--set", "gateway.api_keys=[{name: alice, key: secret-of-alice}]")
-    async with up(*ORACLE, *keys, "--host", "0.0.0.0", "--metrics-port", str(metrics_port)) as mesh:
-        await mesh.until_said("ready: OpenAI http://0.0.0.0:")
+    async with up(*ORACLE, *keys, "--host", host, "--metrics-port", str(metrics_port)) as mesh:
+        await mesh.until_said(f"ready: OpenAI http://{with_port(host, mesh.http_port)}/v1")
         assert mesh.said(f"gateway {metrics_port}") and mesh.said(f"decode-0 {metrics_port + 200}")
         async with httpx.AsyncClient() as client:
+            for name in ("127.0.0.1", "[::1]")[: 2 if has_ipv6() else 1]:
+                assert (await client.get(f"http://{name}:{mesh.http_port}/health")).status_code == 200
             for port in (metrics_port, metrics_port + 1, metrics_port + 200):
                 assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
 

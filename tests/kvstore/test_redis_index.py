@@ -17,6 +17,7 @@ from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
 from tests.support.answering_redis import answering_redis
+from tests.support.ipv6 import needs_ipv6
 from tests.support.valkey import redis_client, redis_index, running_valkey
 
 KEYS = [secrets.token_bytes(24) for _ in range(100)]
@@ -47,6 +48,15 @@ async def test_the_store_with_the_longest_prefix_is_found_by_every_store(valkey:
         assert await a.match(KEYS) == await b.match(KEYS) == Location("b", "2", 7)
         await b.remove(KEYS[2:7])
         assert await b.match(KEYS) == Location("a", "1", 5)
+
+
+@needs_ipv6
+async def test_redis_may_have_an_ipv6_address() -> None:
+    with running_valkey(bind="::1 127.0.0.1") as server:
+        async with redis_index(f"redis://[::1]:{server.port}") as index:
+            await index.renew()
+            await index.add(KEYS[:2])
+            assert await index.match(KEYS) == Location("a", "1", 2)
 
 
 async def test_a_chain_of_several_pages_is_found(valkey: ValkeyServer) -> None:

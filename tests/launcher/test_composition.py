@@ -5,6 +5,7 @@ import yaml
 
 from launcher.composition import compose, device_list, split_settings
 from launcher.plan import MeshPlan, ServiceSpec
+from mesh.config import overridden
 from mesh.errors import ConfigError
 
 
@@ -214,6 +215,13 @@ def test_only_the_gateway_listens_for_others_and_its_metrics_do_not() -> None:
     assert last_value(specs["scheduler"], "server.host") is last_value(specs["decode-0"], "server.host") is None
     assert specs["gateway"].host == "127.0.0.1"
     assert by_name(MeshPlan(None, host="192.0.2.7"))["gateway"].host == "192.0.2.7"
+
+
+@pytest.mark.parametrize(("host", "called"), [("::", "::1"), ("::1", "::1"), ("2001:db8::1", "2001:db8::1")])
+def test_a_gateway_may_listen_on_ipv6(host: str, called: str) -> None:
+    gateway = by_name(MeshPlan(None, host=host))["gateway"]
+    values = overridden(gateway.settings)
+    assert [values["http"]["host"], values["server"]["host"], gateway.host] == [host, host, called]
 
 
 def test_a_worker_that_changes_its_role_is_divided_as_those_who_have_it() -> None:

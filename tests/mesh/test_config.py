@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from gateway.config import GatewayConfig
-from mesh.config import Config, ServerConfig, ServiceConfig, load
+from mesh.config import Config, ServerConfig, ServiceConfig, load, overridden
 from mesh.errors import ConfigError
 from scheduler.config import SchedulerConfig
 
@@ -191,6 +191,11 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
 
 def test_services_listen_on_loopback_unless_told_otherwise() -> None:
     assert ServerConfig().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("addresses", ["[::1]:8002", "[::1]:8002,[2001:db8::1]:8002", "::1"])
+def test_ipv6_addresses_need_no_quotes(addresses: str) -> None:
+    assert overridden([f"scheduler={addresses}"]) == {"scheduler": addresses}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "scheduler"])

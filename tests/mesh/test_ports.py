@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from mesh import ports
-from mesh.ports import free_port, why_not
+from mesh.ports import bound_socket, free_port, why_not
+from tests.support.ipv6 import needs_ipv6
 
 
 def test_a_free_port_can_be_listened_on() -> None:
@@ -34,6 +35,15 @@ def test_a_port_that_just_closed_its_connections_is_free() -> None:
         with socket.create_connection(("127.0.0.1", port)):
             server.accept()[0].close()
     assert why_not("127.0.0.1", port) is None
+
+
+@needs_ipv6
+def test_every_ipv6_address_takes_ipv4_too() -> None:
+    with bound_socket("::", 0) as listening:
+        listening.listen(1)
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listening.getsockname()[1])).close()
+        assert why_not("::1", listening.getsockname()[1]) == "address already in use"
 
 
 def test_an_address_of_another_machine_says_why() -> None:

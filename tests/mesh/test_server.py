@@ -17,12 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import interceptors
+from mesh.addresses import callable_host, with_port
 from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError, MeshError, Overloaded, ShuttingDown
 from mesh.failures import from_rpc_error
 from mesh.metrics import RPC_SHED
 from mesh.server import MeshServer
+from tests.support.ipv6 import needs_ipv6
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 from tests.support.waiting import eventually
 
@@ -275,8 +277,16 @@ class open_channel_to:
         await self._channel.close()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "127.0.0.1", *(pytest.param(host, marks=needs_ipv6) for host in ("::", "[::1]"))]
+)
 async def test_a_server_tells_others_an_address_that_they_can_call(host: str) -> None:
-    async with MeshServer(ServerConfig(host=host), "test", []) as server:
-        named = socket.gethostname() if host == "0.0.0.0" else host
+    async with MeshServer(ServerConfig(host=host, metrics_port=0), "test", []) as server:
+        named = socket.gethostname() if host in ("0.0.0.0", "::") else host
         assert server.endpoint == f"{named}:{server.port}"
+        here = with_port(callable_host(host.strip("[]")), server.port)
+        async with Channels().open(here) as channel:
+            await channel.channel_ready()
+        async with httpx.AsyncClient() as client:
+            url = f"http://{with_port(callable_host(host.strip('[]')), server.metrics_port or 0)}/metrics"
+            assert (await client.get(url)).status_code == 200

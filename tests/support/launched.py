@@ -18,8 +18,11 @@ DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; mai
 class Running:
     """A running `deepmesh` command: its lines so far and its processes."""
 
-    def __init__(self, process: asyncio.subprocess.Process, grpc_port: int, scheduler_port: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, http_port: int, grpc_port: int, scheduler_port: int
+    ) -> None:
         self.process = process
+        self.http_port = http_port
         self.gateway = f"127.0.0.1:{grpc_port}"
         self.scheduler = f"127.0.0.1:{scheduler_port}"
         self.lines: list[str] = []
@@ -57,7 +60,7 @@ async def up(*arguments: str) -> AsyncIterator[Running]:
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    running = Running(process, grpc_port, scheduler_port)
+    running = Running(process, http_port, grpc_port, scheduler_port)
     try:
         yield running
     finally:

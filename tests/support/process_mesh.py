@@ -15,6 +15,7 @@ from launcher.plan import MeshPlan, ServiceSpec
 from launcher.restart import RestartPolicy
 from launcher.serving import until_served
 from launcher.supervisor import Supervisor
+from mesh.addresses import host_of, with_port
 from mesh.channel import OPTIONS, Channels
 from mesh.ports import free_port
 from tests.support.forking import forked_services
@@ -61,8 +62,8 @@ class ProcessMesh:
     def http_urls(self) -> list[str]:
         """The base URL of each gateway."""
         ports = [http_port for http_port, _ in self.plan.gateway_ports]
-        hosts = [endpoint.partition(":")[0] for endpoint in self.gateway_endpoints]
-        return [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+        hosts = [host_of(endpoint) for endpoint in self.gateway_endpoints]
+        return [f"http://{with_port(host, port)}" for host, port in zip(hosts, ports, strict=True)]
 
     @property
     def grpc_endpoint(self) -> str:
@@ -182,7 +183,7 @@ async def process_mesh(
         lines.append(f"{name} {line}")
 
     specs = deployed(compose(plan))
-    endpoints = {spec.name: f"{spec.host}:{spec.port}" for spec in specs if spec.port is not None}
+    endpoints = {spec.name: with_port(spec.host, spec.port) for spec in specs if spec.port is not None}
     supervisor = Supervisor(specs, on_line or keep, Channels(), AT_ONCE)
     with forked_services():
         try:

@@ -14,8 +14,8 @@ from mesh.ports import free_port
 
 
 @contextmanager
-def running_valkey(port: int | None = None) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(port=port or free_port())
+def running_valkey(port: int | None = None, **config: str) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(port=port or free_port(), config=config)
     server.start(timeout=60.0)
     try:
         yield server

@@ -6,7 +6,7 @@ from transfer.network import devices_of
 from transfer.ucx_settings import ucx_settings
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1"])
 def test_a_loopback_address_is_that_of_the_loopback_device(host: str) -> None:
     assert devices_of(host) == "lo"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mesh.addresses import is_loopback
+from mesh.addresses import is_loopback, with_port
 from mesh.errors import ConfigError
 from transfer.network import ALL_DEVICES, devices_of
 from worker.config import WorkerConfig
@@ -83,7 +83,7 @@ def _find_place(config: WorkerConfig, variables: Mapping[str, str]) -> HostPlace
             f"{names.first}={first} is not loopback: set security.tls, or security.plaintext=true where the network"
             " is protected by other means"
         )
-    return HostPlace(number, f"[{first}]:{config.server.port}" if ":" in first else f"{first}:{config.server.port}")
+    return HostPlace(number, with_port(first, config.server.port))
 
 
 def _keep_to_network(host: str) -> None:

@@ -32,7 +32,7 @@ stores:
 
 {{/* The configuration that each service gets besides `config`, as YAML. */}}
 {{- define "deepmesh.config.server" -}}
-server: { host: 0.0.0.0, port: {{ .port }}, metrics_port: 9000, health_port: 9001, drain_seconds: {{ .drainSeconds }} }
+server: { host: {{ .root.Values.host | quote }}, port: {{ .port }}, metrics_port: 9000, health_port: 9001, drain_seconds: {{ .drainSeconds }} }
 {{- if .root.Values.security.issuer.name }}
 security:
   tls: { certificate: /etc/deepmesh-tls/tls.crt, key: /etc/deepmesh-tls/tls.key, ca: /etc/deepmesh-tls/ca.crt }
@@ -49,7 +49,7 @@ pods: { deletion_costs: {{ .Values.scheduler.podDeletionCost }} }
 
 {{- define "deepmesh.config.gateway" -}}
 {{ include "deepmesh.config.server" (dict "root" . "port" 8001 "drainSeconds" .Values.gateway.drainSeconds) }}
-http: { host: 0.0.0.0, port: 8000 }
+http: { host: {{ .Values.host | quote }}, port: 8000 }
 {{ include "deepmesh.schedulers" . }}
 models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{- end }}
