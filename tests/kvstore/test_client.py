@@ -80,7 +80,7 @@ async def running_client(stores: Mapping[str, FakeAgents]) -> AsyncIterator[tupl
 
 @asynccontextmanager
 async def attached_client(agents: FakeAgents | None = None) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
-    """A client of one running store, and the rank behind it."""
+    """A client of one running store, and the rank that it serves."""
     agents = agents or FakeAgents()
     async with (
         running_store(store_config(), agents) as server,
@@ -132,7 +132,7 @@ async def test_a_chain_that_was_offered_before_is_not_offered_again() -> None:
         assert len(rank.pushed) == 12
 
 
-async def test_a_chain_is_offered_from_its_root_where_the_store_forgot_its_beginning() -> None:
+async def test_a_chain_with_a_forgotten_beginning_is_offered_whole() -> None:
     async with attached_client() as (client, rank):
         client.offer(chain(0, 4))
         await eventually(lambda: len(rank.pushed) == 4)
@@ -145,7 +145,7 @@ async def test_a_chain_is_offered_from_its_root_where_the_store_forgot_its_begin
 
 
 @pytest.mark.parametrize("fault", get_args(Fault))
-async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(fault: Fault) -> None:
+async def test_an_offer_with_a_fault_is_made_again(fault: Fault) -> None:
     async with attached_client() as (client, rank):
         failed = STORE_OFFERS.labels("failed")._value
         rank.fault, before = fault, failed.get()

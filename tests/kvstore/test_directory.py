@@ -82,7 +82,7 @@ def test_the_least_recently_used_chain_makes_room() -> None:
     assert [held(directory, chain(name, 2)) for name in "abc"] == [2, 1, 1]
 
 
-def test_later_blocks_of_a_chain_make_room_before_those_they_depend_on() -> None:
+def test_later_blocks_of_a_chain_are_evicted_first() -> None:
     directory = Directory(4)
     keys = chain("a", 4)
     store(directory, keys[:2])
@@ -104,7 +104,7 @@ def test_leased_blocks_stay_and_there_may_be_room_for_none() -> None:
     assert len(store(directory, chain("b", 2))) == 2
 
 
-def test_an_offer_does_not_take_the_room_of_the_block_it_builds_on() -> None:
+def test_an_offer_does_not_evict_the_block_before_it() -> None:
     directory = Directory(1)
     store(directory, [b"parent"])
     reservation = directory.reserve(b"parent", [b"child"])
@@ -124,7 +124,7 @@ def test_changes_are_net_of_what_came_and_went() -> None:
     assert sorted(directory.held.snapshot()) == [b"b0", b"c0"]
 
 
-def test_a_tenant_with_its_quota_makes_room_by_its_own_oldest_blocks() -> None:
+def test_a_tenant_at_its_quota_evicts_its_own_oldest_blocks() -> None:
     directory = Directory(16, quotas=Quotas(each=4))
     store(directory, chain("other", 2), tenant=b"quiet")
     for name in "ab":
@@ -136,7 +136,7 @@ def test_a_tenant_with_its_quota_makes_room_by_its_own_oldest_blocks() -> None:
     assert directory.evicted_by_quota == {b"busy": 1}
 
 
-def test_a_chain_that_is_longer_than_its_tenants_quota_is_stored_as_far_as_that() -> None:
+def test_a_chain_beyond_its_tenants_quota_is_stored_in_part() -> None:
     directory = Directory(8, quotas=Quotas(each=None, others={b"small": 3, b"none": 0}))
     assert len(store(directory, chain("a", 6), tenant=b"small")) == 3
     # The next block could only take the place of one that it builds on.
@@ -145,7 +145,7 @@ def test_a_chain_that_is_longer_than_its_tenants_quota_is_stored_as_far_as_that(
     assert len(store(directory, chain("c", 5), tenant=b"any")) == 5
 
 
-def test_a_tenant_below_its_quota_takes_the_room_of_whatever_was_used_least() -> None:
+def test_a_tenant_below_its_quota_evicts_the_least_recently_used() -> None:
     directory = Directory(4, quotas=Quotas(each=3))
     store(directory, chain("a", 3), tenant=b"first")
     store(directory, chain("b", 2), tenant=b"second")
@@ -153,7 +153,7 @@ def test_a_tenant_below_its_quota_takes_the_room_of_whatever_was_used_least() ->
     assert not directory.evicted_by_quota
 
 
-def test_blocks_stay_their_first_tenants_and_those_that_never_came_are_nobodys() -> None:
+def test_blocks_count_for_their_first_tenant_until_abandoned() -> None:
     directory = Directory(8, quotas=Quotas(each=4))
     store(directory, chain("a", 3), tenant=b"first")
     assert store(directory, chain("a", 4), tenant=b"second") != []
@@ -168,7 +168,7 @@ KEYS = [bytes([number]) * 24 for number in range(4)]
 WHOLE = [whole_key(key) for key in KEYS]
 
 
-def test_a_lookup_prefers_blocks_with_draft_layers_and_takes_those_without() -> None:
+def test_a_lookup_prefers_blocks_with_draft_layers() -> None:
     directory = Directory(8)
     plain = store(directory, KEYS[:3])
     whole = store(directory, WHOLE[:2])
@@ -179,7 +179,7 @@ def test_a_lookup_prefers_blocks_with_draft_layers_and_takes_those_without() -> 
     assert sorted(directory.held.snapshot()) == KEYS[:3]
 
 
-def test_a_block_that_is_there_with_draft_layers_is_not_wanted_without() -> None:
+def test_a_block_stored_with_draft_layers_is_not_wanted_without() -> None:
     directory = Directory(8)
     coming = directory.reserve(None, WHOLE[:2])
     assert coming is not None
@@ -191,7 +191,7 @@ def test_a_block_that_is_there_with_draft_layers_is_not_wanted_without() -> None
     assert again is not None and again.wanted == [0, 1]
 
 
-def test_of_a_block_that_is_there_both_ways_the_one_without_draft_layers_gives_way() -> None:
+def test_the_twin_without_draft_layers_is_evicted_first() -> None:
     directory = Directory(4)
     plain = store(directory, KEYS[:2])
     whole = store(directory, WHOLE[:2])

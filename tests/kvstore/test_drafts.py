@@ -89,7 +89,7 @@ def config(**changes: Any) -> KvStoreConfig:
 async def store_and_workers(
     workers: Sequence[int], secret: bytes | None = SECRET, **changes: Any
 ) -> AsyncIterator[list[Worker]]:
-    """Workers with so many draft layers, attached in this order."""
+    """Workers with these numbers of draft layers, attached in this order."""
     settings = config(**changes)
     async with running_store(settings, ucx_agents(settings.transfer)) as server:
         first, second = workers
@@ -101,7 +101,7 @@ async def store_and_workers(
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-async def test_a_worker_without_drafts_fetches_the_base_layers_of_one_with_them(secret: bytes | None) -> None:
+async def test_a_worker_without_drafts_fetches_a_drafting_workers_base_layers(secret: bytes | None) -> None:
     async with store_and_workers([1, 0], secret) as (drafting, plain):
         await drafting.offer(6)
         assert await plain.fetch() == (6, 0)
@@ -109,7 +109,7 @@ async def test_a_worker_without_drafts_fetches_the_base_layers_of_one_with_them(
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-async def test_a_worker_with_drafts_fetches_base_layers_and_adds_its_own(secret: bytes | None) -> None:
+async def test_a_worker_with_drafts_fetches_base_layers_and_adds_drafts(secret: bytes | None) -> None:
     async with store_and_workers([0, 1], secret, draft_layers=1) as (plain, drafting):
         await plain.offer(6)
         assert await drafting.fetch() == (6, 0)

@@ -20,11 +20,11 @@ from tests.support.waiting import eventually
 DRAIN_SECONDS = 60
 
 
-async def test_a_ticket_is_for_the_namespace_of_the_worker_that_offers() -> None:
+async def test_a_ticket_has_the_offering_workers_namespace() -> None:
     async with store_client() as client:
-        beside = await client.beside(worker_identity("b", weights="other"))
-        response = await beside.offer(CHAIN[:2])
-        assert response.ticket.kv_namespace == worker_wire.namespace_message(beside.worker.kv_namespace)
+        joined = await client.joined_by(worker_identity("b", weights="other"))
+        response = await joined.offer(CHAIN[:2])
+        assert response.ticket.kv_namespace == worker_wire.namespace_message(joined.worker.kv_namespace)
 
 
 async def test_blocks_are_matched_once_they_have_landed_confirmed_or_not() -> None:
@@ -55,7 +55,7 @@ async def test_a_confirmation_that_comes_again_is_answered_again() -> None:
             assert await client.confirm(ticket) == 2
 
 
-async def test_a_worker_that_waits_no_longer_for_its_confirmation_may_ask_again() -> None:
+async def test_a_worker_may_ask_again_for_its_confirmation() -> None:
     async with store_client() as client:
         ticket = (await client.offer(CHAIN[:2])).ticket
         with pytest.raises(MeshError):
@@ -81,7 +81,7 @@ async def test_blocks_are_wanted_only_after_the_one_they_depend_on() -> None:
         assert not answer.parent_missing and list(answer.wanted) == [1, 2]
 
 
-async def test_a_full_store_takes_what_fits_and_forgets_what_is_oldest() -> None:
+async def test_a_full_store_evicts_the_oldest_for_what_fits() -> None:
     async with store_client() as client:
         other = chain_hashes(range(1, 1 + 64 * 4))
         assert await client.store(other) == 4
@@ -92,7 +92,7 @@ async def test_a_full_store_takes_what_fits_and_forgets_what_is_oldest() -> None
         assert (tier.name, tier.used_blocks, tier.total_blocks, tier.block_bytes) == ("memory", 16, 16, 4096)
 
 
-async def test_a_landing_that_failed_stores_nothing_and_the_blocks_can_be_offered_again() -> None:
+async def test_blocks_of_a_failed_landing_can_be_offered_again() -> None:
     async with store_client() as client:
         ticket = (await client.offer(CHAIN[:2])).ticket
         before = refusals(OfferFailed)
@@ -105,9 +105,9 @@ async def test_a_landing_that_failed_stores_nothing_and_the_blocks_can_be_offere
         assert await client.store(CHAIN[:2]) == 2
 
 
-async def test_a_withdrawn_offer_frees_its_blocks_at_once_and_only_for_who_made_it() -> None:
+async def test_only_its_worker_withdraws_an_offer_which_frees_its_blocks() -> None:
     async with store_client() as client:
-        other = await client.beside(worker_identity("b"))
+        other = await client.joined_by(worker_identity("b"))
         ticket = (await client.offer(CHAIN[:2])).ticket
         await other.withdraw(ticket)
         assert not (await other.offer(CHAIN[:2])).wanted
@@ -122,7 +122,7 @@ async def test_a_store_that_stops_ends_the_confirmations_that_wait() -> None:
     async with AsyncExitStack() as clients:
         async with running_store(config, agents) as server:
             stub = await clients.enter_async_context(store_stub(server.endpoint))
-            client = await Client(stub, worker_identity(), agents).beside(worker_identity())
+            client = await Client(stub, worker_identity(), agents).joined_by(worker_identity())
             ticket, calls = (
                 (await client.offer(CHAIN[:2])).ticket,
                 RPC_STARTED.labels(f"/{SERVICE}/ConfirmOffer")._value,
@@ -139,7 +139,7 @@ async def test_a_store_that_stops_ends_the_confirmations_that_wait() -> None:
 
 async def test_a_transfer_is_confirmed_only_by_the_session_that_offered() -> None:
     async with store_client() as client:
-        other = await client.beside(worker_identity("b"))
+        other = await client.joined_by(worker_identity("b"))
         ticket = (await client.offer(CHAIN[:2])).ticket
         with pytest.raises(UnknownTransfer):
             await other.confirm(ticket)

@@ -26,7 +26,7 @@ def store(*settings: str, show: Callable[[str, str], None] = lambda *_: None) ->
     return Child("kvstore", [*command, *(part for each in settings for part in ("--set", each))], show)
 
 
-async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_stops_at_a_signal() -> None:
+async def test_a_store_starts_small_idles_and_stops_at_a_signal() -> None:
     port, printed = free_port(), list[str]()
     child = store(f"server.port={port}", "server.metrics_port=0", show=lambda _, line: printed.append(line))
     await child.start()
@@ -51,7 +51,7 @@ async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_
         await child.stop(5)
 
 
-async def test_a_store_whose_path_is_a_file_does_not_start_and_says_why(tmp_path: Path) -> None:
+async def test_a_store_whose_path_is_a_file_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, why in ((tmp_path / "file", "is not a directory"), (tmp_path / "file/below", "not a directory")):
         child = store(f"server.port={free_port()}", "server.metrics_port=0", f"disk.path={path}")
@@ -69,7 +69,7 @@ def test_a_directory_that_may_not_be_written_is_refused(tmp_path: Path, monkeypa
         prepare_directory(tmp_path)
 
 
-async def test_a_store_with_a_redis_url_that_is_none_does_not_start_and_says_why() -> None:
+async def test_a_store_with_an_invalid_redis_url_does_not_start() -> None:
     child = store(f"server.port={free_port()}", "server.metrics_port=0", "index.redis_url=http://localhost")
     await child.start()
     assert await child.wait() == 2

@@ -63,7 +63,7 @@ async def test_what_is_stored_and_what_makes_room_is_told() -> None:
         await until_matched(index, 3)
 
 
-async def test_changes_that_could_not_be_told_are_told_with_everything_later() -> None:
+async def test_changes_that_failed_to_publish_are_published_with_everything() -> None:
     directory, index = Directory(10), FailingIndex("a", "1")
     async with publishing(index, directory) as publisher:
         store(directory, KEYS[:2])

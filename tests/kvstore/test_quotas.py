@@ -10,7 +10,7 @@ from tests.support.stores import store_config
 BLOCK_BYTES = 1000
 
 
-def test_a_tenants_quota_is_its_own_where_it_is_named_and_everybodys_otherwise() -> None:
+def test_a_named_tenant_has_its_own_quota_others_the_default() -> None:
     config = store_config(
         quota={"memory_bytes": 5999, "disk_bytes": 0}, tenants=[{"name": "acme", "memory_bytes": 70_000}]
     )

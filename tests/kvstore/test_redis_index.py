@@ -36,7 +36,7 @@ def failures() -> Callable[[], float]:
     return lambda: KVSTORE_INDEX_FAILURES._value.get() - before
 
 
-async def test_the_store_with_the_longest_prefix_is_found_by_every_store(valkey: ValkeyServer) -> None:
+async def test_every_store_finds_the_store_with_the_longest_prefix(valkey: ValkeyServer) -> None:
     url = valkey.connection_url
     async with redis_index(url, "a") as a, redis_index(url, "b", "2") as b:
         await a.renew()
@@ -70,13 +70,13 @@ async def test_a_chain_of_several_pages_is_found(valkey: ValkeyServer) -> None:
             most = max(blocks, LOOKUP_KEYS - 1)
             assert await a.match(chain) == Location("b" if most == blocks else "a", "1", most)
             assert await a.match(chain[:blocks]) is not None
-        # What lies behind a gap is not of the prefix.
+        # A block after a gap is not of the prefix.
         await b.remove(chain[LOOKUP_KEYS : LOOKUP_KEYS + 1])
         assert await a.match(chain) == Location("b", "1", LOOKUP_KEYS)
         assert await a.match([]) is None
 
 
-async def test_nothing_is_believed_of_a_store_that_did_not_renew_its_lease(valkey: ValkeyServer) -> None:
+async def test_a_store_without_a_lease_is_not_believed(valkey: ValkeyServer) -> None:
     url = valkey.connection_url
     async with redis_index(url, "a") as a, redis_index(url, "b") as b, redis_client(valkey) as client:
         await a.renew()
@@ -118,7 +118,7 @@ async def test_a_restarted_store_is_not_believed_about_blocks_it_lost(valkey: Va
         assert await second.match(KEYS) == Location("a", "2", 2)
 
 
-async def test_the_end_of_an_earlier_epoch_does_not_end_a_later_one(valkey: ValkeyServer) -> None:
+async def test_the_end_of_an_epoch_spares_a_later_one(valkey: ValkeyServer) -> None:
     url = valkey.connection_url
     async with redis_index(url, "a", "2") as second:
         async with redis_index(url, "a", "1") as first:
@@ -190,7 +190,7 @@ async def test_what_no_renewal_answers_is_told(answer: bytes, failures: Callable
         assert await index.match(KEYS) is None
 
 
-async def test_a_store_whose_name_is_no_text_is_a_hint_like_any_other(valkey: ValkeyServer) -> None:
+async def test_a_store_whose_name_is_not_text_is_found(valkey: ValkeyServer) -> None:
     async with redis_client(valkey) as client, redis_index(valkey.connection_url) as index:
         await client.hset("deepmesh:{kv}", b"\xff", f"{10**15}:1")
         await client.sadd(b"deepmesh:{kv}:\xff:1", *KEYS)
@@ -216,7 +216,7 @@ async def test_redis_keeps_nothing_of_stores_that_are_gone(valkey: ValkeyServer)
                 if await client.hkeys("deepmesh:{kv}") == [b"last"] and await client.keys("*") == [b"deepmesh:{kv}"]:
                     return
                 await asyncio.sleep(0.02)
-    raise AssertionError("something stayed behind")
+    raise AssertionError("Redis still has something of a store that is gone")
 
 
 async def test_a_lookup_is_one_round_trip(valkey: ValkeyServer) -> None:

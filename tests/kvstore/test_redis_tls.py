@@ -111,7 +111,7 @@ async def until_found(index: RedisIndex, blocks: int) -> None:
         ("no server", "cannot be reached"),
     ],
 )
-async def test_a_store_that_is_not_let_in_says_so_once_and_goes_on(
+async def test_a_store_that_redis_refuses_warns_once_and_continues(
     server: Server,
     case: str,
     words: str,

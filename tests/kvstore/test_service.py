@@ -15,7 +15,7 @@ from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
 
 
-async def test_what_each_tenant_has_is_told_by_its_name_or_its_tag() -> None:
+async def test_figures_name_a_tenant_or_give_its_tag() -> None:
     quotas = {"quota": {"memory_bytes": 4 << 12}, "tenants": [{"name": "acme"}]}
     acme, other = tenant_tag("acme"), tenant_tag("other")
 
@@ -41,40 +41,40 @@ async def test_a_renewed_session_stays_the_same() -> None:
         assert client.agent.sessions == {first.session_id: first.session_key}
 
 
-async def test_a_session_that_is_not_renewed_is_closed_for_its_agent() -> None:
+async def test_an_expired_session_is_closed_for_its_agent() -> None:
     async with store_client(store_config(session_seconds=0.2)) as client:
         await eventually(lambda: client.agent.sessions == {})
         with pytest.raises(UnknownSession):
             await client.offer(CHAIN)
 
 
-async def test_blocks_of_another_size_are_refused_and_other_namespaces_of_the_same_are_not() -> None:
+async def test_blocks_of_another_size_are_refused_other_namespaces_are_not() -> None:
     async with store_client() as client:
         for other in (worker_identity("x", block_bytes=8192), worker_identity("x", layers=4)):
             with pytest.raises(NamespaceMismatch, match="a store of its own"):
-                await client.beside(other)
-        beside = await client.beside(worker_identity("b", weights="other"))
+                await client.joined_by(other)
+        joined = await client.joined_by(worker_identity("b", weights="other"))
         assert await client.store(CHAIN[:3]) == 3
         await client.until_matched(CHAIN, 3)
-        assert (await beside.match(CHAIN)).blocks == 0
-        assert await beside.store(CHAIN[:2]) == 2
-        await beside.until_matched(CHAIN, 2)
+        assert (await joined.match(CHAIN)).blocks == 0
+        assert await joined.store(CHAIN[:2]) == 2
+        await joined.until_matched(CHAIN, 2)
         assert (await client.match(CHAIN)).blocks == 3
         assert len(client.agents.opened) == 1
 
 
-async def test_a_worker_whose_slots_hold_no_block_of_one_layer_is_refused() -> None:
+async def test_a_worker_whose_slots_are_below_one_layer_is_refused() -> None:
     async with store_client() as client:
-        await client.beside(worker_identity("a", slot_bytes=2048))
+        await client.joined_by(worker_identity("a", slot_bytes=2048))
         with pytest.raises(InvalidRequest, match="slots of 2047 bytes"):
-            await client.beside(worker_identity("b", slot_bytes=2047))
+            await client.joined_by(worker_identity("b", slot_bytes=2047))
 
 
 @pytest.mark.parametrize("block_bytes", [0, 4097, 1 << 20])
 async def test_a_first_worker_whose_blocks_cannot_be_kept_is_refused(block_bytes: int) -> None:
     async with unused_store() as client:
         with pytest.raises((InvalidRequest, NamespaceMismatch)):
-            await client.beside(worker_identity(block_bytes=block_bytes))
+            await client.joined_by(worker_identity(block_bytes=block_bytes))
         await client.attach()
 
 
@@ -103,7 +103,7 @@ async def test_an_unknown_session_is_refused_and_counted() -> None:
         assert refusals(UnknownSession) == before + 1
 
 
-async def test_a_store_that_nobody_attached_to_answers_nothing() -> None:
+async def test_a_store_without_attached_workers_answers_nothing() -> None:
     async with unused_store() as client:
         assert (await client.match(CHAIN)).blocks == 0
         status = await client.status()

@@ -53,7 +53,7 @@ def test_another_namespace_or_worker_cannot_renew_a_session() -> None:
     assert closed == [first]
 
 
-def test_each_rank_of_a_worker_has_a_session_of_its_own() -> None:
+def test_each_rank_of_a_worker_has_its_own_session() -> None:
     kept, _, closed = sessions()
     first, second = kept.attach(worker_identity(), 0, 0), kept.attach(worker_identity(), 1, 0)
     assert first.session_id != second.session_id

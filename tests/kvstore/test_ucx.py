@@ -120,7 +120,7 @@ async def test_what_one_worker_stored_another_fetches(blocks: int) -> None:
         assert (status.lookups, status.hits) == (1, 1)
 
 
-async def test_a_store_with_larger_slots_than_its_workers_takes_and_gives_in_segments_that_fit_theirs() -> None:
+async def test_a_store_with_larger_slots_uses_its_workers_segment_size() -> None:
     larger = SMALL_SLOTS.model_copy(update={"slot_bytes": 1 << 20})
     async with store_and_worker(transfer=larger.model_dump()) as worker:
         await worker.offer(16)
@@ -199,7 +199,7 @@ async def test_a_corrupted_segment_is_not_stored(monkeypatch: pytest.MonkeyPatch
         assert worker.fetch(4) == 4
 
 
-async def test_an_offer_that_nobody_pushes_leaves_nothing_in_the_store_after_its_time() -> None:
+async def test_an_offer_without_a_push_leaves_nothing_after_its_deadline() -> None:
     async with store_and_worker(offer_seconds=0.5) as worker:
         session_id = worker.worker.sessions["s"].session_id
         offer = kvstore_pb2.OfferRequest(session_id=session_id, block_hashes=CHAIN[:4])
@@ -212,7 +212,7 @@ async def test_an_offer_that_nobody_pushes_leaves_nothing_in_the_store_after_its
         assert list((await worker.stub.Offer(offer)).wanted) == list(wanted) == [0, 1, 2, 3]
 
 
-async def test_a_store_without_its_redis_still_answers_fetches_and_tells_of_them_when_it_is_back() -> None:
+async def test_a_store_without_redis_answers_fetches_and_publishes_later() -> None:
     port = free_port()
     async with store_and_worker(index={"redis_url": f"redis://127.0.0.1:{port}", "lease_seconds": 0.6}) as worker:
         worker.client.offer(CHAIN[:4])
@@ -259,7 +259,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         assert await asyncio.to_thread(worker.fetch, 8) == 8
 
 
-async def test_a_store_says_what_is_on_its_disk_alone_and_a_worker_measures_each_tier(tmp_path: Path) -> None:
+async def test_a_store_reports_disk_blocks_and_workers_measure_each_tier(tmp_path: Path) -> None:
     disk = {"path": tmp_path, "bytes": 2 << 20, "least_uses": 0}
     async with store_and_worker(disk=disk) as first:
         await first.offer(10)

@@ -18,7 +18,7 @@ async def fail(backoff: Backoff, times: int) -> None:
         await backoff.failed("not reporting", AWAY)
 
 
-async def test_each_failure_in_a_row_waits_about_twice_as_long_up_to_five_seconds() -> None:
+async def test_each_failure_doubles_the_wait_up_to_five_seconds() -> None:
     sleeps = Sleeps()
     await fail(Backoff(logging.getLogger("test"), sleeps), 9)
     for slept, most in zip(sleeps, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0), strict=True):

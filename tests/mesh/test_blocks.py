@@ -35,7 +35,7 @@ def test_equal_blocks_after_different_prefixes_have_different_hashes() -> None:
 
 
 @given(st.lists(tokens, min_size=BLOCK_TOKENS, max_size=4 * BLOCK_TOKENS), st.data())
-def test_hashes_before_a_changed_token_stay_and_all_after_it_change(ids: list[int], data: st.DataObject) -> None:
+def test_a_changed_token_changes_all_hashes_from_it_on(ids: list[int], data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(ids) - 1))
     other = [*ids[:position], ids[position] ^ 1, *ids[position + 1 :]]
     block = position // BLOCK_TOKENS

@@ -45,7 +45,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]
 
 @asynccontextmanager
 async def health_server(credentials: grpc.ServerCredentials | None = None, port: int = 0) -> AsyncIterator[str]:
-    """A health service, behind TLS if it has credentials; yields its endpoint."""
+    """A health service, with TLS if it has credentials; yields its endpoint."""
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
     address = f"127.0.0.1:{port}"
@@ -80,10 +80,10 @@ async def test_channels_without_credentials_are_plaintext(certificate: tuple[byt
     assert raised.value.retry is Retry.THIS_CALL
 
 
-async def test_a_new_channel_does_not_wait_after_failures_of_an_older_one() -> None:
+async def test_a_new_channel_ignores_an_older_ones_backoff() -> None:
     channels = Channels()
     with socket.socket() as holder:
-        # Nobody listens at this port, and nobody else is given it, until gRPC's server shares it.
+        # No process listens at this port, or is given it, until gRPC's server shares it.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]

@@ -50,7 +50,7 @@ def test_a_file_and_overrides_compose(tmp_path: Path) -> None:
     assert config == Outer(inner=Inner(size=5, name="from file"), words=("a", "b"))
 
 
-def test_a_file_laid_over_another_replaces_its_keys_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_an_overlay_replaces_its_keys_and_keeps_the_rest(tmp_path: Path) -> None:
     path, overlay = written(tmp_path, "inner: {size: 3, name: public}\nwords: [a, b]\n"), tmp_path / "secret.yaml"
     overlay.write_text("inner: {name: secret}\nwords: [c]\nperhaps: {size: 2}\n")
     expected = Outer(inner=Inner(size=3, name="secret"), words=("c",), perhaps=Inner(size=2))
@@ -73,7 +73,7 @@ def test_the_later_override_wins() -> None:
         ("rooms=[]", "rooms: expected at least 1 value"),
     ],
 )
-def test_a_value_of_the_wrong_length_is_told_what_is_counted_and_never_repeated(override: str, message: str) -> None:
+def test_an_error_about_length_names_the_unit_without_the_value(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Login, None, [override])
     assert caught.value.message == f"configuration: {message}"
@@ -128,7 +128,7 @@ def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words:
     assert raised.value.message == f"configuration: {words}"
 
 
-def test_a_wrong_key_is_blamed_on_all_that_may_have_set_it(tmp_path: Path) -> None:
+def test_an_error_names_every_source_of_a_wrong_key(tmp_path: Path) -> None:
     path, overlay = written(tmp_path, "words: [a]\n"), tmp_path / "secret.yaml"
     overlay.write_text("words: [b]\n")
     with pytest.raises(ConfigError) as raised:
@@ -160,7 +160,7 @@ def test_a_missing_key_is_named_with_what_it_must_be(override: str, words: str) 
     assert raised.value.message == f"configuration: {words}"
 
 
-def test_every_offending_key_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+def test_each_offending_key_is_named_with_its_file(tmp_path: Path) -> None:
     path = written(tmp_path, "inner: {size: -1}\ncolour: red\n")
     with pytest.raises(ConfigError) as raised:
         load(Outer, path)

@@ -32,7 +32,7 @@ class Outer(Config):
 KEYS = {key.path: key for key in keys_of(Outer)}
 
 
-def test_a_section_comes_before_its_keys_and_a_list_has_brackets() -> None:
+def test_a_section_precedes_its_keys_and_a_list_has_brackets() -> None:
     paths = list(KEYS)
     assert paths[5:7] == ["inner", "inner.share"]
     assert paths[9:] == ["several", "several[].share"]
@@ -56,7 +56,7 @@ def test_a_key_has_type_and_default_in_words(path: str, kind: str, default: str)
     assert (KEYS[path].kind, KEYS[path].default) == (kind, default)
 
 
-def test_a_meaning_is_the_docstring_of_the_field_or_of_its_section() -> None:
+def test_a_meaning_is_the_fields_or_its_sections_docstring() -> None:
     assert KEYS["name"].meaning == "Unique."
     assert KEYS["inner.share"].meaning == "Of the memory, that is free."
     assert KEYS["inner"].meaning == "What is inside."
@@ -66,5 +66,5 @@ def test_a_meaning_is_the_docstring_of_the_field_or_of_its_section() -> None:
     ("given", "meant"),
     [("inner.shore", "inner.share"), ("share", "inner.share"), ("nmae", "name"), ("inner.colour", ""), ("x", "")],
 )
-def test_the_key_that_was_meant_is_offered_if_one_is_alike(given: str, meant: str) -> None:
+def test_a_similar_key_is_suggested(given: str, meant: str) -> None:
     assert did_you_mean(given, KEYS) == (f" (did you mean {meant}?)" if meant else "")

@@ -20,7 +20,7 @@ def test_between_two_measured_steps_time_is_linear() -> None:
     assert STEPS.decode_ms(36) == pytest.approx(29.0)
 
 
-def test_behind_the_last_measured_step_time_goes_on_growing() -> None:
+def test_beyond_the_last_measured_step_time_grows() -> None:
     assert STEPS.decode_ms(120) == pytest.approx(44.0)
 
 
@@ -29,7 +29,7 @@ def test_one_measured_step_stands_for_all() -> None:
 
 
 @given(st.floats(1, 60), st.integers(1, 200))
-def test_the_requests_within_a_time_are_the_most_that_keep_it(ms: float, most: int) -> None:
+def test_requests_within_a_time_are_the_most_that_fit(ms: float, most: int) -> None:
     requests = STEPS.requests_within(ms, most)
     assert requests == sum(STEPS.decode_ms(count) <= ms for count in range(1, most + 1))
 
@@ -40,7 +40,7 @@ def test_context_beyond_what_was_measured_lengthens_a_step() -> None:
     assert costs.step_ms(8, 1_008_000, 0.0) == pytest.approx(26.0)
 
 
-def test_decoding_beside_prompts_adds_its_share_of_a_step() -> None:
+def test_decoding_with_prompts_adds_its_share_of_a_step() -> None:
     assert STEPS.step_ms(8, 0, 100.0) == 124.0
     costs = msgspec.structs.replace(STEPS, decode_beside_prompts=0.25)
     assert costs.step_ms(8, 0, 100.0) == 106.0
@@ -51,7 +51,7 @@ def test_decoding_beside_prompts_adds_its_share_of_a_step() -> None:
     assert (slow.step_ms(8, 0, 100.0), slow.step_ms(8, 0, 0.0)) == (136.0, 24.0)
 
 
-def test_a_step_with_prompts_takes_something_besides_their_tokens() -> None:
+def test_a_step_with_prompts_takes_time_besides_their_tokens() -> None:
     costs = msgspec.structs.replace(STEPS, prefill_step_ms=20.0)
     assert (costs.step_ms(0, 0, 10.0), costs.step_ms(0, 0, 0.0)) == (30.0, 0.0)
     assert (costs.step_ms(8, 0, 10.0), costs.step_ms(8, 0, 0.0)) == (54.0, 24.0)
@@ -65,7 +65,7 @@ def test_tokens_late_in_a_prompt_take_longer() -> None:
     assert costs.prefill_ms(1000, 1000) == pytest.approx(1001.5)
 
 
-def test_sparse_attention_has_pairs_of_its_own_or_those_of_exact_attention() -> None:
+def test_sparse_attention_has_its_own_pairs_or_the_exact_ones() -> None:
     costs = CostModel(prefill_tokens_per_second=1000.0, prefill_pairs_ms=1.0)
     assert costs.sparse_prefill_ms(1000, 1000) == costs.prefill_ms(1000, 1000)
     sparse = msgspec.structs.replace(costs, sparse_pairs_ms=0.1)

@@ -50,9 +50,7 @@ CODES = [
 
 
 @pytest.mark.parametrize(("error", "retry"), [(error, retry) for retry in RETRIES for error in RETRIES[retry]])
-def test_a_class_says_what_may_be_tried_again_and_keeps_saying_it_over_the_wire(
-    error: type[MeshError], retry: Retry
-) -> None:
+def test_a_class_keeps_its_retry_advice_over_the_wire(error: type[MeshError], retry: Retry) -> None:
     assert error.retry is retry
     assert from_failure(to_failure(error("x"))).retry is retry
 
@@ -67,7 +65,7 @@ def test_a_reason_alone_names_the_class() -> None:
     assert (type(error), error.message, error.metadata, error.retry_after_ms) == (WorkerFull, "no room", {}, None)
 
 
-def test_a_reason_that_nobody_knows_is_an_internal_error_and_keeps_its_name() -> None:
+def test_an_unknown_reason_is_an_internal_error_with_its_name() -> None:
     error = rebuild("SOMETHING_NEW", "what")
     assert type(error) is RemoteError
     assert (error.code, error.reason, error.message) == (StatusCode.INTERNAL, "SOMETHING_NEW", "what")

@@ -3,7 +3,7 @@ import select
 from mesh.event_fd import EventFd
 
 
-def test_it_is_readable_from_the_first_set_until_it_is_cleared() -> None:
+def test_it_is_readable_from_a_set_until_a_clear() -> None:
     event = EventFd()
     for _ in range(2):
         assert not readable(event) and not event.clear()

@@ -81,7 +81,7 @@ def test_an_unknown_reason_keeps_its_code_and_reason() -> None:
     assert (back.code, back.reason, back.retry_after_ms) == (StatusCode.RESOURCE_EXHAUSTED, "QUOTA", 5)
 
 
-def test_a_known_reason_under_another_code_is_not_mistaken_for_the_class() -> None:
+def test_a_known_reason_under_another_code_is_another_error() -> None:
     back = from_failure(failure_pb2.Failure(code=14, reason=UnknownModel.reason, message="?"))
     assert isinstance(back, RemoteError)
     assert back.code is StatusCode.UNAVAILABLE
@@ -99,7 +99,7 @@ def test_a_status_carries_error_info_and_retry_info() -> None:
     assert retry.retry_delay.ToMilliseconds() == 1500
 
 
-def test_a_status_has_no_retry_info_where_waiting_does_not_help() -> None:
+def test_an_error_that_persists_has_no_retry_info() -> None:
     assert len(to_status(UnknownModel("no")).details) == 1
 
 
@@ -118,7 +118,7 @@ def test_a_deadline_that_grpc_reports_is_our_deadline_error() -> None:
     assert isinstance(from_rpc_error(rpc_error(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")), DeadlineExceeded)
 
 
-def test_a_call_that_a_stopping_server_cancelled_may_be_made_again() -> None:
+def test_a_call_that_a_stopping_server_cancelled_may_retry() -> None:
     error = from_rpc_error(rpc_error(StatusCode.CANCELLED, "CANCELLED"))
     assert isinstance(error, EndpointUnavailable)
     assert error.retry is Retry.THIS_CALL

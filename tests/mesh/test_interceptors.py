@@ -72,7 +72,7 @@ async def test_a_mesh_error_reaches_the_client_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_unexpected_error_is_logged_with_its_request_and_hidden_from_the_client(
+async def test_an_unexpected_error_is_logged_and_hidden_from_the_client(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -96,7 +96,7 @@ async def test_a_call_that_succeeds_passes_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
-async def test_a_malformed_message_of_a_stream_is_refused_without_a_traceback(
+async def test_a_malformed_stream_message_is_refused_without_a_traceback(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def read_all(requests: AsyncIterator[Any], context: Any) -> bytes:
@@ -132,7 +132,7 @@ class LeavingClient:
         raise grpc.aio.InternalError("Failed execute_batch")
 
 
-async def test_a_client_that_leaves_while_its_error_is_written_is_no_error_of_ours(
+async def test_a_client_that_leaves_during_its_error_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def refuse(request: bytes, context: Any) -> bytes:
@@ -157,7 +157,7 @@ async def test_messages_sent_before_an_error_still_arrive() -> None:
     assert isinstance(from_rpc_error(raised.value), ContextExceeded)
 
 
-async def test_a_handler_that_writes_to_its_context_works_as_a_generator_does() -> None:
+async def test_a_handler_may_write_to_its_context() -> None:
     async def write_twice(request: bytes, context: Any) -> None:
         await context.write(b"1")
         await context.write(b"2")
@@ -181,7 +181,7 @@ async def test_the_current_request_id_travels_with_unary_calls() -> None:
         assert await call(channel, "unary_unary") == [b"from-upstream"]
 
 
-async def test_the_current_request_id_travels_with_a_stream_that_is_given_it() -> None:
+async def test_a_stream_carries_the_current_request_id() -> None:
     async def tell(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield await tell_request_id(request, context)
 

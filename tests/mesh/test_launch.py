@@ -29,7 +29,7 @@ sys.exit(launch("probe", ProbeConfig, main))
 """
 
 
-async def test_a_service_that_ends_well_exits_with_zero_and_logs_its_lines() -> None:
+async def test_a_clean_end_exits_with_zero_and_writes_all_lines() -> None:
     status, _, stderr = await run_forked("-c", PROGRAM)
     assert status == 0
     assert stderr.strip().endswith("INFO  probe      serving then=end")

@@ -51,7 +51,7 @@ def test_lines_that_a_full_disk_refused_are_counted_once(tmp_path: Path) -> None
     assert (tmp_path / "log").read_text() == "2 lost: no space left on device\nthree\nfour\n"
 
 
-def test_a_line_follows_a_part_of_one_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_line_after_a_torn_one_begins_a_new_line(tmp_path: Path) -> None:
     reading, file = os.pipe()
     fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, 4096)
     with sink_of(file) as sink:
@@ -65,7 +65,7 @@ def test_a_line_follows_a_part_of_one_on_a_line_of_its_own(tmp_path: Path) -> No
     assert (tmp_path / "log").read_text() == "\n1 lost: broken pipe\nafter\n"
 
 
-def test_nobody_waits_for_a_reader_and_lines_keep_their_order() -> None:
+def test_no_caller_waits_for_a_reader_and_lines_stay_ordered() -> None:
     reading, file = os.pipe()
     lines = [f"{number} {'x' * 100}" for number in range(5_000)]
     with sink_of(file) as sink:
@@ -89,7 +89,7 @@ def test_lines_beyond_what_waits_are_lost_and_counted() -> None:
             assert [reader.readline(), reader.readline()] == ["59 lost: nobody reads them\n", "after\n"]
 
 
-def test_a_file_that_another_process_made_non_blocking_loses_no_line() -> None:
+def test_a_file_made_non_blocking_elsewhere_loses_no_line() -> None:
     reading, file = os.pipe()
     os.set_blocking(file, False)
     with sink_of(file) as sink:
@@ -98,7 +98,7 @@ def test_a_file_that_another_process_made_non_blocking_loses_no_line() -> None:
             assert len(reader.readline()) == 1_000_001
 
 
-async def test_a_terminal_that_is_not_read_or_gone_stops_nobody() -> None:
+async def test_an_unread_or_closed_terminal_stops_no_caller() -> None:
     controlling, terminal = os.openpty()
     with sink_of(terminal) as sink:
         for _ in range(1_000):

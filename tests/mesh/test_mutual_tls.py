@@ -48,13 +48,13 @@ async def test_a_method_refuses_a_role_that_it_does_not_serve(tmp_path: Path) ->
             await ask(channels_as(tmp_path, Role.DECODE, "d"), server.endpoint)
 
 
-async def test_a_method_that_names_no_role_serves_nobody(tmp_path: Path) -> None:
+async def test_a_method_without_roles_refuses_all_callers(tmp_path: Path) -> None:
     async with serve(certified(tmp_path, Role.SCHEDULER, "s")) as server:
         with pytest.raises(PermissionDenied, match="serves nobody"):
             await ask(channels_as(tmp_path, Role.GATEWAY, "g"), server.endpoint)
 
 
-async def test_nobody_calls_without_a_certificate(tmp_path: Path) -> None:
+async def test_a_caller_without_a_certificate_is_refused(tmp_path: Path) -> None:
     files = certified(tmp_path, Role.SCHEDULER, "s")
     only_ca = Channels(grpc.ssl_channel_credentials(files.ca.read_bytes()))
     async with serve(files, Role.GATEWAY) as server:

@@ -82,7 +82,7 @@ def test_a_log_line_of_an_exception_shows_its_traceback() -> None:
     assert text.splitlines()[-1] == "ValueError: broken"
 
 
-def test_a_json_line_has_date_and_fields_and_its_exception_inside() -> None:
+def test_a_json_line_has_date_fields_and_exception() -> None:
     try:
         raise ValueError("broken\nin two")
     except ValueError as error:
@@ -177,7 +177,7 @@ def test_an_unwritable_trace_file_is_a_config_error(tmp_path: Path) -> None:
         configure("gateway", ObserveConfig(trace_file=tmp_path / "missing" / "trace.json"))
 
 
-def test_spans_that_a_full_disk_has_no_room_for_are_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_that_do_not_fit_are_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with traced_to(Path("/dev/full")):
         for _ in range(1000):
             with span("step"):
@@ -210,7 +210,7 @@ handler.close()
 """
 
 
-def test_a_trace_file_whose_disk_was_full_for_a_while_is_whole_json(tmp_path: Path) -> None:
+def test_a_trace_file_is_whole_json_after_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     subprocess.run([sys.executable, "-c", GROWING, str(path)], check=True)
     names = [event["name"] for event in json.loads(path.read_text())]

@@ -3,7 +3,7 @@ from pathlib import Path
 from mesh.processor import ProcessorShare
 
 
-def test_the_share_is_the_time_on_a_core_of_the_time_in_which_the_thread_could_run(tmp_path: Path) -> None:
+def test_the_share_counts_only_time_the_thread_could_run(tmp_path: Path) -> None:
     schedstat = tmp_path / "schedstat"
     schedstat.write_text("1000 500 3\n")
     processor = ProcessorShare(schedstat)

@@ -5,7 +5,7 @@ import pytest
 from mesh.progress import ProgressLog
 
 
-def test_long_work_says_how_far_it_is_and_short_work_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_long_work_reports_its_progress(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     progress = ProgressLog("loading weights", 10, lambda: now)
     with caplog.at_level(logging.INFO):

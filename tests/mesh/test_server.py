@@ -89,7 +89,7 @@ async def test_a_foreign_address_is_a_config_error() -> None:
             pass
 
 
-async def test_a_taken_metrics_port_is_a_config_error_that_names_it() -> None:
+async def test_a_taken_metrics_port_is_named_in_a_config_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
@@ -115,7 +115,7 @@ async def test_a_message_over_the_limit_is_refused() -> None:
     assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_every_call_of_a_burst_is_answered_or_told_when_to_come_again() -> None:
+async def test_a_bursts_calls_are_answered_or_told_when_to_retry() -> None:
     room = asyncio.Event()
 
     async def slow(request: bytes, context: Any) -> bytes:
@@ -143,7 +143,7 @@ async def test_every_call_of_a_burst_is_answered_or_told_when_to_come_again() ->
 
 
 @pytest.mark.check("late")
-async def test_calls_that_a_busy_server_takes_after_more_than_half_a_minute_are_answered() -> None:
+async def test_calls_that_waited_for_over_half_a_minute_are_answered() -> None:
     async def slow(request: bytes, context: Any) -> bytes:
         if request == b"first":
             # The others wait within gRPC, of which one thread goes on.

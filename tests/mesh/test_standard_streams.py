@@ -31,5 +31,5 @@ def test_a_character_that_an_encoding_lacks_is_spelled() -> None:
 
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
-def test_a_complaint_that_nobody_gets_changes_no_status(stderr: str) -> None:
+def test_a_complaint_that_cannot_be_written_changes_no_status(stderr: str) -> None:
     assert shell(f'"$PYTHON" -c "$SETTLED complain(\'no\'); sys.exit(2)" {stderr}').returncode == 2

@@ -57,7 +57,7 @@ def test_calls_inside_a_span_name_it() -> None:
     assert context is not None and metadata == {"traceparent": context.traceparent}
 
 
-def test_work_that_callbacks_end_is_a_span_from_begin_to_end() -> None:
+def test_work_that_a_callback_ends_is_one_span() -> None:
     with kept_spans() as spans:
         work = span("work", blocks=3).begin(TraceContext.parse(PARENT))
         assert current_traceparent() is None
@@ -66,7 +66,7 @@ def test_work_that_callbacks_end_is_a_span_from_begin_to_end() -> None:
     assert spans["work"].parent == TraceContext.parse(PARENT)
 
 
-def test_a_trace_that_its_client_does_not_record_is_passed_on_as_it_is() -> None:
+def test_an_unrecorded_trace_is_passed_on_unchanged() -> None:
     header = PARENT[:-1] + "0"
     with under(TraceContext.parse(header)), span("work"):
         assert current_traceparent() == header
@@ -78,7 +78,7 @@ def test_outside_traces_spans_have_no_context() -> None:
     assert spans["work"].context is None
 
 
-def test_a_sampler_begins_a_trace_whose_first_span_has_no_parent() -> None:
+def test_a_sampled_traces_first_span_has_no_parent() -> None:
     with under(None):
         Sampler(1.0).begin()
         assert current_traceparent() is None

@@ -30,7 +30,7 @@ class Client:
     agents: FakeAgents
     session: Any = None
 
-    async def beside(self, worker: WorkerIdentity) -> "Client":
+    async def joined_by(self, worker: WorkerIdentity) -> "Client":
         """Another worker, attached to the same store."""
         other = Client(self.stub, worker, self.agents)
         await other.attach()

@@ -79,7 +79,7 @@ def test_no_bit_may_change(byte: int, bit: int) -> None:
     assert not believed(Store.offered(author()), author(), kv=changed)
 
 
-def test_bytes_of_another_block_are_not_believed_even_with_their_own_mac() -> None:
+def test_another_blocks_bytes_are_refused_even_with_their_mac() -> None:
     store = Store.offered(author())
     store.blocks = (3, 7, 0, 9, 2)
     assert not believed(store, author(), kv=KV[:, [1, 0, 2, 3, 4]])
@@ -112,7 +112,7 @@ def test_blocks_of_another_secret_are_told_from_forged_ones() -> None:
 
 
 def test_a_secret_is_replaced_while_blocks_of_both_are_believed() -> None:
-    old, new = b"the one before", b"the one behind"
+    old, new = b"the one before", b"the one after"
     both_ways = author(old, accepted=[new]), author(new, accepted=[old])
     for written in (author(old), author(new), *both_ways):
         assert all(believed(Store.offered(written), reader) for reader in both_ways)
@@ -122,17 +122,17 @@ def test_a_secret_is_replaced_while_blocks_of_both_are_believed() -> None:
     assert refusals(Store.offered(author(old)), both_ways[1], kv=changed) == {WRONG_BLOCK_MAC}
 
 
-def test_blocks_of_the_version_before_name_no_key_and_are_checked_with_each() -> None:
+def test_blocks_without_a_key_id_are_checked_with_each_key() -> None:
     store = Store.offered(author(b"the one before"))
     for block in store.blocks:
         mac = store.kept[block]
         assert mac is not None
         store.kept[block] = msgspec.structs.replace(mac, key_id=b"")
-    assert believed(store, author(b"the one behind", accepted=[b"the one before"]))
+    assert believed(store, author(b"the one after", accepted=[b"the one before"]))
     assert refusals(store, author()) == {WRONG_BLOCK_MAC}
 
 
-def test_base_layers_are_believed_whatever_draft_layers_are_behind_them() -> None:
+def test_base_layers_are_believed_whatever_draft_layers_follow() -> None:
     drafting, plain = author(draft_layers=1), author(layers=LAYERS - 1)
     tile = Tile(0, LAYERS - 1, 0, BLOCKS)
     for writer, reader in ((drafting, plain), (plain, drafting)):

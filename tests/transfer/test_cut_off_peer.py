@@ -35,7 +35,7 @@ def python(net: Network, site: str, code: str, *arguments: str) -> list[str]:
     return [*net.inside(site), sys.executable, "-c", code, *arguments]
 
 
-def test_a_thread_that_sends_to_a_peer_that_is_cut_off_goes_on() -> None:
+def test_a_thread_that_sends_to_a_cut_off_peer_continues() -> None:
     with network(["sender", "receiver"]) as net:
         with subprocess.Popen(
             python(net, "receiver", LISTEN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

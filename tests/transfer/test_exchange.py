@@ -51,7 +51,7 @@ def ticket_of(blocks: int) -> Ticket:
 
 
 @pytest.mark.parametrize("begin", [Exchange.open_landing, Exchange.push])
-def test_with_memory_on_a_gpu_it_looks_on_while_a_transfer_is_open_and_no_longer(
+def test_with_gpu_memory_it_polls_while_a_transfer_is_open(
     begin: Callable[[Exchange, Ticket, Sequence[int]], None],
 ) -> None:
     exchange, ticket = exchange_over(GpuMemory), ticket_of(BLOCKS)
@@ -63,7 +63,7 @@ def test_with_memory_on_a_gpu_it_looks_on_while_a_transfer_is_open_and_no_longer
     assert exchange.busy_poll_seconds == 0
 
 
-def test_with_memory_of_the_host_an_open_transfer_keeps_nobody_awake_until_bytes_are_under_way() -> None:
+def test_with_host_memory_it_polls_only_while_bytes_move() -> None:
     exchange, ticket = exchange_over(HostMemory), ticket_of(BLOCKS)
     exchange.push(ticket, range(BLOCKS))
     exchange.poll()
@@ -73,7 +73,7 @@ def test_with_memory_of_the_host_an_open_transfer_keeps_nobody_awake_until_bytes
     assert 0 < exchange.busy_poll_seconds < 0.1
 
 
-def test_counters_can_be_read_while_the_transfer_thread_refuses_something_for_the_first_time() -> None:
+def test_counters_can_be_read_during_the_first_refusal() -> None:
     refused, first = Tally(), Reason("first")
     exchange = exchange_over(HostMemory, refused)
     refused.add(first)

@@ -34,7 +34,7 @@ def holds_slots(side: Side | Peer) -> bool:
 
 
 @TRANSPORTS
-def test_a_sender_killed_in_the_middle_of_a_segment_leaves_no_slot_and_no_landing_behind(transports: str) -> None:
+def test_a_sender_killed_mid_segment_leaks_no_slot_or_landing(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(here, peer)
         push_until_slots_are_taken(here, peer)
@@ -45,7 +45,7 @@ def test_a_sender_killed_in_the_middle_of_a_segment_leaves_no_slot_and_no_landin
 
 
 @TRANSPORTS
-def test_a_sender_frozen_past_the_deadline_fails_the_landing_and_its_late_bytes_reach_nothing(transports: str) -> None:
+def test_a_sender_frozen_past_the_deadline_fails_the_landing(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         before = here.blocks(HERE).copy()
         watch = Watch(here, peer)
@@ -55,7 +55,7 @@ def test_a_sender_frozen_past_the_deadline_fails_the_landing_and_its_late_bytes_
         wait_until(lambda: failed(watch))
         last = watch.received[-1]
         assert isinstance(last, LandingFailed) and last.reason == "DEADLINE_EXCEEDED"
-        # Nobody else may have the slots that UCX still writes to.
+        # No other transfer may have the slots that UCX still writes to.
         quarantined = here.agent("counters").quarantined_slots
         assert quarantined + here.agent("counters").free_slots == CONFIG.slots
         peer.thaw()
@@ -77,7 +77,7 @@ def test_a_receiver_killed_ends_the_push() -> None:
 
 
 @TRANSPORTS
-def test_a_push_that_is_cancelled_gives_its_slots_back_though_the_receiver_was_killed(transports: str) -> None:
+def test_a_cancelled_push_returns_its_slots_despite_a_killed_receiver(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(peer, here)
         ticket = push_to_a_frozen_receiver(peer, here)
@@ -88,7 +88,7 @@ def test_a_push_that_is_cancelled_gives_its_slots_back_though_the_receiver_was_k
 
 
 @TRANSPORTS
-def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a_while(
+def test_a_receiver_frozen_past_the_deadline_holds_few_slots_briefly(
     transports: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transfer.sender._STUCK_SECONDS", STUCK_SECONDS)
@@ -105,7 +105,7 @@ def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a
         assert_all_free(here)
 
 
-def test_a_peer_that_is_gone_ends_a_push_that_begins_only_now() -> None:
+def test_a_push_to_a_dead_peer_ends_at_once() -> None:
     with two_sides() as (here, peer):
         watch = Watch(peer, here)
         ticket = open_push(peer, here)

@@ -61,7 +61,7 @@ def fetch_in_vain(here: Side, hashes: list[bytes]) -> Fetched:
 
 
 def events_of(side: Side, count: int) -> list[Event]:
-    """The next so many."""
+    """The next `count` events."""
     events: list[Event] = []
 
     def came() -> bool:
@@ -128,7 +128,7 @@ def test_a_fetch_without_a_session_answers_at_once() -> None:
         assert event.blocks == 0 and event.error is not None
 
 
-def test_a_session_that_is_renewed_goes_on_and_one_that_is_closed_is_refused() -> None:
+def test_a_renewed_session_continues_and_a_closed_one_is_refused() -> None:
     with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         assert fetch(here, CHAIN).blocks == STORED
@@ -159,7 +159,7 @@ def test_a_killed_store_ends_the_fetch() -> None:
         assert_all_free(here)
 
 
-def test_a_frozen_store_ends_the_fetch_at_its_deadline_and_its_late_bytes_reach_nothing() -> None:
+def test_a_frozen_store_ends_the_fetch_at_its_deadline() -> None:
     with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         before = here.blocks(range(STORED)).copy()
@@ -173,7 +173,7 @@ def test_a_frozen_store_ends_the_fetch_at_its_deadline_and_its_late_bytes_reach_
         assert (here.blocks(range(STORED)) == before).all()
 
 
-def test_a_corrupted_block_ends_the_fetch_with_the_blocks_before_it() -> None:
+def test_a_corrupted_block_ends_the_fetch_before_it() -> None:
     with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         before = here.blocks(range(STORED)).copy()

@@ -35,6 +35,6 @@ def test_transports_that_reach_gpu_memory_are_accepted(transports: str | None) -
 
 
 @pytest.mark.parametrize("transports", ["tcp", "posix,self", "cuda_ipc,tcp", "^cuda", "^tcp,cuda_copy"])
-def test_transports_that_cannot_reach_gpu_memory_are_refused_with_what_to_add(transports: str) -> None:
+def test_transports_without_gpu_memory_are_refused_with_advice(transports: str) -> None:
     with pytest.raises(ConfigError, match="cuda_copy"):
         check_carries_gpu_memory(transports)

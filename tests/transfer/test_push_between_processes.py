@@ -46,7 +46,7 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
         assert ended.seconds is not None and ended.seconds > 0
 
 
-def test_memory_whose_transfers_wake_nobody_is_polled_and_an_agent_leaves_its_process_as_it_is(
+def test_memory_whose_transfers_wake_no_thread_is_polled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # This process's memory is taken for a GPU's.

@@ -156,7 +156,7 @@ def act(scene: Scene, action: str, value: Any, extra: Any) -> None:
 
 @settings(max_examples=400)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
-def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(
+def test_in_any_order_landings_verify_bytes_return_slots_and_end(
     memory: type[HostMemory | SlowMemory], steps: list[tuple[str, Any, Any]]
 ) -> None:
     scene = Scene(memory)
@@ -196,7 +196,7 @@ def test_more_segments_than_slots_wait_with_their_sender() -> None:
     assert scene.endings == [scene.incoming.landing] and (scene.array == scene.right).all()
 
 
-def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it_completes() -> None:
+def test_a_cancelled_landing_quarantines_the_slot_being_written() -> None:
     scene = Scene()
     scene.arrive(0)
     scene.receiver.poll(0.0)
@@ -210,7 +210,7 @@ def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it
     assert scene.only_right_bytes()
 
 
-def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is_over() -> None:
+def test_a_landing_cancelled_during_a_copy_ends_after_it() -> None:
     scene = Scene(SlowMemory)
     scene.arrive(0)
     scene.receiver.poll(0.0)
@@ -226,7 +226,7 @@ def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is
     assert scene.slots.free == SLOTS
 
 
-def test_a_late_segment_is_nobodys() -> None:
+def test_a_late_segment_belongs_to_no_landing() -> None:
     scene = Scene()
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
     assert not scene.receiver.accept(Arrival(TAG, SLOT, b""))
@@ -242,7 +242,7 @@ def test_a_late_segment_is_nobodys() -> None:
         ("announce", "corrupted", "wrong_checksum"),
     ],
 )
-def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what: str, damage: str, reason: str) -> None:
+def test_a_segment_unlike_its_announcement_ends_the_landing(what: str, damage: str, reason: str) -> None:
     scene = Scene()
     scene.arrive(0, damage if what == "arrive" else "none")
     scene.announce(0, damage if what == "announce" else "none")
@@ -254,7 +254,7 @@ def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what: str, dam
     assert scene.slots.free == SLOTS
 
 
-def test_a_duplicate_segment_and_a_duplicate_checksum_are_dropped_and_counted() -> None:
+def test_duplicate_segments_and_checksums_are_dropped_and_counted() -> None:
     scene = Scene()
     for _ in range(2):
         scene.arrive(0)
@@ -265,14 +265,14 @@ def test_a_duplicate_segment_and_a_duplicate_checksum_are_dropped_and_counted() 
     assert scene.incoming.landing.failure is None
 
 
-def test_a_checksum_of_a_segment_that_does_not_exist_is_counted() -> None:
+def test_a_checksum_of_an_unknown_segment_is_counted() -> None:
     scene = Scene()
     scene.hear(Announcement(99, 1, b"", "fake"))
     assert scene.refused.counts == {"unknown_segment": 1}
 
 
 @pytest.mark.parametrize("checksum", [b"", bytes(7), bytes(16)])
-def test_a_checksum_of_another_length_than_the_segments_ends_the_landing(checksum: bytes) -> None:
+def test_a_checksum_of_the_wrong_length_ends_the_landing(checksum: bytes) -> None:
     scene = Scene()
     scene.arrive(0)
     scene.hear(Announcement(0, len(scene.bytes_of(0)), checksum, "fake"))
@@ -281,7 +281,7 @@ def test_a_checksum_of_another_length_than_the_segments_ends_the_landing(checksu
     assert (scene.array == STALE).all()
 
 
-def test_a_checksum_that_somebody_else_sealed_is_counted_and_changes_nothing() -> None:
+def test_a_checksum_sealed_by_another_is_counted_and_ignored() -> None:
     scene = Scene()
     for index in range(len(scene.tiles)):
         scene.announce(index, "forged")

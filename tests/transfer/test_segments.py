@@ -12,9 +12,7 @@ sizes = st.tuples(st.integers(1, 12), st.integers(0, 40), st.integers(1, 50), st
 
 
 @given(sizes, st.sampled_from([plan_whole, plan_layerwise]))
-def test_a_plan_holds_every_layer_of_every_block_once_in_segments_that_fit_a_slot(
-    size: tuple[int, int, int, int], plan: Plan
-) -> None:
+def test_a_plan_has_each_layer_of_each_block_once(size: tuple[int, int, int, int], plan: Plan) -> None:
     layers, blocks, piece_bytes, spare = size
     segment_bytes = piece_bytes + spare
     tiles = plan(layers, blocks, piece_bytes, segment_bytes)
@@ -29,7 +27,7 @@ def test_early_blocks_come_first(size: tuple[int, int, int, int], plan: Plan) ->
     assert tiles == sorted(tiles, key=lambda tile: (tile.first_block, tile.first_layer))
 
 
-def test_a_whole_plan_splits_layers_only_where_a_block_does_not_fit() -> None:
+def test_a_whole_plan_splits_only_blocks_that_do_not_fit() -> None:
     assert plan_whole(4, 5, 10, 80) == [Tile(0, 4, 0, 2), Tile(0, 4, 2, 2), Tile(0, 4, 4, 1)]
     assert plan_whole(4, 1, 10, 30) == [Tile(0, 3, 0, 1), Tile(3, 1, 0, 1)]
 
@@ -39,7 +37,7 @@ def runs_of(blocks: int, longest: int) -> list[int]:
 
 
 @given(st.integers(1, 50), st.data())
-def test_few_segments_or_short_ones_are_as_few_and_as_equal_as_can_be(longest: int, data: st.DataObject) -> None:
+def test_few_or_short_segments_are_few_and_of_equal_length(longest: int, data: st.DataObject) -> None:
     blocks = data.draw(st.integers(1, 12 * longest if longest < 4 else 2 * longest))
     counts = runs_of(blocks, longest)
     assert len(counts) == -(-blocks // longest)
@@ -47,7 +45,7 @@ def test_few_segments_or_short_ones_are_as_few_and_as_equal_as_can_be(longest: i
 
 
 @given(st.integers(4, 50), st.data())
-def test_many_segments_begin_with_half_a_slot_and_end_with_a_quarter(longest: int, data: st.DataObject) -> None:
+def test_many_segments_begin_with_half_slots_and_end_with_quarters(longest: int, data: st.DataObject) -> None:
     blocks = data.draw(st.integers(2 * longest + 1, 12 * longest))
     first, *between, last = runs_of(blocks, longest)
     assert (first, last) == (longest // 2, longest // 4)
@@ -56,13 +54,13 @@ def test_many_segments_begin_with_half_a_slot_and_end_with_a_quarter(longest: in
 
 
 @given(st.integers(1, 600), st.integers(1, 50))
-def test_layerwise_runs_are_as_few_and_as_equal_as_can_be(blocks: int, longest: int) -> None:
+def test_layerwise_runs_are_few_and_of_equal_length(blocks: int, longest: int) -> None:
     counts = [tile.block_count for tile in plan_layerwise(8, blocks, 10, 10 * longest) if tile.first_layer == 0]
     assert len(counts) == -(-blocks // longest)
     assert max(counts) - min(counts) <= 1
 
 
-def test_a_layerwise_plan_lets_an_eighth_of_the_layers_go_before_the_rest() -> None:
+def test_a_layerwise_plan_sends_an_eighth_of_the_layers_first() -> None:
     tiles = plan_layerwise(16, 4, 10, 1000)
     assert [tile.layer_count for tile in tiles] == [2] * 8
 
@@ -83,5 +81,5 @@ def test_a_slot_smaller_than_a_piece_is_refused() -> None:
         [],
     ],
 )
-def test_tiles_that_miss_repeat_or_leave_the_blocks_do_not_cover_them(tiles: list[Tile]) -> None:
+def test_tiles_with_gaps_repeats_or_overruns_do_not_cover(tiles: list[Tile]) -> None:
     assert not covers_once(tiles, 2, 4)

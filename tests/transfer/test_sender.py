@@ -100,7 +100,7 @@ actions = st.one_of(
 
 @settings(max_examples=300)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
-def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(
+def test_in_any_order_computed_segments_go_once_and_slots_return(
     memory: type[HostMemory | SlowMemory], steps: list[tuple[str, Any]]
 ) -> None:
     scene = Scene(memory=memory)
@@ -134,7 +134,7 @@ def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(
     assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
 
 
-def test_each_segment_is_announced_with_the_checksum_of_what_lies_in_its_slot() -> None:
+def test_each_segment_is_announced_with_its_slots_checksum() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.poll(0.0)
@@ -145,7 +145,7 @@ def test_each_segment_is_announced_with_the_checksum_of_what_lies_in_its_slot() 
     assert scene.sent_bytes.counts == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
 
 
-def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhile() -> None:
+def test_a_gathered_segment_is_sent_while_the_next_is_gathered() -> None:
     scene = Scene(memory=SlowMemory)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhil
     assert not second.completed
 
 
-def test_the_first_checksum_to_a_peer_is_sent_when_its_transport_is_known() -> None:
+def test_the_first_checksum_to_a_peer_waits_for_its_transport() -> None:
     scene = Scene()
     scene.transport.name = None
     scene.outgoing.push.computed(LAYERS, BLOCKS)
@@ -175,7 +175,7 @@ def test_the_first_checksum_to_a_peer_is_sent_when_its_transport_is_known() -> N
     assert [(checksum.segment, checksum.transport) for checksum in scene.announced if checksum][:1] == [(0, "fake")]
 
 
-def test_a_push_ends_when_its_last_checksum_is_on_its_way() -> None:
+def test_a_push_ends_once_its_last_checksum_is_sent() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     for _ in scene.tiles:
@@ -191,7 +191,7 @@ def test_a_push_ends_when_its_last_checksum_is_on_its_way() -> None:
     assert scene.endings and scene.slots.free == SLOTS
 
 
-def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> None:
+def test_a_push_cancelled_during_a_gather_ends_after_it() -> None:
     scene = Scene(memory=SlowMemory)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.poll(0.0)
@@ -200,7 +200,7 @@ def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> No
     assert not scene.transport.sends and scene.slots.free == SLOTS
 
 
-def test_a_segment_that_is_computed_goes_before_an_earlier_one_that_is_not() -> None:
+def test_a_computed_segment_goes_before_an_earlier_uncomputed_one() -> None:
     scene = Scene()
     scene.outgoing.push.computed(1, BLOCKS)
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_one_peer_holds_at_most_half_of_the_slots() -> None:
     assert [send.address for send in scene.segments] == [b"there", b"elsewhere", b"there"]
 
 
-def test_a_peer_whose_sends_are_all_in_quarantine_is_disconnected_when_slots_run_out() -> None:
+def test_a_peer_with_only_quarantined_sends_is_disconnected_for_slots() -> None:
     scene = Scene(address=b"frozen")
     more = [scene.open(b"frozen too")]
     for outgoing in [scene.outgoing, *more]:
@@ -237,7 +237,7 @@ def test_a_peer_whose_sends_are_all_in_quarantine_is_disconnected_when_slots_run
     assert alive.push.error is None and scene.slots.free == SLOTS
 
 
-def test_a_peer_that_receives_nothing_of_a_push_that_was_given_up_is_disconnected_after_a_while() -> None:
+def test_a_peer_that_ignores_a_cancelled_push_is_disconnected() -> None:
     scene = Scene(address=b"frozen")
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.poll(0.0)

@@ -50,7 +50,7 @@ class Meeting:
         self.opened = True
 
 
-def test_a_message_finds_the_landing_that_was_posted_before_it_came() -> None:
+def test_a_message_finds_the_landing_posted_before_it() -> None:
     meeting: Any = Meeting()
     meeting.thread = TransferThread(meeting, meeting, time.monotonic, lambda: None)
     meeting.started.set()

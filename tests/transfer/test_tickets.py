@@ -20,7 +20,7 @@ def test_slots_as_large_as_the_segments_are_enough() -> None:
     assert refusal_of(TICKET, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, LARGEST)) is None
 
 
-def test_segments_larger_than_the_slots_are_refused_with_the_setting_to_raise() -> None:
+def test_segments_larger_than_slots_are_refused_naming_the_setting() -> None:
     refusal = refusal_of(TICKET, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, LARGEST - 1))
     assert refusal is not None
     assert (refusal.reason, type(refusal.error)) == (WRONG_SIZE, InvalidRequest)
@@ -34,7 +34,7 @@ def test_a_landing_without_drafts_layers_takes_the_others() -> None:
     assert refusal_of(TICKET, BLOCKS, DRAFTING, Geometry(LAYERS + 1, PIECE_BYTES, LARGEST)) is None
 
 
-def test_a_landing_with_drafts_layers_is_refused_where_there_are_none() -> None:
+def test_a_landing_with_draft_layers_is_refused_without_any() -> None:
     tiles = plan_whole(LAYERS + 1, BLOCKS, PIECE_BYTES, 2 * LARGEST)
     ticket = make_ticket(tiles, PIECE_BYTES, DRAFTING, 0, b"address", 0, 10.0)
     refusal = refusal_of(ticket, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, 2 * LARGEST))
@@ -42,7 +42,7 @@ def test_a_landing_with_drafts_layers_is_refused_where_there_are_none() -> None:
     assert (refusal.reason, type(refusal.error)) == (OTHER_NAMESPACE, NamespaceMismatch)
 
 
-def test_a_landing_of_other_layers_than_its_namespace_has_is_refused() -> None:
+def test_a_landing_of_layers_outside_its_namespace_is_refused() -> None:
     tiles = plan_whole(LAYERS + 1, BLOCKS, PIECE_BYTES, 2 * LARGEST)
     ticket = make_ticket(tiles, PIECE_BYTES, NAMESPACE, 0, b"address", 0, 10.0)
     refusal = refusal_of(ticket, BLOCKS, DRAFTING, Geometry(LAYERS + 1, PIECE_BYTES, 2 * LARGEST))

@@ -23,7 +23,7 @@ def _undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_threads_that_are_started_afterwards_wait_less_for_the_interpreter_and_oversleep_less() -> None:
+def test_threads_started_later_wait_and_oversleep_less() -> None:
     with ThreadPoolExecutor(1) as main_thread:
         assert main_thread.submit(tune_and_start_a_thread).result() == TIMER_SLACK_NS
     assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_SECONDS)

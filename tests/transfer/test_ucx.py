@@ -22,14 +22,14 @@ def test_without_ucxx_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("address", [b"", b"\x90" + bytes(80), b"garbage of some length"])
-def test_an_address_of_no_ucx_worker_costs_the_message_and_not_the_process(address: bytes) -> None:
+def test_a_wrong_ucx_address_costs_the_message_not_the_process(address: bytes) -> None:
     transport = UcxTransport("tcp")
     sent = transport.send(address, 1, b"message")
     assert sent.completed and sent.error() == "this is no address of a UCX worker"
     transport.close()
 
 
-def test_a_connection_that_failed_before_anything_arrived_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_failed_before_any_answer_is_retried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with Peer(config=CONFIG) as gone:
         dead_address = gone.address()
     sender, receiver = UcxTransport("tcp", "lo"), UcxTransport("tcp", "lo")
@@ -46,7 +46,7 @@ def test_a_connection_that_failed_before_anything_arrived_is_tried_once_more(mon
     receiver.close()
 
 
-def test_a_peer_that_is_gone_ends_a_message_after_the_last_try() -> None:
+def test_a_message_to_a_dead_peer_fails_after_its_retries() -> None:
     with Peer(config=CONFIG) as gone:
         address = gone.address()
     sender = UcxTransport("tcp", "lo")

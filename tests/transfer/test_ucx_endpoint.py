@@ -17,7 +17,7 @@ def test_the_transport_is_that_of_the_largest_messages(lanes: str, name: str) ->
     assert transport_in(DESCRIPTION.format(lanes=lanes)) == name
 
 
-def test_the_transport_of_gpu_memory_goes_before_that_of_host_memory() -> None:
+def test_the_transport_of_gpu_memory_precedes_that_of_host_memory() -> None:
     gpu = DESCRIPTION.replace("host memory", "cuda/GPU0").format(lanes="cuda_ipc/cuda")
     assert transport_in(gpu + DESCRIPTION.format(lanes="tcp/lo")) == "cuda_ipc"
 

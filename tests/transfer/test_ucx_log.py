@@ -28,7 +28,7 @@ def test_garbage_gives_one_line_and_a_transfer_goes_on(
         (port,) = listening() - before
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port)) as peer:
-                # Messages of an active message id that nobody handles.
+                # Messages of an active message id without a handler.
                 peer.sendall(MAGIC + bytes(200))
                 progress(transport, 0.1)
         message = b"still here"

@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back_with_its_macs(tmp_path: Path) -> None:
     file.close()
 
 
-def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path: Path) -> None:
+def test_page_sized_blocks_are_read_and_written_in_place(tmp_path: Path) -> None:
     piece_bytes = ALIGNMENT // 2
     memory = StoreMemory(layers=6, blocks=4, piece_bytes=piece_bytes)
     drawn = np.random.default_rng(0).integers(0, 256, (6, 2, piece_bytes), np.uint8)
@@ -63,7 +63,7 @@ def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path
     file.close()
 
 
-def test_a_file_that_is_opened_again_says_what_is_in_it(tmp_path: Path) -> None:
+def test_a_reopened_file_reports_its_content(tmp_path: Path) -> None:
     file = open_file(tmp_path)
     first, second = Content(key_of(1)), Content(key_of(2), b"tenant", key_of(1))
     file.write(1, first, block_of(1), None)
@@ -91,7 +91,7 @@ def test_a_file_with_no_room_for_a_block_is_refused(tmp_path: Path) -> None:
         open_file(tmp_path, slots=0)
 
 
-def test_a_file_that_does_not_fit_takes_no_more_than_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_fit_keeps_its_old_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate_what_there_is(file: int, offset: int, size_bytes: int) -> None:
         os.ftruncate(file, size_bytes // 2)
         raise OSError(errno.ENOSPC, "No space left on device")

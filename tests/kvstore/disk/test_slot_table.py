@@ -57,7 +57,7 @@ def test_no_block_makes_room_for_the_one_that_follows_it() -> None:
     assert write(table, b"c") == slot
 
 
-def test_a_block_that_is_there_with_its_drafts_too_gives_way_before_what_follows_it() -> None:
+def test_a_block_with_a_drafted_twin_goes_before_its_children() -> None:
     key, later = bytes(24), bytes([1]) * 24
     table = table_of(3)
     without_drafts = write(table, key)
@@ -69,7 +69,7 @@ def test_a_block_that_is_there_with_its_drafts_too_gives_way_before_what_follows
     assert table.known([key, later]) == [whole_key(key)]
 
 
-def test_the_chains_of_a_file_that_is_opened_again_give_way_from_their_ends() -> None:
+def test_chains_of_a_reopened_file_are_evicted_from_their_ends() -> None:
     table = SlotTable(HeldKeys())
     # Slots are found in any order.
     for slot, number in enumerate((2, 0, 1)):
@@ -87,7 +87,7 @@ def test_a_slot_that_is_being_read_is_not_given_away() -> None:
     assert table.begin_write(Content(b"b")) == 0
 
 
-def test_a_tenant_with_its_quota_gives_up_what_it_read_least_recently() -> None:
+def test_a_tenant_at_its_quota_evicts_its_least_recently_read() -> None:
     table = table_of(6, Quotas(each=2))
     assert write(table, b"other", b"quiet") is not None
     first, second = write(table, b"a", b"busy"), write(table, b"b", b"busy")
@@ -106,7 +106,7 @@ def test_a_tenant_with_its_quota_gives_up_what_it_read_least_recently() -> None:
     assert table.evicted_by_quota == {b"busy": 2}
 
 
-def test_a_file_with_more_of_a_tenant_than_its_quota_keeps_so_much() -> None:
+def test_a_file_keeps_only_the_quota_of_a_tenant() -> None:
     table = SlotTable(HeldKeys(), Quotas(each=2))
     for slot, key in enumerate([b"a", b"b", b"c"]):
         table.found(slot, Content(key, b"busy"))
@@ -116,7 +116,7 @@ def test_a_file_with_more_of_a_tenant_than_its_quota_keeps_so_much() -> None:
     assert write(table, b"e", b"quiet") == 2
 
 
-def test_what_could_not_be_written_or_is_damaged_is_not_there() -> None:
+def test_unwritten_and_damaged_blocks_are_not_found() -> None:
     table = table_of(1)
     assert table.begin_write(Content(b"a")) == 0
     assert table.known([b"a"]) == []
@@ -148,7 +148,7 @@ def test_a_key_is_gone_once_no_tier_has_it() -> None:
     assert (changes.stored, changes.removed) == ([b"b"], [b"a"])
 
 
-def test_a_block_is_worth_a_write_once_it_was_used_again() -> None:
+def test_a_block_is_worth_writing_after_another_use() -> None:
     reuse = Reuse(least_uses=1, remembered=2)
     assert reuse.stored([b"a"]) == []
     assert reuse.used([b"a"]) == [b"a"]

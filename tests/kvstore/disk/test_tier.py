@@ -1,4 +1,4 @@
-"""A store with little memory and a disk behind it, real bytes, and a worker that checks who computed its blocks."""
+"""A store with little memory and a disk, real bytes, and a worker that checks who computed its blocks."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ BLOCKS = 32
 MEMORY_BLOCKS = 16
 TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=30.0)
 FIRST, SECOND, THIRD = (chain_hashes(range(64 * 8), bytes([number])) for number in range(3))
-# Their places in the worker's memory; behind them is what it fetches.
+# Their places in the worker's memory; what it fetches comes after them.
 PLACES = {chain[0]: range(8 * number, 8 * number + 8) for number, chain in enumerate((FIRST, SECOND, THIRD))}
 TARGET = range(24, 32)
 
@@ -96,7 +96,7 @@ async def scene(directory: Path, blocks: int = 64, least_uses: int = 0, **settin
         worker.agent.close()
 
 
-async def test_what_memory_has_no_room_for_is_fetched_from_the_disk(tmp_path: Path) -> None:
+async def test_blocks_that_left_memory_are_fetched_from_the_disk(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         for number, chain in enumerate((FIRST, SECOND, THIRD), 1):
             await it.offer(chain)
@@ -107,7 +107,7 @@ async def test_what_memory_has_no_room_for_is_fetched_from_the_disk(tmp_path: Pa
         await it.until_known(FIRST)
 
 
-async def test_a_store_that_was_restarted_still_has_what_was_on_disk(tmp_path: Path) -> None:
+async def test_a_restarted_store_has_what_was_on_its_disk(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         await it.offer(FIRST)
         await it.offer(SECOND)
@@ -119,7 +119,7 @@ async def test_a_store_that_was_restarted_still_has_what_was_on_disk(tmp_path: P
         await it.until_known(FIRST)
 
 
-async def test_a_tenants_blocks_take_no_more_of_the_disk_than_its_quota_after_a_restart_too(tmp_path: Path) -> None:
+async def test_a_tenants_disk_quota_holds_after_a_restart_too(tmp_path: Path) -> None:
     block_bytes = LAYERS * PIECE_BYTES
     quota = {"disk_bytes": 10 * block_bytes}
     async with scene(tmp_path, quota=quota) as it:
@@ -174,7 +174,7 @@ def flip_bit(file: Path, content: bytes) -> None:
         opened.write(bytes([content[100] ^ 1]))
 
 
-async def test_a_damaged_block_ends_the_answer_before_it_and_is_gone(tmp_path: Path) -> None:
+async def test_a_damaged_block_ends_the_answer_and_is_removed(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         await it.offer(FIRST)
         await it.until_on_disk(8)

@@ -59,7 +59,7 @@ def test_token_ids_out_of_range_are_refused(token_ids: list[int], said: str) -> 
         check_token_ids(token_ids, 50, field="prompt")
 
 
-def test_token_ids_must_fit_the_wire_where_the_vocabulary_is_unknown() -> None:
+def test_token_ids_of_an_unknown_vocabulary_must_fit_the_wire() -> None:
     with pytest.raises(InvalidRequest, match="below 4294967296"):
         check_token_ids([2**32], None, field="prompt")
 
@@ -98,7 +98,7 @@ def test_a_bad_logit_bias_is_refused(logit_bias: dict[int, float], said: str) ->
         ({"drafts": DraftUse.RELAXED, "presence_penalty": 0.5}, True, DraftUse.RELAXED),
     ],
 )
-def test_relaxed_drafts_are_for_requests_that_would_not_suffer_by_them_or_ask_for_them(
+def test_relaxed_drafts_suit_a_request_or_are_asked_for(
     changes: dict[str, Any], constrained: bool, expected: DraftUse
 ) -> None:
     assert settled_draft_use(Sampling(**changes), constrained) is expected

@@ -11,11 +11,11 @@ def census(**requests: int) -> Census:
     return counted
 
 
-def test_everything_is_served_before_the_next_request_of_a_tenant_that_is_alone() -> None:
+def test_a_lone_tenants_next_request_waits_for_everything() -> None:
     assert census(a=500).ahead(Share("a")) == census().ahead(Share("a")) == 1.0
 
 
-def test_next_to_nothing_is_served_before_the_first_request_of_a_tenant_beside_anothers_500() -> None:
+def test_a_tenants_first_request_hardly_waits_for_another_tenants_500() -> None:
     assert census(a=499).ahead(Share("b")) == pytest.approx(2 / 500)
 
 

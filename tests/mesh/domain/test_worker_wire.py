@@ -122,7 +122,7 @@ def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
         ({"kv_namespace": workers_pb2.KvNamespace(block_tokens=64)}, "identity.kv_namespace.weights_fingerprint"),
     ],
 )
-def test_a_worker_that_does_not_say_who_it_is_is_refused_with_the_field(changes: dict[str, Any], field: str) -> None:
+def test_an_anonymous_worker_is_refused_with_the_missing_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         worker_wire.identity(identity_message(**changes))
     assert caught.value.metadata["field"] == field
@@ -135,7 +135,7 @@ def test_rates_that_are_none_read_as_unknown() -> None:
     assert worker_wire.load(message) == WorkerLoad()
 
 
-def test_a_worker_of_the_version_before_has_one_rate_of_all_prompts() -> None:
+def test_an_older_worker_has_one_rate_for_all_prompts() -> None:
     load = worker_wire.load(workers_pb2.WorkerLoad(prefill_tokens_per_second=2000))
     assert (load.exact_pace, load.sparse_prompts) == (PromptPace(2000.0), None)
 

@@ -52,7 +52,7 @@ async def over_after(call: "asyncio.Task[Any]", loop: SteppedLoop, seconds: floa
     return call.done() and isinstance(call.exception(), IndexUnavailable)
 
 
-def test_a_call_that_has_to_connect_first_takes_no_longer_than_others() -> None:
+def test_connecting_takes_no_longer_than_the_timeout() -> None:
     async def slow_login(loop: SteppedLoop) -> None:
         async with answering_redis() as redis:
             link = link_to(redis, redis_password="password")
@@ -67,7 +67,7 @@ def test_a_call_that_has_to_connect_first_takes_no_longer_than_others() -> None:
     run(slow_login)
 
 
-def test_a_script_that_redis_has_to_be_told_takes_no_longer_than_others() -> None:
+def test_sending_a_script_takes_no_longer_than_the_timeout() -> None:
     async def slow_script(loop: SteppedLoop) -> None:
         async with answering_redis() as redis:
             link = link_to(redis)
@@ -141,7 +141,7 @@ def test_a_late_answer_is_given_to_no_other_call() -> None:
         (b"-WRONGTYPE Operation against a key\r\n", "refuses a command of the user 'default': WRONGTYPE"),
     ],
 )
-async def test_an_answer_that_is_no_value_is_an_error_in_words(answer: bytes, words: str) -> None:
+async def test_an_answer_without_a_value_is_an_error_in_words(answer: bytes, words: str) -> None:
     async with answering_redis(always=answer) as redis:
         link = link_to(redis)
         with pytest.raises(IndexUnavailable, match=words) as raised:

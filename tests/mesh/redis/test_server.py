@@ -48,7 +48,7 @@ def test_a_password_in_the_url_is_not_printed() -> None:
     assert "xyz" not in printed
 
 
-def test_user_and_password_may_stand_beside_the_url() -> None:
+def test_user_and_password_may_have_their_own_keys() -> None:
     found = server("redis://host", redis_user="store", redis_password="secret")
     assert (found.user, found.password) == ("store", "secret")
     found = server("redis://host", redis_password="secret")

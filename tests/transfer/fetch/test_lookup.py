@@ -9,7 +9,7 @@ KEY = bytes(range(32))
 
 
 @given(st.integers(0, 2**64 - 1), st.binary())
-def test_a_lookup_message_tells_its_session_and_opens_with_its_key(session_id: int, hashes: bytes) -> None:
+def test_a_lookup_names_its_session_and_opens_with_its_key(session_id: int, hashes: bytes) -> None:
     lookup = Lookup(1, 2, b"address", 3, 4, 5, 6, hashes)
     split = split_lookup_message(lookup_message(session_id, KEY, lookup))
     assert split is not None
