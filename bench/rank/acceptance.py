@@ -62,7 +62,7 @@ class InjectedAcceptance:
     @contextmanager
     def injected(self) -> Iterator[None]:
         with (
-            mock.patch("engine.drafts.graphs.count_accepted", self.count_accepted),
+            mock.patch("engine.drafts.graph.count_accepted", self.count_accepted),
             mock.patch("engine.drafts.draft_pass.count_accepted", self.count_accepted),
         ):
             yield

@@ -11,6 +11,7 @@ from engine.batch import Row, StepShape
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
+from engine.runner.capture import CudaCapture
 from engine.runner.captured import capture_drafting
 from engine.step.two_batch import NEVER
 from mesh.blocks import blocks_for
@@ -65,7 +66,7 @@ def measure_overhead(
     It captures graphs of its own and overwrites part of the pool.
     """
     drafts = config.drafts.most
-    graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, NEVER)
+    graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, CudaCapture(), NEVER)
     rows, shape = _rows(requests, drafts, context, state.padding_block)
     token_ids = torch.ones(shape.tokens, dtype=torch.int64, device=state.device)
     clock = DeviceClock()

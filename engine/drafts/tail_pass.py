@@ -1,21 +1,18 @@
 """A step with drafts and few tokens of prompts, by graphs: known tokens are verified as if they were right drafts."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.batch import Row
 from engine.drafts.draft_pass import Verified
+from engine.drafts.graph import DraftGraph
 from engine.drafts.plan import plan_draws
 from engine.model.context import DeviceState
 from engine.runner.graph_rows import graph_rows
 from kernels.decode_rows import NO_TOKEN
 from kernels.host_copy import to_device, to_indices
-
-if TYPE_CHECKING:
-    from engine.drafts.graphs import DraftGraph
 
 
 class TailPass:
@@ -24,7 +21,7 @@ class TailPass:
     The token drawn behind a prompt comes after these known tokens, which do not count as accepted drafts.
     """
 
-    def __init__(self, graph: "DraftGraph", state: DeviceState, rows: Sequence[Row]) -> None:
+    def __init__(self, graph: DraftGraph, state: DeviceState, rows: Sequence[Row]) -> None:
         self._graph, self._state, device = graph, state, state.device
         self._width = width = 1 + graph.depth
         computed, self._earlier = graph_rows(rows, width)

@@ -11,6 +11,7 @@ from engine.memory.profiling import graph_bytes, workspace_bytes
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
+from engine.runner.capture import CudaCapture
 from engine.runner.captured import (
     capture_decoding,
     capture_drafting,
@@ -105,12 +106,15 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) 
         workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
         if not resolved.decode_graphs:
             return workspace + transfers
-        given = graph_sizes(config)[-1:], longest, ALWAYS if two else NEVER
+        sizes, two_batch = graph_sizes(config)[-1:], ALWAYS if two else NEVER
         if config.drafts.most:
-            graphs = graph_bytes(lambda: capture_drafting(model, state, config, *given))
+            graphs = graph_bytes(
+                lambda: capture_drafting(model, state, config, sizes, longest, CudaCapture(), two_batch)
+            )
         else:
-            graphs = graph_bytes(lambda: capture_decoding(model, state, *given))
-        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [captured_prompts(resolved)]))
+            graphs = graph_bytes(lambda: capture_decoding(model, state, sizes, longest, CudaCapture(), two_batch))
+        most = captured_prompts(resolved)
+        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [most], CudaCapture()))
         return workspace + transfers + graphs + prompts
 
 

@@ -2,53 +2,42 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
-import msgspec
 import torch
 
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, StepShape, execute, shape_of
+from engine.batch import Batch, Launched, StepShape
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.depth_times import measure_depths
-from engine.drafts.draft_pass import EagerPass
-from engine.drafts.drafting import Drafter, DraftingStep
-from engine.drafts.graphs import DraftGraphs
+from engine.drafts.draft_steps import DraftSteps
+from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.pool_plan import device_state, plan_pool
-from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model
 from engine.pace.step_times import StepTimes
 from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import read_think_tokens
-from engine.runner import step_parts
 from engine.runner.balancer import Balancer
-from engine.runner.captured import (
-    capture_decoding,
-    capture_drafting,
-    capture_prompts,
-    captured_prompts,
-    graph_sizes,
-)
+from engine.runner.capture import CudaCapture
+from engine.runner.captured import capture_prompts, captured_prompts, graph_sizes
 from engine.runner.following import Following
-from engine.runner.graphs import DecodeGraphs
-from engine.runner.launched_step import LaunchedStep
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
-from engine.runner.prompt_graphs import PromptGraphs
-from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
+from engine.runner.plain_steps import PlainSteps
 from engine.runner.sampler import Sampler
 from engine.runner.spreading import Spreading
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
-from engine.runner.warm_up import StepKind, kind_of, warm_up_steps
+from engine.runner.warm_up import StepKind, warm_up
 from engine.weights.making import make_model
 from kernels.host_copy import to_indices
 from mesh.observe import span
-from mesh.progress import ProgressLog
 from mesh.start_times import StartTimes
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
@@ -58,6 +47,9 @@ _log = logging.getLogger("deepmesh.engine")
 
 class ModelBackend:
     """An `engine.batch.Backend` over a checkpoint, or with random weights.
+
+    Attributes:
+        steps: how steps are launched, chosen once: with drafts or without.
 
     Raises CheckpointError if the checkpoint cannot be served, ConfigError if its KV pool does not fit.
     """
@@ -94,42 +86,33 @@ class ModelBackend:
             self._model, resolved, self.total_blocks + self._pool.foreign_blocks, self.context_tokens
         )
         self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
-        self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device, self._model.group)
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
-        rule = None
-        if self.think_tokens is not None:
-            rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
-        self._drafter = Drafter(self._model, self.state, self._sampler, rule)
-        # The sizes to which steps are padded; None on a CPU, where a new size costs nothing.
-        self._sizes = None
+        # The sizes to which steps are padded; none on a CPU, where a new size costs nothing.
+        sizes: Sequence[int] = ()
         if self.asynchronous:
             most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
-            self._sizes = step_sizes(most, captured_prompts(resolved))
+            sizes = step_sizes(most, captured_prompts(resolved))
+        size = partial(padded_size, sizes=sizes)
         times.mark("memory")
-        two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, self._size)
+        two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, size)
         self._balancer: Balancer | None = None
         times.mark("micro-batches")
-        self._graphs: DecodeGraphs | None = None
-        self._draft_graphs: DraftGraphs | None = None
-        prompt_graphs: PromptGraphs | None = None
+        prompt_graphs = None
         if resolved.decode_graphs:
-            with torch.inference_mode():
-                prompt_graphs = capture_prompts(self._model, self.state, resolved, self._sizes or ())
-                given = graph_sizes(config), self.context_tokens, two_batch
-                if self.draft_layers:
-                    self._draft_graphs = capture_drafting(self._model, self.state, config, *given)
-                else:
-                    self._graphs = capture_decoding(self._model, self.state, *given)
-        self._batches = MicroBatches(two_batch, self._size, self._spreading(config, exchange), prompt_graphs)
+            prompt_graphs = capture_prompts(self._model, self.state, resolved, sizes, CudaCapture())
+        batches = MicroBatches(two_batch, size, self._spreading(config, exchange), prompt_graphs)
+        self.steps = self._make_steps(config, batches)
+        if resolved.decode_graphs:
+            self.steps.capture(graph_sizes(config), self.context_tokens, CudaCapture(), two_batch)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self.namespace = kv_namespace(model_config, resolved, self.state.kv_scale)
         times.mark("fingerprint")
-        if self._sizes is not None and resolved.warm_up:
-            self._warm_up(self._sizes, config, set() if warm is None else warm)
+        if sizes and resolved.warm_up:
+            warm_up(self, self.steps, self.state, config, sizes, set() if warm is None else warm)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         times.mark("warm-up")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
@@ -158,7 +141,7 @@ class ModelBackend:
         first = self._model.config.num_hidden_layers
         # Viewed as bytes, because not every operation takes one-byte floats.
         drafts = self.state.kv_pool[first:].view(torch.uint8)
-        drafts.index_fill_(1, self._indices(block_ids), 0)
+        drafts.index_fill_(1, to_indices(block_ids, self.state.device), 0)
         if self._following is not None:
             self._following.wrote(first, self.draft_layers, block_ids)
 
@@ -169,40 +152,12 @@ class ModelBackend:
             self._balancer.before_step()
         if self._following is not None:
             batch = self._following.next_batch(batch)
-        rows = batch.rows
         events = StepEvents(batch.on_layers, self._exchange.check) if self.asynchronous else None
-        if self.draft_layers:
-            on_layers = batch.on_layers if events is None else events.layer_hook
-            if self._draft_graphs is not None and self._draft_graphs.fit(shape):
-                return DraftingStep(self._drafter, rows, self._draft_graphs.run(rows, shape), None, events)
-            layers = EagerPass(self._model, self.state, rows, shape, self._batches, on_layers)
-            prompts = PendingPromptLogprobs(rows, layers.hidden, self._model.logits) if wanted(rows) else None
-            return DraftingStep(self._drafter, rows, layers, on_layers, events, prompts)
-        prompts = None
-        drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
-        if self._graphs is not None and self._graphs.fit(shape):
-            logits = self._graphs.run(rows, shape)
-            if len(drawing) < len(rows):
-                logits = logits[self._indices(drawing)]
-        else:
-            on_layers = batch.on_layers if events is None else events.layer_hook
-            parts = self._batches.of(rows, shape)
-            contexts = [
-                part.context(build_context(self._model.config, part.rows, self.state, part.size)) for part in parts
-            ]
-            if wanted(rows) or parts[0].spread is not None or self._batches.captured(contexts) is not None:
-                hidden = self._batches.hidden_states(self._model, parts, contexts, on_layers)
-                if wanted(rows):
-                    prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
-                logits = self._model.logits(hidden[self._indices(last_tokens(rows))])
-            else:
-                logits = step_parts.logits(self._model, contexts, on_layers)
-        return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
+        return self.steps.launch(batch, shape, events)
 
     @property
     def captured_rows(self) -> int:
-        graphs = self._draft_graphs if self.draft_layers else self._graphs
-        return 0 if graphs is None else graphs.most_rows
+        return self.steps.most_rows
 
     def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
         meter = self.state.sparse_meter
@@ -212,34 +167,15 @@ class ModelBackend:
     def balance(self) -> BalanceReport | None:
         return None if self._balancer is None else self._balancer.report
 
-    def _captures(self, shape: StepShape) -> bool:
-        """Whether a step of this shape runs as a captured graph."""
-        graphs = self._draft_graphs if self.draft_layers else self._graphs
-        return graphs is not None and graphs.fit(shape)
-
-    def _size(self, tokens: int) -> int:
-        """The number of tokens to which a step is padded."""
-        # A draft layer may compute more tokens than a step has, one of each new prompt.
-        if self._sizes is None or tokens > self._sizes[-1]:
-            return tokens
-        return padded_size(tokens, self._sizes)
-
-    def _warm_up(self, sizes: Sequence[int], config: EngineConfig, warm: set[StepKind]) -> None:
-        drafts, sparse = config.drafts.most, config.sparse_prefill.offered
-        dtypes = self.state.kv_pool.dtype, self.state.quantized_prompts
-        with span("engine.warm_up"):
-            block = self.state.padding_block
-            steps = list(warm_up_steps(sizes, self.context_tokens, config.max_requests, block, drafts, sparse))
-            progress = ProgressLog("warming up: compiling what steps need", len(steps))
-            for rows in steps:
-                shape = msgspec.structs.replace(shape_of(rows), drafts=drafts)
-                kind = (*dtypes, *kind_of(rows, self._size(shape.tokens), self._captures(shape)))
-                if kind not in warm:
-                    execute(self, Batch(0, rows), shape)
-                    warm.add(kind)
-                progress.advance()
-            for decode_only in (True, False):
-                execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
+    def _make_steps(self, config: EngineConfig, batches: MicroBatches) -> Steps:
+        model, state = self._model, self.state
+        sampler = Sampler(config.max_requests, model.config.vocab_size, model.device, model.group)
+        if not self.draft_layers:
+            return PlainSteps(model, state, sampler, batches)
+        rule = None
+        if self.think_tokens is not None:
+            rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
+        return DraftSteps(Drafter(model, state, sampler, rule), batches, config)
 
     def _spreading(self, config: EngineConfig, exchange: RankExchange | None) -> Spreading | None:
         count = self._pool.foreign_blocks
@@ -252,9 +188,6 @@ class ModelBackend:
     def _measured_depths(self, config: EngineConfig) -> StepTimes:
         with span("engine.measure_drafts"):
             return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
-
-    def _indices(self, rows: Sequence[int]) -> torch.Tensor:
-        return to_indices(rows, self.state.device)
 
 
 def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.graphs import DraftGraphs
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.pace.tails import most_rows
+from engine.runner.capture import Capture
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.step.two_batch import TwoBatch
@@ -26,19 +29,26 @@ def graph_sizes(config: EngineConfig) -> list[int]:
 
 
 def capture_decoding(
-    model: Model, state: DeviceState, sizes: Sequence[int], longest: int, two_batch: TwoBatch
+    model: Model, state: DeviceState, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch
 ) -> DecodeGraphs:
     """sizes: numbers of rows; longest: tokens of a context."""
-    return DecodeGraphs(model, state, sizes, blocks_for(longest), two_batch)
+    return DecodeGraphs(model, state, sizes, blocks_for(longest), capture, two_batch)
 
 
 def capture_drafting(
-    model: Model, state: DeviceState, config: EngineConfig, sizes: Sequence[int], longest: int, two_batch: TwoBatch
+    model: Model,
+    state: DeviceState,
+    config: EngineConfig,
+    sizes: Sequence[int],
+    longest: int,
+    capture: Capture,
+    two_batch: TwoBatch,
 ) -> DraftGraphs:
     """As `capture_decoding`, for steps with drafts."""
     drafts = config.drafts
     depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
-    return DraftGraphs(model, state, sizes, depths, blocks_for(longest + most_draft_positions(config)), two_batch)
+    blocks = blocks_for(longest + most_draft_positions(config))
+    return DraftGraphs(model, state, sizes, depths, blocks, capture, two_batch)
 
 
 def captured_prompts(resolved: ResolvedEngineConfig) -> int:
@@ -50,15 +60,16 @@ def captured_prompts(resolved: ResolvedEngineConfig) -> int:
     return min(config.prompt_graph_tokens, config.max_step_tokens)
 
 
+@torch.inference_mode()
 def capture_prompts(
-    model: Model, state: DeviceState, resolved: ResolvedEngineConfig, sizes: Sequence[int]
+    model: Model, state: DeviceState, resolved: ResolvedEngineConfig, sizes: Sequence[int], capture: Capture
 ) -> PromptGraphs | None:
     """Graphs of those `sizes` that are to be captured; None if none is."""
     most = captured_prompts(resolved)
     captured = [size for size in sizes if 0 < size <= most]
-    return PromptGraphs(model, state, captured) if captured else None
+    return PromptGraphs(model, state, captured, capture) if captured else None
 
 
 def most_draft_positions(config: EngineConfig) -> int:
-    """How far drafts may be guessed behind the last token of a context."""
+    """How far drafts may be guessed after the last token of a context."""
     return 1 + config.drafts.most if config.drafts.most else 0

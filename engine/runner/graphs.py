@@ -1,8 +1,6 @@
 """Decode steps as captured CUDA graphs: one launch instead of some two thousand."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -11,22 +9,10 @@ from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
 from engine.model.model import Model
 from engine.runner import step_parts
+from engine.runner.capture import Capture
 from engine.runner.graph_rows import graph_rows
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
-
-# Captured kernels keep their stream's priority; lower numbers go first.
-HIGH_PRIORITY = -1
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPool:
-    """Memory that graphs share, since they run one at a time; the largest, captured first, sets its size."""
-
-    handle: Any
-    # The stream on which all are captured, since torch reuses what is freed on a stream for that stream alone. Its
-    # priority puts steps before the copies of transfers, which use what steps leave of the device.
-    stream: torch.cuda.Stream
 
 
 def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
@@ -40,14 +26,19 @@ class DecodeGraphs:
     """Graphs of decode steps by number of rows; a batch runs in the next larger one, and padding rows fill that up."""
 
     def __init__(
-        self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int, two_batch: TwoBatch = NEVER
+        self,
+        model: Model,
+        state: DeviceState,
+        sizes: Sequence[int],
+        blocks: int,
+        capture: Capture,
+        two_batch: TwoBatch = NEVER,
     ) -> None:
         """blocks: the most that any row has; two_batch: which graphs compute two micro-batches."""
         self._blocks = blocks
         self._padding_block = state.padding_block
-        pool = graph_pool()
         self._graphs = [
-            _DecodeGraph(model, state, rows, blocks, two_batch, pool) for rows in sorted(sizes, reverse=True)
+            _DecodeGraph(model, state, rows, blocks, two_batch, capture) for rows in sorted(sizes, reverse=True)
         ]
         self._graphs.reverse()
 
@@ -70,7 +61,7 @@ class DecodeGraphs:
 
 class _DecodeGraph:
     def __init__(
-        self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, pool: GraphPool
+        self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, capture: Capture
     ) -> None:
         self.rows = rows
         # All rows are padding: they write one slot of the padding block, which nobody reads.
@@ -84,19 +75,4 @@ class _DecodeGraph:
             parts = step_parts.decode_parts(inputs.known(state), state, halves=halves)
             self.logits = step_parts.logits(model, parts)
 
-        self.replay = capture(forward, pool)
-
-
-def graph_pool() -> GraphPool:
-    return GraphPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(priority=HIGH_PRIORITY))
-
-
-def capture(work: Callable[[], None], pool: GraphPool) -> Callable[[], None]:
-    """Run the work once, and capture it. Returns a function that runs it again, over the same tensors."""
-    # Compilation and one-time allocations must not happen in a capture.
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream):
-        work()
-    return graph.replay
+        self.replay = capture.whole(forward)

@@ -11,24 +11,22 @@ import torch
 
 from engine.model.context import DeviceState, ForwardContext
 from engine.model.model import Model, OnLayers
-from engine.runner.graphs import GraphPool, graph_pool
-from engine.runner.pieces import Pieces
+from engine.runner.capture import Capture, Pieces
 from mesh.blocks import BLOCK_TOKENS
 
 
 class PromptGraphs:
     """Captured steps by number of tokens. They run one at a time, over the same inputs and outputs."""
 
-    def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int]) -> None:
+    def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int], capture: Capture) -> None:
         most, device = max(sizes), state.device
         self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._rotations = state.rotations[:1].repeat(most, 1)
         self._slots = torch.full_like(self._token_ids, state.padding_block * BLOCK_TOKENS)
         self._real = torch.zeros(most, dtype=torch.bool, device=device)
         self._hidden = torch.empty(most, model.config.hidden_size, dtype=model.dtype, device=device)
-        pool = graph_pool()
-        # The largest sets the pool's size.
-        self._captured = {size: self._capture(model, state, size, pool) for size in sorted(sizes, reverse=True)}
+        # The largest sets the size of the graphs' memory.
+        self._captured = {size: self._capture(model, state, size, capture) for size in sorted(sizes, reverse=True)}
 
     def fit(self, contexts: Sequence[ForwardContext]) -> bool:
         """contexts: of a step's parts."""
@@ -44,7 +42,7 @@ class PromptGraphs:
         self._captured[tokens].run(context, on_layers)
         return self._hidden[:tokens]
 
-    def _capture(self, model: Model, state: DeviceState, tokens: int, pool: GraphPool) -> Pieces:
+    def _capture(self, model: Model, state: DeviceState, tokens: int, capture: Capture) -> Pieces:
         padding = ForwardContext(
             token_ids=self._token_ids[:tokens],
             rotations=self._rotations[:tokens],
@@ -65,4 +63,4 @@ class PromptGraphs:
             context = replace(padding, cut=pieces.cut)
             self._hidden[:tokens] = model.hidden_states(context, on_layers=pieces.layer_enqueued)
 
-        return Pieces(forward, pool)
+        return capture.in_pieces(forward)

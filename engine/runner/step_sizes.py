@@ -28,5 +28,9 @@ def step_sizes(most: int, captured: int = 0) -> list[int]:
 
 
 def padded_size(tokens: int, sizes: Sequence[int]) -> int:
-    """The first of ascending `sizes` that holds so many tokens; every step fits the last."""
-    return sizes[bisect_left(sizes, tokens)]
+    """The first of ascending `sizes` that holds this many tokens; the number itself if none does.
+
+    A draft layer may compute more tokens than a step has, one of each new prompt.
+    """
+    place = bisect_left(sizes, tokens)
+    return sizes[place] if place < len(sizes) else tokens

@@ -12,7 +12,7 @@ from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.runner import step_parts
-from engine.runner.graphs import capture, graph_pool
+from engine.runner.capture import CudaCapture
 from engine.runner.micro_batches import MicroBatch, halves
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from mesh.blocks import blocks_for
@@ -91,7 +91,7 @@ class StepTimer:
         def step() -> None:
             step_parts.logits(self._model, contexts)
 
-        work = capture(step, graph_pool()) if self._graphs and shape.decode_only else step
+        work = CudaCapture().whole(step) if self._graphs and shape.decode_only else step
         seconds = []
         for _ in range(1 + REPEATS):
             self._synchronize()

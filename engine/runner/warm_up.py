@@ -11,11 +11,16 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from engine.batch import History, Row
+from engine.batch import Backend, Batch, History, Row, StepShape, execute, shape_of
+from engine.config import EngineConfig
+from engine.model.context import DeviceState
 from engine.runner.step_sizes import step_sizes
+from engine.runner.steps import Steps
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
+from mesh.observe import span
+from mesh.progress import ProgressLog
 
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)
@@ -26,7 +31,7 @@ BIASED = Sampling(logit_bias={0: 1.0})
 WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED, BIASED)
 # A key that no request has.
 NOBODY = -1
-# What decides which kernels a step of the warm-up needs: see `kind_of`.
+# What decides which kernels a step of the warm-up needs: see `_kind_of`.
 StepKind: TypeAlias = tuple[object, ...]
 # Behind a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
 MOST_BEHIND_PREFIX = 512
@@ -72,7 +77,34 @@ def warm_up_steps(
         yield [rows.last(1, sampling)] * max_requests
 
 
-def kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:
+def warm_up(
+    backend: Backend,
+    steps: Steps,
+    state: DeviceState,
+    config: EngineConfig,
+    sizes: Sequence[int],
+    warm: set[StepKind],
+) -> None:
+    """Run the backend's steps that are not `warm` yet, and add them. sizes: see `warm_up_steps`."""
+    drafts, sparse = config.drafts.most, config.sparse_prefill.offered
+    with span("engine.warm_up"):
+        each = list(
+            warm_up_steps(sizes, backend.context_tokens, config.max_requests, state.padding_block, drafts, sparse)
+        )
+        progress = ProgressLog("warming up: compiling what steps need", len(each))
+        for rows in each:
+            shape = replace(shape_of(rows), drafts=drafts)
+            padded, captured = steps.batches.size(shape.tokens), steps.fit(shape)
+            kind = (state.kv_pool.dtype, state.quantized_prompts, *_kind_of(rows, padded, captured))
+            if kind not in warm:
+                execute(backend, Batch(0, rows), shape)
+                warm.add(kind)
+            progress.advance()
+        for decode_only in (True, False):
+            execute(backend, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
+
+
+def _kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:
     """tokens: the number to which the step is padded; captured: whether the step runs as a graph."""
     return tokens, captured, *((row.tokens, row.start, row.drafts, repr(row.sampling), row.sparse) for row in rows)
 

@@ -2,49 +2,51 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from functools import partial
 
 import pytest
 import torch
 
 from engine.batch import Batch, Launched, StepShape
-from engine.drafts import graphs as draft_graphs
-from engine.drafts.graphs import DraftGraphs
 from engine.model.context import ForwardContext
 from engine.model.model import OnLayers
-from engine.runner import graphs, prompt_graphs
 from engine.runner.backend import ModelBackend
-from engine.runner.graphs import DecodeGraphs
-from engine.runner.pieces import Pieces
+from engine.runner.capture import Pieces
 from engine.runner.prompt_graphs import PromptGraphs
+from engine.runner.step_sizes import padded_size
 from engine.step.two_batch import NEVER, TwoBatch
-from mesh.blocks import blocks_for
 
 
-def note_others(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, others: list[StepShape]) -> None:
-    """Add to `others` the shapes of steps that no graph computes."""
-    launch = backend.launch
+class EagerCapture:
+    """An `engine.runner.capture.Capture`.
 
-    def noted(batch: Batch, shape: StepShape) -> Launched:
-        if not backend._captures(shape):
-            others.append(shape)
-        return launch(batch, shape)
+    Attributes:
+        runs: how often whole work and work in pieces was run again.
+    """
 
-    monkeypatch.setattr(backend, "launch", noted)
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def whole(self, work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            self.runs += 1
+            work()
+
+        return run
+
+    def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
+        return _EagerPieces(self, work)
 
 
-class EagerPieces:
-    """`engine.runner.pieces.Pieces` on a CPU."""
-
-    runs = 0
-
-    def __init__(self, work: Callable[[Pieces], None], pool: None) -> None:
+class _EagerPieces:
+    def __init__(self, capture: EagerCapture, work: Callable[[Pieces], None]) -> None:
+        self._capture = capture
         self._work = work
 
     def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
-        EagerPieces.runs += 1
+        self._capture.runs += 1
         self._context, self._on_layers = context, on_layers
-        self._work(cast(Pieces, self))
+        self._work(self)
 
     def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
         between(*tensors, self._context)
@@ -54,15 +56,31 @@ class EagerPieces:
             self._on_layers(layers)
 
 
-def give_prompt_graphs(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, sizes: Sequence[int]) -> None:
+def note_others(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, others: list[StepShape]) -> None:
+    """Add to `others` the shapes of steps that no graph computes."""
+    launch = backend.launch
+
+    def noted(batch: Batch, shape: StepShape) -> Launched:
+        if not backend.steps.fit(shape):
+            others.append(shape)
+        return launch(batch, shape)
+
+    monkeypatch.setattr(backend, "launch", noted)
+
+
+def pad_steps(backend: ModelBackend, sizes: Sequence[int]) -> None:
+    """Have the backend pad steps to one of the sizes, if the largest holds them."""
+    backend.steps.batches = replace(backend.steps.batches, size=partial(padded_size, sizes=sizes))
+
+
+def give_prompt_graphs(backend: ModelBackend, sizes: Sequence[int]) -> EagerCapture:
     """Have the backend capture steps of up to the largest size, all but their attention, padded to one of the sizes."""
-    monkeypatch.setattr(prompt_graphs, "Pieces", EagerPieces)
-    monkeypatch.setattr(prompt_graphs, "graph_pool", lambda: None)
-    monkeypatch.setattr(EagerPieces, "runs", 0)
+    capture = EagerCapture()
     with torch.inference_mode():
-        captured = PromptGraphs(backend._model, backend.state, sizes)
-    backend._sizes = [*sizes, backend._model.config.max_position_embeddings]
-    backend._batches = replace(backend._batches, size=backend._size, graphs=captured)
+        graphs = PromptGraphs(backend.weights, backend.state, sizes, capture)
+    pad_steps(backend, [*sizes, backend.weights.config.max_position_embeddings])
+    backend.steps.batches = replace(backend.steps.batches, graphs=graphs)
+    return capture
 
 
 class EagerGraphs:
@@ -74,30 +92,16 @@ class EagerGraphs:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.runs = 0
         self.others: list[StepShape] = []
+        self._capture = EagerCapture()
         self._monkeypatch = monkeypatch
-        for module in (graphs, draft_graphs):
-            monkeypatch.setattr(module, "capture", self._capture)
-            monkeypatch.setattr(module, "graph_pool", lambda: None)
 
-    def give_to(
-        self, backend: ModelBackend, rows: Sequence[int], drafts: int | None = None, two_batch: TwoBatch = NEVER
-    ) -> None:
-        """rows: sizes of the steps that are captured; drafts: None for a backend that does not draft."""
-        blocks = blocks_for(backend.context_tokens + (drafts or 0) + 1)
-        with torch.inference_mode():
-            if drafts is None:
-                backend._graphs = DecodeGraphs(backend._model, backend.state, rows, blocks, two_batch)
-            else:
-                given = backend._model, backend.state, rows, [drafts], blocks, two_batch
-                backend._draft_graphs = DraftGraphs(*given)
+    @property
+    def runs(self) -> int:
+        return self._capture.runs
+
+    def give_to(self, backend: ModelBackend, rows: Sequence[int], two_batch: TwoBatch = NEVER) -> None:
+        """rows: sizes of the steps that are captured."""
+        backend.steps.capture(rows, backend.context_tokens, self._capture, two_batch)
         note_others(self._monkeypatch, backend, self.others)
-        self.runs = 0
-
-    def _capture(self, work: Callable[[], None], pool: None) -> Callable[[], None]:
-        def run() -> None:
-            self.runs += 1
-            work()
-
-        return run
+        self._capture.runs = 0

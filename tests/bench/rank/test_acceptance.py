@@ -5,7 +5,7 @@ import torch
 
 from bench.rank.acceptance import STEPS, InjectedAcceptance
 from engine.drafts import draft_pass
-from engine.drafts import graphs as draft_graphs
+from engine.drafts import graph as draft_graph
 from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import count_accepted
 
@@ -39,5 +39,5 @@ def test_no_more_drafts_are_right_than_a_row_has_or_have_shares() -> None:
 def test_it_stands_in_for_what_the_engine_counts_while_it_is_injected() -> None:
     acceptance = InjectedAcceptance(1, 1, torch.device("cpu"))
     with acceptance.injected():
-        assert [vars(each)["count_accepted"] for each in (draft_graphs, draft_pass)] == [acceptance.count_accepted] * 2
-    assert all(vars(each)["count_accepted"] is count_accepted for each in (draft_graphs, draft_pass))
+        assert [vars(each)["count_accepted"] for each in (draft_graph, draft_pass)] == [acceptance.count_accepted] * 2
+    assert all(vars(each)["count_accepted"] is count_accepted for each in (draft_graph, draft_pass))

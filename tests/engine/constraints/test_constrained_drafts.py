@@ -103,7 +103,7 @@ def test_graphs_change_no_token(checkpoint: Path, plain: Transcript, monkeypatch
     """Here the captured work runs eagerly, over the same tensors."""
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(DRAFTS))
-    graphs.give_to(backend, [2, 8], DRAFTS)
+    graphs.give_to(backend, [2, 8])
     found = served(checkpoint, backend, DRAFTS, overlap="on")
     assert_same(found, plain)
     assert graphs.runs > len(found.steps)
@@ -129,7 +129,7 @@ def test_few_tokens_behind_cached_blocks_change_no_token_in_graphs(
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(DRAFTS, max_requests=24))
-    graphs.give_to(backend, [24], DRAFTS)
+    graphs.give_to(backend, [24])
     # The first request computes the prefix that the others find.
     found = served(checkpoint, backend, DRAFTS, *behind_a_prefix(), overlap=overlap, max_requests=24)
     assert_same(found, plain_behind_a_prefix)

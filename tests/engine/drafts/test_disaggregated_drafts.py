@@ -49,7 +49,7 @@ def moving(
 ) -> tuple[Engine, ModelBackend]:
     backend = model_backend(checkpoint, **settings_of(next_n))
     if graphs is not None:
-        graphs.give_to(backend, [2, 8], next_n or None)
+        graphs.give_to(backend, [2, 8])
     transfer = TransferConfig(layerwise_tokens=layerwise_tokens)
     config = EngineConfig(model_dir=checkpoint, transfer=transfer, **settings_of(next_n))
     agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens)

@@ -149,7 +149,7 @@ def test_behind_landed_blocks_the_modules_find_what_they_need(
     for receives in (True, False):
         backend = model_backend(checkpoint, **settings_of(MODULES))
         if captured and receives:
-            graphs.give_to(backend, [4], MODULES)
+            graphs.give_to(backend, [4])
         agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens=64)
         transfer = TransferConfig(layerwise_tokens=64)
         config = EngineConfig(model_dir=checkpoint, transfer=transfer, **settings_of(MODULES))
@@ -168,7 +168,7 @@ def test_behind_landed_blocks_the_modules_find_what_they_need(
 
 def test_graphs_compute_the_same_kv(checkpoint: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = model_backend(checkpoint, **settings_of(MODULES))
-    EagerGraphs(monkeypatch).give_to(backend, [2, 4], MODULES)
+    EagerGraphs(monkeypatch).give_to(backend, [2, 4])
     engine = engine_over(backend, MODULES, overlap="on")
     assert served(engine, [SHORT, LONG], TOKENS).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)

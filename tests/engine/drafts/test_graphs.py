@@ -43,7 +43,7 @@ def test_graphs_and_overlap_change_no_token(tmp_path: Path, monkeypatch: pytest.
     expected = served(model_backend(checkpoint, **settings_of(0)), 0, "off")
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(2))
-    graphs.give_to(backend, [2, 6], 2)
+    graphs.give_to(backend, [2, 6])
     found = served(backend, 2, "on")
     assert found.token_ids == expected.token_ids
     # Each step but those of the prompts runs two graphs.

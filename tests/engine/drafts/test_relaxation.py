@@ -105,7 +105,7 @@ def test_few_tokens_behind_cached_blocks_take_the_same_drafts_in_graphs(
     rule = {"top_n": 1000, "delta": 0.999}
     expected = served(relaxed_backend(checkpoint, **rule), *asked, overlap="on", tokens=70)
     graphs, backend = EagerGraphs(monkeypatch), relaxed_backend(checkpoint, **rule)
-    graphs.give_to(backend, [8], 2)
+    graphs.give_to(backend, [8])
     found = served(backend, *asked, overlap="on", tokens=70)
     assert len(graphs.others) == 1 and found.cached_tokens == {0: 0, 1: 64}
     assert found.token_ids == expected.token_ids

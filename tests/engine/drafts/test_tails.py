@@ -88,7 +88,7 @@ def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(next_n))
-    graphs.give_to(backend, sizes, next_n or None)
+    graphs.give_to(backend, sizes)
     engine = engine_over(backend, next_n, overlap=overlap)
     found = served(engine)
     assert found.token_ids == expected.token_ids
@@ -117,7 +117,7 @@ def test_tails_in_two_micro_batches_change_no_token(
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(next_n))
-    graphs.give_to(backend, sizes, next_n or None, ALWAYS)
+    graphs.give_to(backend, sizes, ALWAYS)
     assert served(engine_over(backend, next_n)).token_ids == expected.token_ids
     assert len(graphs.others) == 1
 
@@ -126,7 +126,7 @@ def test_tails_in_two_micro_batches_change_no_token(
 def test_cached_blocks_are_not_written_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int) -> None:
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(next_n))
-    graphs.give_to(backend, [48], next_n, NEVER)
+    graphs.give_to(backend, [48], NEVER)
     engine = engine_over(backend, next_n)
     engine.submit(submit_of(99, KNOWN, 1))
     stored = [block for step in Transcript().run(engine).steps for block in step.stored_blocks]
@@ -149,7 +149,7 @@ def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(
     for captured in (False, True):
         backend, graphs = model_backend(checkpoint, **settings_of(next_n)), EagerGraphs(monkeypatch)
         if captured:
-            graphs.give_to(backend, [48], next_n)
+            graphs.give_to(backend, [48])
         engine = engine_over(backend, next_n, overlap="on")
         prompt = [*KNOWN, *random_prompt(45, seed=3)]
         for key, tokens in enumerate((KNOWN[:130], KNOWN[:100], prompt)):
@@ -200,6 +200,6 @@ def test_the_last_chunk_of_a_prompt_and_a_preempted_request_go_on_in_graphs(
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
     backend = model_backend(checkpoint, **settings_of(next_n, **FEW))
-    graphs.give_to(backend, sizes, next_n or None)
+    graphs.give_to(backend, sizes)
     assert with_few_blocks(backend, next_n) == expected_with_few_blocks
     assert all(shape.tokens > 2 * (1 + next_n) for shape in graphs.others)

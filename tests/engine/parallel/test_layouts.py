@@ -186,7 +186,7 @@ def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
     config = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n), max_requests=64, max_step_tokens=256)
 
     def prepare(backend: ModelBackend) -> None:
-        graphs.give_to(backend, [8, 32], next_n or None)
+        graphs.give_to(backend, [8, 32])
 
     transcript = run_layout(config, submits_of(PROMPTS, 2), second.submit, prepare)
     second.check(transcript, reference)

@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import execute, model_backend, prompt_row, random_prompt, tiny_checkpoint
-from tests.support.eager_graphs import EagerPieces, give_prompt_graphs
+from tests.support.eager_graphs import give_prompt_graphs, pad_steps
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.errors import relative_error
 
@@ -70,44 +70,43 @@ def assert_equal(found: Transcript, expected: Transcript) -> None:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("next_n", [0, 1])
-def test_pieces_change_no_token(
-    checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, overlap: str
-) -> None:
+def test_pieces_change_no_token(checkpoint: Path, expected: Transcript, next_n: int, overlap: str) -> None:
     backend = model_backend(checkpoint, **settings_of(next_n))
-    give_prompt_graphs(monkeypatch, backend, SIZES)
+    capture = give_prompt_graphs(backend, SIZES)
     assert_equal(served(backend, next_n, overlap=overlap), expected)
-    assert EagerPieces.runs > 5
+    assert capture.runs > 5
 
 
-def test_steps_of_more_tokens_are_not_captured(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_more_tokens_are_not_captured(checkpoint: Path) -> None:
     backend = model_backend(checkpoint, **settings_of())
-    give_prompt_graphs(monkeypatch, backend, SIZES[:2])
-    step(backend, 80)
-    assert not EagerPieces.runs
-    step(backend, 48)
-    assert EagerPieces.runs == 1  # type: ignore[comparison-overlap]
+    capture = give_prompt_graphs(backend, SIZES[:2])
+    runs = []
+    for tokens in (80, 48):
+        step(backend, tokens)
+        runs.append(capture.runs)
+    assert runs == [0, 1]
 
 
-def test_each_layer_is_told_once_when_it_is_enqueued(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_layer_is_told_once_when_it_is_enqueued(checkpoint: Path) -> None:
     backend = model_backend(checkpoint, **settings_of())
-    give_prompt_graphs(monkeypatch, backend, SIZES)
-    assert step(backend, 70) == list(range(1, backend._model.config.num_hidden_layers + 1))
-    assert EagerPieces.runs
+    capture = give_prompt_graphs(backend, SIZES)
+    assert step(backend, 70) == list(range(1, backend.weights.config.num_hidden_layers + 1))
+    assert capture.runs
 
 
-def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", **WIDTHS)
-    pools = []
-    for sizes in ([], SIZES):
+    pools, captures = [], []
+    for captured in (False, True):
         backend = model_backend(checkpoint, dtype="bfloat16", weights="quantized", **settings_of())
-        if sizes:
-            give_prompt_graphs(monkeypatch, backend, sizes)
+        if captured:
+            captures.append(give_prompt_graphs(backend, SIZES))
         step(backend, 70)
         # Rows that attend in the absorbed form beside one that does not.
         rows = [prompt_row(random_prompt(80), 70, 75, range(4)), prompt_row(random_prompt(20), 0, 20, range(4, 5))]
         execute(backend, *rows)
         pools.append(backend.state.kv_pool[:, :5].float())
-    assert EagerPieces.runs == 2 and relative_error(pools[1], pools[0]) < 1e-2
+    assert captures[0].runs == 2 and relative_error(pools[1], pools[0]) < 1e-2
 
 
 def step(backend: ModelBackend, tokens: int) -> list[int]:
@@ -129,14 +128,14 @@ def test_graphs_of_a_gpu_give_the_tokens_of_single_launches(checkpoint: Path, ne
     for tokens in (0, 80):
         resolved = resolve(EngineConfig(**settings, prompt_graph_tokens=tokens), Hardware(1, 1 << 30))
         backend = ModelBackend(resolved)
-        graphs = backend._batches.graphs
+        graphs = backend.steps.batches.graphs
         assert (graphs is not None) is bool(tokens)
         # Both backends pad alike, so that they compute alike.
-        backend._sizes = [16, 32, 48, 64, 80]
+        pad_steps(backend, [16, 32, 48, 64, 80])
         found.append(served(backend, next_n, overlap="on"))
         told = step(backend, 70)
         # Layers that a GPU does between two looks of the host are reported together. The draft layer is reported too.
-        assert told == sorted(set(told)) and told[-1] == backend._model.config.num_hidden_layers + next_n
+        assert told == sorted(set(told)) and told[-1] == backend.weights.config.num_hidden_layers + next_n
     assert_equal(found[1], found[0])
 
 

@@ -30,7 +30,7 @@ def test_ranks_choose_alike_from_steps_of_each_size(tmp_path: Path, caplog: pyte
 
     def chosen(peers: Peers) -> TwoBatch:
         backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=HostExchange(peers))
-        return backend._batches.two_batch
+        return backend.steps.batches.two_batch
 
     with caplog.at_level(logging.INFO, logger="deepmesh.engine"):
         one, other = on_each_rank(Layout(dp=2, ep=2), chosen)
@@ -47,4 +47,4 @@ def test_a_rank_alone_measures_nothing(tmp_path: Path) -> None:
     config = EngineConfig(
         model_dir=tiny_checkpoint(tmp_path, num_hidden_layers=2), device="cpu", parallel=parallel, total_blocks=4
     )
-    assert ModelBackend(resolve(config, Hardware(0, 1 << 30)))._batches.two_batch == NEVER
+    assert ModelBackend(resolve(config, Hardware(0, 1 << 30))).steps.batches.two_batch == NEVER

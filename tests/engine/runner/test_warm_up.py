@@ -10,7 +10,7 @@ from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
 from engine.runner.step_sizes import padded_size, step_sizes
-from engine.runner.warm_up import StepKind, warm_up_steps
+from engine.runner.warm_up import StepKind, warm_up, warm_up_steps
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, tiny_checkpoint
 
@@ -113,7 +113,7 @@ def test_a_process_runs_no_step_twice(tmp_path: Path, monkeypatch: pytest.Monkey
     counts = []
     for most in (64, 128, 64):
         ran.clear()
-        backend._warm_up(step_sizes(most), config, warm)
+        warm_up(backend, backend.steps, backend.state, config, step_sizes(most), warm)
         counts.append(len(ran))
     first, larger, again = counts
     # Two steps without rows are run each time.

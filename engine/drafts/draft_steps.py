@@ -1,0 +1,48 @@
+"""Steps of a model that drafts."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import Batch, Launched, StepShape
+from engine.config import EngineConfig
+from engine.drafts.draft_pass import EagerPass
+from engine.drafts.drafting import Drafter, DraftingStep
+from engine.drafts.graphs import DraftGraphs
+from engine.runner.capture import Capture
+from engine.runner.captured import capture_drafting
+from engine.runner.micro_batches import MicroBatches
+from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
+from engine.runner.step_events import StepEvents
+from engine.step.two_batch import NEVER, TwoBatch
+
+
+class DraftSteps:
+    """See `engine.runner.steps.Steps`."""
+
+    def __init__(self, drafter: Drafter, batches: MicroBatches, config: EngineConfig) -> None:
+        self.batches = batches
+        self._drafter = drafter
+        self._config = config
+        self._graphs: DraftGraphs | None = None
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch = NEVER) -> None:
+        model, state = self._drafter.model, self._drafter.state
+        self._graphs = capture_drafting(model, state, self._config, sizes, longest, capture, two_batch)
+
+    @property
+    def most_rows(self) -> int:
+        return 0 if self._graphs is None else self._graphs.most_rows
+
+    def fit(self, shape: StepShape) -> bool:
+        return self._graphs is not None and self._graphs.fit(shape)
+
+    def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:
+        rows, drafter = batch.rows, self._drafter
+        if self._graphs is not None and self._graphs.fit(shape):
+            return DraftingStep(drafter, rows, self._graphs.run(rows, shape), None, events)
+        on_layers = batch.on_layers if events is None else events.layer_hook
+        layers = EagerPass(drafter.model, drafter.state, rows, shape, self.batches, on_layers)
+        prompts = PendingPromptLogprobs(rows, layers.hidden, drafter.model.logits) if wanted(rows) else None
+        return DraftingStep(drafter, rows, layers, on_layers, events, prompts)

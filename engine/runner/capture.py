@@ -1,0 +1,135 @@
+"""Work that is captured to run again with few launches: whole steps, or steps in pieces (piecewise CUDA graphs)."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from engine.model.context import ForwardContext
+from engine.model.model import OnLayers
+
+# Captured kernels keep their stream's priority; lower numbers go first.
+HIGH_PRIORITY = -1
+# By the bytes of an element: an integer type as which any such tensor can be described.
+_INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
+
+
+class Pieces(Protocol):
+    """The captured pieces of one step."""
+
+    def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
+        """See engine.model.context.Cut."""
+        ...
+
+    def layer_enqueued(self, layers: int) -> None:
+        """This many layers are complete here, which the step reports."""
+        ...
+
+    def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
+        """on_layers: see engine.model.model.Model.forward; it is called a little later than there."""
+        ...
+
+
+class Capture(Protocol):
+    """Captures work that always uses the same tensors. What one capture has captured runs one at a time."""
+
+    def whole(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run the work once, and capture it. Returns a function that runs it again."""
+        ...
+
+    def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
+        """Capture the work, which has run before. It calls `cut` and `layer_enqueued` of what it is given."""
+        ...
+
+
+class CudaCapture:
+    """A `Capture` as CUDA graphs, which share memory: the largest, captured first, sets its size."""
+
+    def __init__(self) -> None:
+        self._handle: Any = torch.cuda.graph_pool_handle()
+        # The stream on which all are captured, since torch reuses what is freed on a stream for that stream alone. Its
+        # priority puts steps before the copies of transfers, which use what steps leave of the device.
+        self._stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
+
+    def whole(self, work: Callable[[], None]) -> Callable[[], None]:
+        # Compilation and one-time allocations must not happen in a capture.
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._handle, stream=self._stream):
+            work()
+        return graph.replay
+
+    def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
+        return _CudaPieces(work, self._handle, self._stream)
+
+
+@dataclass
+class _Piece:
+    graph: torch.cuda.CUDAGraph
+    # Numbers of layers that are complete after this piece, each of which the step reports.
+    layers: list[int] = field(default_factory=list)
+    # What runs after it; None for the last.
+    between: Callable[[ForwardContext], None] | None = None
+
+
+class _CudaPieces:
+    def __init__(self, work: Callable[[Pieces], None], handle: Any, stream: torch.cuda.Stream) -> None:
+        """work: is captured, not run; it calls `cut` and `layer_enqueued`."""
+        self._handle = handle
+        self._pieces: list[_Piece] = []
+        torch.cuda.synchronize()
+        gc.collect()
+        with torch.cuda.stream(stream):
+            self._begin()
+            work(self)
+            self._end()
+
+    def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
+        self._end()
+        # A layer's tensors may lie where those of the layer before lie, so `between` must not keep their memory.
+        self._pieces[-1].between = partial(between, *map(_alias, tensors))
+        self._begin()
+
+    def layer_enqueued(self, layers: int) -> None:
+        self._pieces[-1].layers.append(layers)
+
+    def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
+        for piece in self._pieces:
+            piece.graph.replay()
+            if on_layers is not None:
+                for layers in piece.layers:
+                    on_layers(layers)
+            if piece.between is not None:
+                piece.between(context)
+
+    def _begin(self) -> None:
+        self._pieces.append(_Piece(torch.cuda.CUDAGraph()))
+        self._pieces[-1].graph.capture_begin(self._handle)
+
+    def _end(self) -> None:
+        self._pieces[-1].graph.capture_end()
+
+
+class _Memory:
+    """Describes memory to torch, without owning it."""
+
+    def __init__(self, tensor: torch.Tensor, kind: str) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+            "typestr": kind,
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory, which does not keep that memory alive."""
+    integer, kind = _INTEGERS[tensor.itemsize]
+    alias = torch.as_tensor(_Memory(tensor, kind), device=tensor.device)
+    assert alias.data_ptr() == tensor.data_ptr() and alias.dtype == integer
+    return alias.view(tensor.dtype)

@@ -1,0 +1,39 @@
+"""How a backend launches steps: `PlainSteps`, or `DraftSteps` if its model drafts."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.batch import Batch, Launched, StepShape
+from engine.runner.capture import Capture
+from engine.runner.micro_batches import MicroBatches
+from engine.runner.step_events import StepEvents
+from engine.step.two_batch import TwoBatch
+
+
+class Steps(Protocol):
+    """Launches steps: as captured graphs, if there are any that fit, otherwise layer by layer.
+
+    Attributes:
+        batches: how rows of other steps than captured ones are cut and padded, and which of these are captured in part.
+    """
+
+    batches: MicroBatches
+
+    def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch) -> None:
+        """Capture decode steps of these numbers of rows. longest: tokens of a context. two_batch: which of them are
+        computed in two micro-batches.
+        """
+        ...
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest captured step; 0 if none is."""
+        ...
+
+    def fit(self, shape: StepShape) -> bool:
+        """Whether a step of this shape runs as a captured graph."""
+        ...
+
+    def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:
+        """Queue all before the draws. events: None on a CPU."""
+        ...
