@@ -23,7 +23,7 @@ from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.weights.offloading import work_bytes
 from mesh.blocks import BLOCK_TOKENS
-from mesh.costs import CostFile
+from mesh.cost_file import CostFile
 from mesh.errors import ConfigError
 
 # The layout that the shipped cost files were measured on.

@@ -94,18 +94,3 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000
-
-
-class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A calibrated cost model, the setup it was measured on, and its error."""
-
-    costs: CostModel
-    # The measured setup, in words.
-    device: str = ""
-    model: str = ""
-    # How the worker's ranks share the model, and its number formats, e.g. "ep8" and "fp8, bf16 KV".
-    layout: str = ""
-    format: str = ""
-    source: str = ""
-    # Largest relative difference between a measurement and a model fitted without it; None if there were too few.
-    error: float | None = None

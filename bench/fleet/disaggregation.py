@@ -38,8 +38,8 @@ from loadgen.run import plan
 from loadgen.summary import Objectives
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import validate
-from mesh.cost_file import load_costs, save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, load_costs, save_costs
+from mesh.costs import CostModel
 from sim.fleet import FleetConfig
 from sim.run import simulate
 from sim.traces import TraceRow

@@ -14,7 +14,8 @@ from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
 from loadgen.run import load
 from mesh.channel import Channels
-from mesh.costs import MILLION, CostFile, CostModel
+from mesh.cost_file import CostFile
+from mesh.costs import MILLION, CostModel
 from mesh.errors import ConfigError
 
 WIDTHS = (1, 2, 4, 8, 16, 32)

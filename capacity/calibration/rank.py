@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from capacity.calibration.fit import left_out_error
-from mesh.costs import MILLION, CostFile, CostModel
+from mesh.cost_file import CostFile
+from mesh.costs import MILLION, CostModel
 from mesh.errors import ConfigError
 
 # The context and the number of traced prompts of bench.rank.

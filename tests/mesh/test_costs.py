@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.cost_file import load_costs, save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, load_costs, save_costs
+from mesh.costs import CostModel
 from mesh.errors import ConfigError
 
 STEPS = CostModel(decode_steps=((1.0, 12.0), (8.0, 24.0), (64.0, 34.0)))

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mesh.cost_file import save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from mesh.domain.workers import WorkerRole
 from mesh.rank_choice import RankOutlook, choose_rank
 from sim import lockstep

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.cost_file import save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from tests.support.simulation import make_fleet, make_workload, ran
 
 # About DeepSeek-R1 on four H200.

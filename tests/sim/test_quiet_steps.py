@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.cost_file import save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from sim.gateway import Live
 from sim.quiet_steps import QuietSteps
 from sim.result import Result

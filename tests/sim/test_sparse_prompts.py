@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mesh.cost_file import save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from tests.support.simulation import make_fleet, make_workload, ran
 
 # Attention takes most of a prompt of thousands of tokens.

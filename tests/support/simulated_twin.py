@@ -16,8 +16,8 @@ from loadgen.client import Target
 from loadgen.options import LoadOptions
 from loadgen.run import Plan, plan
 from mesh.config import validate
-from mesh.cost_file import save_costs
-from mesh.costs import CostFile, CostModel
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from sim.asked import Asked, with_length
 from sim.fleet import FleetConfig
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
