@@ -1,6 +1,5 @@
 """A DeepSeek V3 model's dimensions, read from config.json in any of the forms it is published in."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,36 +7,11 @@ from typing import Any
 
 from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
+from engine.model.yarn import Yarn, read_rope
 from mesh.errors import CheckpointError
 
 MODEL_TYPE = "deepseek_v3"
 ARCHITECTURE = "DeepseekV3ForCausalLM"
-
-
-@dataclass(frozen=True, slots=True)
-class Yarn:
-    """YaRN (Peng et al., "YaRN: Efficient Context Window Extension", 2023), as DeepSeek applies it."""
-
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float
-    beta_slow: float
-    mscale: float
-    mscale_all_dim: float
-
-    def magnitude(self, mscale: float) -> float:
-        """The attention temperature correction of section 3.4, scaled by `mscale`."""
-        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
-
-    @property
-    def rotation_scale(self) -> float:
-        """Factor on the cosines and sines."""
-        return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
-
-    @property
-    def softmax_scale(self) -> float:
-        """Factor on the attention scores."""
-        return self.magnitude(self.mscale_all_dim) ** 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +110,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
     _check_architecture(values)
     _check_variants(values)
     reader = JsonReader(values)
-    theta, yarn = _rope(reader)
+    theta, yarn = read_rope(reader)
     config = ModelConfig(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=reader.positive("hidden_size"),
@@ -192,28 +166,6 @@ def _check_variants(values: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{key} is {values[key]!r}: only {expected!r} is supported")
 
 
-def _rope(reader: JsonReader) -> tuple[float, Yarn | None]:
-    # transformers 5 keeps theta and scaling in rope_parameters; everyone before keeps them apart.
-    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or JsonReader({})
-    theta = scaling.number("rope_theta", reader.number("rope_theta", 10000.0))
-    if theta <= 1:
-        raise CheckpointError(f"rope_theta is {theta}: expected more than 1")
-    kind = scaling.text("rope_type", "type")
-    if kind is None or kind == "default":
-        return theta, None
-    if kind != "yarn":
-        raise CheckpointError(f"rope scaling {kind!r} is not supported: expected 'yarn' or none")
-    longest = reader.positive("max_position_embeddings")
-    return theta, Yarn(
-        factor=scaling.number("factor"),
-        original_max_position_embeddings=scaling.positive("original_max_position_embeddings", longest),
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        mscale=scaling.number("mscale", 1.0),
-        mscale_all_dim=scaling.number("mscale_all_dim", 0.0),
-    )
-
-
 def _token_ids(value: object) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
@@ -233,5 +185,3 @@ def _check_dimensions(config: ModelConfig) -> None:
         # Rotated pairs are read as complex numbers, which lie at even offsets.
         if (getattr(config, key) or 0) % 2:
             raise CheckpointError(f"{key} {getattr(config, key)} is odd")
-    if config.yarn is not None and not (config.yarn.factor and config.yarn.beta_fast and config.yarn.beta_slow):
-        raise CheckpointError("rope scaling 'yarn' needs factor, beta_fast and beta_slow above 0")

@@ -50,13 +50,23 @@ class JsonReader:
             raise CheckpointError(f"{self._path}{key} is {value!r}: expected a number, not negative")
         return float(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected true or false")
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
     def text(self, *keys: str) -> str | None:
         """The first of the keys that is there."""
         return next((str(self._values[key]) for key in keys if self._values.get(key) is not None), None)
 
     def section(self, key: str) -> "JsonReader | None":
+        """The keys and values below `key`; None if there are none."""
         value = self._values.get(key)
-        if value is None:
+        if value is None or value == {}:
             return None
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")

@@ -148,5 +148,6 @@ def model_rotations(config: ModelConfig, positions: int, device: torch.device) -
         original_positions=yarn.original_max_position_embeddings,
         beta_fast=yarn.beta_fast,
         beta_slow=yarn.beta_slow,
+        truncate=yarn.truncate,
     )
     return rotation_table(radians.to(device), positions, yarn.rotation_scale)

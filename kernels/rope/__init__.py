@@ -14,15 +14,22 @@ def frequencies(dim: int, theta: float) -> torch.Tensor:
 
 
 def yarn_frequencies(
-    dim: int, theta: float, *, factor: float, original_positions: int, beta_fast: float, beta_slow: float
+    dim: int,
+    theta: float,
+    *,
+    factor: float,
+    original_positions: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool = True,
 ) -> torch.Tensor:
     """YaRN (Peng et al., 2023, section 3.2): [dim / 2] float32 radians per position.
 
     Pairs that turn more than `beta_fast` times in `original_positions` keep their frequency. Pairs that turn less than
-    `beta_slow` times are slowed down by `factor`. A linear ramp lies between them.
+    `beta_slow` times are slowed down by `factor`. A linear ramp lies between them; `truncate` widens it to whole pairs.
     """
     assert dim % 2 == 0 and factor > 0
-    return reference.yarn_frequencies(dim, theta, factor, original_positions, beta_fast, beta_slow)
+    return reference.yarn_frequencies(dim, theta, factor, original_positions, beta_fast, beta_slow, truncate)
 
 
 def rotation_table(radians: torch.Tensor, positions: int, scale: float = 1.0) -> torch.Tensor:

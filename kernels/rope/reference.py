@@ -10,15 +10,17 @@ def frequencies(dim: int, theta: float) -> torch.Tensor:
 
 
 def yarn_frequencies(
-    dim: int, theta: float, factor: float, original_positions: int, beta_fast: float, beta_slow: float
+    dim: int, theta: float, factor: float, original_positions: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> torch.Tensor:
     plain = frequencies(dim, theta)
 
     def pair_that_turns(times: float) -> float:
         return dim * math.log(original_positions / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_that_turns(beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(beta_slow)), dim - 1)
+    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     # The ramp needs a width even if both ends fall on one pair.
     width = high - low or 0.001
     slowed = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)

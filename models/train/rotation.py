@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from engine.model.config import ModelConfig, Yarn
+from engine.model.config import ModelConfig
+from engine.model.yarn import Yarn
 
 
 def rotation_table(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -48,12 +48,15 @@ def test_no_rows_are_no_work() -> None:
     assert rotated(torch.empty(0, 2, 16), []).shape == (0, 2, 16)
 
 
+@pytest.mark.parametrize("truncate", [True, False], ids=["whole pairs", "not truncated"])
 @pytest.mark.parametrize("dim", [16, 64])
-def test_yarn_frequencies_are_those_of_transformers(dim: int) -> None:
-    parameters = {**YARN, "rope_type": "yarn", "rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+def test_yarn_frequencies_are_those_of_transformers(dim: int, truncate: bool) -> None:
+    parameters = {**YARN, "rope_type": "yarn", "rope_theta": 10000.0, "truncate": truncate}
     config = DeepseekV3Config(qk_rope_head_dim=dim, max_position_embeddings=163840, rope_parameters=parameters)
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    found = yarn_frequencies(dim, 10000.0, factor=40.0, original_positions=4096, beta_fast=32, beta_slow=1)
+    found = yarn_frequencies(
+        dim, 10000.0, factor=40.0, original_positions=4096, beta_fast=32, beta_slow=1, truncate=truncate
+    )
     assert torch.allclose(found, expected, rtol=1e-6)
 
 

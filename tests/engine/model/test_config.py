@@ -2,14 +2,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import DeepseekV3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.model.config import parse_model_config, read_model_config
+from engine.model.model import model_rotations
 from engine.model.quantization import Quantization, Stored
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import tiny_checkpoint
 from tools.make_checkpoint import checkpoint_config
+
+YARN = {"type": "yarn", "factor": 40}
 
 
 def published(**changes: Any) -> dict[str, Any]:
@@ -52,6 +58,24 @@ def test_yarn_raises_the_softmax_scale_by_the_square_of_its_magnitude() -> None:
     assert config.softmax_scale == pytest.approx(192**-0.5 * (0.1 * 2.0794415 + 1) ** 2)
 
 
+SCALINGS = {
+    "published": {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "neither magnitude": {},
+    "of rotations alone": {"mscale": 1.0},
+    "an attention factor": {"mscale": 0.7, "attention_factor": 1.3},
+    "a shorter pretraining": {"original_max_position_embeddings": 512},
+}
+
+
+@pytest.mark.parametrize("keys", [pytest.param(keys, id=name) for name, keys in SCALINGS.items()])
+def test_rotations_are_scaled_as_in_transformers(keys: dict[str, Any]) -> None:
+    values = published(rope_scaling=YARN | keys, original_max_position_embeddings=2048)
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](DeepseekV3Config(**values), torch.device("cpu"))
+    found = model_rotations(parse_model_config(values), 2, torch.device("cpu"))
+    assert torch.allclose(found[0].abs(), torch.full_like(expected, scale))
+    assert torch.allclose(found[1].angle(), expected)
+
+
 def test_queries_without_a_low_rank_have_none() -> None:
     assert parse_model_config(published(q_lora_rank=None)).q_lora_rank is None
 
@@ -84,6 +108,11 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
         ({"routed_scaling_factor": "much"}, "routed_scaling_factor is 'much'"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale 0.7 and mscale_all_dim 0"),
+        ({"rope_scaling": YARN | {"mscale": 0, "mscale_all_dim": 1}}, "mscale 0 and mscale_all_dim 1"),
+        ({"rope_scaling": YARN | {"attention_factor": 0}}, "attention_factor above 0"),
+        ({"rope_scaling": YARN | {"truncate": "no"}}, "rope_scaling.truncate is 'no'"),
+        ({"rope_scaling": YARN | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn': expected keys and values"),
         ({"rope_theta": 0}, "rope_theta is 0"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),

@@ -77,6 +77,9 @@ NAMED = {
     "yarn with unequal magnitudes": {
         "rope_scaling": YARN | {"factor": 40, "mscale": 0.7, "mscale_all_dim": 1.3},
     },
+    "yarn with every key": {
+        "rope_scaling": YARN | {"factor": 8, "mscale_all_dim": 1.0, "truncate": False, "attention_factor": 1.7},
+    },
 }
 CONFIGURATIONS = [pytest.param(value, id=name) for name, value in NAMED.items()] + [
     pytest.param(random_overrides(seed), id=f"random {seed}") for seed in range(5)
