@@ -15,13 +15,13 @@ import typer
 
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.config import LeaseConfig, ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs
-from scheduler.registry import Registry, RegistryLimits
+from scheduler.placement.constants import Constants
+from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 
@@ -47,8 +47,9 @@ class Mesh:
     def __init__(self, workers: int, seed: int = 1) -> None:
         self.clock = Clock()
         self._random = Random(seed)
-        knobs, limits = PlacementKnobs(), RegistryLimits(workers=workers, cached_blocks=workers * BLOCKS)
-        self._registry = Registry(self.clock, 10.0, 0.25, knobs.costs, limits)
+        constants = Constants()
+        lease = LeaseConfig(gather_seconds=0.0, max_workers=workers, max_cached_blocks=workers * BLOCKS)
+        self._registry = Registry(self.clock, lease, constants.costs)
         self.coordinator = Coordinator(
             self._registry,
             Stores(),
@@ -56,8 +57,8 @@ class Mesh:
             PlacedRequests(self.clock),
             DecisionLog(2000),
             OutputLengths(),
-            knobs,
-            Objectives(),
+            constants,
+            ObjectivesConfig(),
             self.clock,
         )
         self._prefixes = drawn_prefixes(self._random)

@@ -1,8 +1,7 @@
 """Whether this worker takes a request: checks that it could ever run here, and that there is room for it now. Pure."""
 
-from dataclasses import dataclass
-
-from decode_svc.sessions import Backlog
+from decode_svc.config import DecodeQueueConfig
+from decode_svc.sessions import RequestBacklog
 from engine.protocol.messages import Ready
 from mesh.domain.constraints import check_constraint
 from mesh.domain.requests import Submission
@@ -10,16 +9,6 @@ from mesh.domain.sampling import check_sampling, check_stop_token_ids
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
 from worker.acceptance import check_prompt, check_salt
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    # Requests beyond those that run at once.
-    waiting_requests: int
-    # Prompt tokens accepted but not computed yet; a single request may exceed the limit if it is alone.
-    queued_prefill_tokens: int
-    # Output tokens that one gateway has not acknowledged.
-    kept_tokens: int
 
 
 def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
@@ -56,16 +45,16 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
         )
 
 
-def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
+def admit(submission: Submission, backlog: RequestBacklog, max_requests: int, queue: DecodeQueueConfig) -> None:
     """Raises WorkerFull if the request must go elsewhere. `max_requests` requests run at once.
 
     Waiting requests count only to the extent that they are served before this one.
     """
     waiting = backlog.live_requests - max_requests
-    if waiting * backlog.ahead >= limits.waiting_requests:
+    if waiting * backlog.ahead >= queue.waiting_requests:
         raise WorkerFull(f"{waiting} requests wait on this worker already: place this one on another")
     queued = backlog.queued_prefill_tokens
-    if queued and queued * backlog.ahead + submission.own_prefill_tokens > limits.queued_prefill_tokens:
+    if queued and queued * backlog.ahead + submission.own_prefill_tokens > queue.queued_prefill_tokens:
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this request on another")
-    if backlog.kept_tokens > limits.kept_tokens:
+    if backlog.kept_tokens > queue.kept_tokens:
         raise WorkerFull(f"the gateway has not acknowledged {backlog.kept_tokens} tokens of output: acknowledge them")

@@ -8,7 +8,7 @@ from mesh.config import Config
 from worker.config import WorkerConfig
 
 
-class QueueConfig(Config):
+class DecodeQueueConfig(Config):
     """Limits of what waits on this worker; requests beyond them are placed on another worker."""
 
     waiting_requests: int = Field(default=1024, ge=0)
@@ -28,7 +28,7 @@ class DecodeConfig(WorkerConfig):
     """How long requests outlive a broken stream."""
     log_seconds: float = Field(default=60.0, ge=0)
     """How long a request's output is kept after its end, for clients that resume it through another gateway."""
-    queue: QueueConfig = QueueConfig()
+    queue: DecodeQueueConfig = DecodeQueueConfig()
 
     @model_validator(mode="after")
     def _kv_can_come_from_elsewhere(self) -> Self:

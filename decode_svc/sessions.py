@@ -39,7 +39,7 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class RequestBacklog:
     """The load that admission considers."""
 
     live_requests: int
@@ -92,10 +92,10 @@ class Sessions:
     def attached_gateways(self) -> int:
         return sum(session.attachment is not None for session in self._sessions.values())
 
-    def backlog(self, attachment: Attachment, share: Share) -> Backlog:
+    def backlog(self, attachment: Attachment, share: Share) -> RequestBacklog:
         live = self._live
         ahead = live.census.ahead(share)
-        return Backlog(len(live), live.queued_prefill_tokens, attachment.session.kept_tokens, ahead)
+        return RequestBacklog(len(live), live.queued_prefill_tokens, attachment.session.kept_tokens, ahead)
 
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.

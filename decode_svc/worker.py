@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from decode_svc.admission import QueueLimits, admit, check
+from decode_svc.admission import admit, check
 from decode_svc.config import DecodeConfig
 from decode_svc.prefills import PrefillCalls, Prefills
 from decode_svc.session import Attachment
@@ -38,7 +38,7 @@ class DecodeWorker:
         self.prefills = Prefills(prefill_calls, host.ready, self._on_first_token, self._lose_prompt)
         self.sessions = Sessions(host.ranks, self.prefills, clock, config.grace_seconds, log_seconds=config.log_seconds)
         self.grace_seconds = config.grace_seconds
-        self._limits = QueueLimits(**config.queue.model_dump())
+        self._queue = config.queue
 
     @classmethod
     async def start(
@@ -81,7 +81,7 @@ class DecodeWorker:
                 submission,
                 self.sessions.backlog(attachment, submission.request.share),
                 self.host.ready.max_requests,
-                self._limits,
+                self._queue,
             )
         except (InvalidRequest, PlaceAgain) as error:
             self.sessions.refuse(attachment, submission, error)

@@ -2,15 +2,14 @@
 now. Pure.
 """
 
-from dataclasses import dataclass
-
 from engine.protocol.messages import Ready
 from mesh.blocks import blocks_for
 from mesh.domain.constraints import check_constraint
 from mesh.domain.sampling import check_sampling
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.errors import InvalidRequest, WorkerFull
-from prefill_svc.jobs import Backlog
+from prefill_svc.config import PrefillQueueConfig
+from prefill_svc.jobs import PromptBacklog
 from prefill_svc.prompts import Prompt
 from transfer.config import TransferConfig
 from transfer.ticket import Ticket
@@ -20,14 +19,6 @@ from worker.acceptance import check_prompt, check_salt
 # A landing with a longer deadline is a mistake, and would hold blocks for as long.
 MAX_DEADLINE_MS = 3_600_000
 MAX_ADDRESS_BYTES = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    # Prompts beyond those that run at once.
-    waiting_prompts: int
-    # Tokens accepted but not computed yet; a single prompt may exceed the limit if it is alone.
-    queued_tokens: int
 
 
 def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
@@ -50,16 +41,16 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
     _check_ticket(prompt.ticket, blocks, ready, transfer)
 
 
-def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
+def admit(prompt: Prompt, backlog: PromptBacklog, max_requests: int, queue: PrefillQueueConfig) -> None:
     """Raises WorkerFull if the prompt must go elsewhere. `max_requests` prompts run at once.
 
     Waiting prompts count only to the extent that they are served before this one.
     """
     waiting = backlog.live_prompts - max_requests
-    if waiting * backlog.ahead >= limits.waiting_prompts:
+    if waiting * backlog.ahead >= queue.waiting_prompts:
         raise WorkerFull(f"{waiting} prompts wait on this worker already: place this one on another")
     queued = backlog.queued_tokens
-    if queued and queued * backlog.ahead + len(prompt.request.token_ids) > limits.queued_tokens:
+    if queued and queued * backlog.ahead + len(prompt.request.token_ids) > queue.queued_tokens:
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this prompt on another")
 
 

@@ -8,7 +8,7 @@ from mesh.config import Config
 from worker.config import WorkerConfig
 
 
-class QueueConfig(Config):
+class PrefillQueueConfig(Config):
     """Limits of what waits on this worker; prompts beyond them are placed on another worker."""
 
     waiting_prompts: int = Field(default=256, ge=0)
@@ -20,7 +20,7 @@ class QueueConfig(Config):
 class PrefillConfig(WorkerConfig):
     """A prefill worker: computes prompts and pushes their KV to decode workers."""
 
-    queue: QueueConfig = QueueConfig()
+    queue: PrefillQueueConfig = PrefillQueueConfig()
 
     @model_validator(mode="after")
     def _kv_can_leave(self) -> Self:

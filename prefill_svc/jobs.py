@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class PromptBacklog:
     """The load that admission considers."""
 
     live_prompts: int
@@ -62,8 +62,8 @@ class Jobs:
     def live_prompts(self) -> int:
         return len(self._by_key)
 
-    def backlog(self, share: Share) -> Backlog:
-        return Backlog(len(self._by_key), self._queued_tokens, self._census.ahead(share))
+    def backlog(self, share: Share) -> PromptBacklog:
+        return PromptBacklog(len(self._by_key), self._queued_tokens, self._census.ahead(share))
 
     def submit(self, prompt: Prompt) -> Job:
         """Submit a prompt to a rank. Call `end` afterwards, whatever happens.

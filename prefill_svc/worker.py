@@ -10,7 +10,7 @@ from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import WorkerDraining
 from mesh.observe import span
-from prefill_svc.admission import QueueLimits, admit, check
+from prefill_svc.admission import admit, check
 from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
@@ -28,7 +28,7 @@ class PrefillWorker:
         self._transfer = config.engine.transfer
         self.host = host
         self.jobs = Jobs(host.ranks, clock)
-        self._limits = QueueLimits(**config.queue.model_dump())
+        self._queue = config.queue
 
     @classmethod
     async def start(
@@ -64,7 +64,7 @@ class PrefillWorker:
         with span("prefill.submit", request_id=prompt.request.request_id, attempt=prompt.request.attempt):
             self.host.check_takes_new()
             check(prompt, self.host.ready, self._transfer)
-            admit(prompt, self.jobs.backlog(prompt.request.share), self.host.ready.max_requests, self._limits)
+            admit(prompt, self.jobs.backlog(prompt.request.share), self.host.ready.max_requests, self._queue)
             job = self.jobs.submit(prompt)
         metrics.PREFILL_PROMPT_TOKENS.inc(len(prompt.request.token_ids))
         return job

@@ -20,14 +20,11 @@ from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement.admission import Objectives
-from scheduler.placement.knobs import placement_knobs
-from scheduler.registry import Registry, RegistryLimits
+from scheduler.placement.constants import constants_of
+from scheduler.registry import Registry
 from scheduler.scaling.arrivals import Arrivals
 from scheduler.scaling.autoscaler_service import AutoscalerServicer
 from scheduler.scaling.deletion_costs import DeletionCosts
-from scheduler.scaling.needs import Assumed
-from scheduler.scaling.replicas import ScalingKnobs
 from scheduler.scaling.scaler import Scaler
 from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
@@ -59,13 +56,9 @@ def compose(
     config: SchedulerConfig, links: Sequence[StoreLink] = ()
 ) -> tuple[Registry, Scaler, DeletionCosts, list[Registration]]:
     """The scheduler's parts, put together: its registry, its scaler, its deletion costs, and its gRPC services."""
-    limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
-    gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
-    placement = placement_knobs(config.placement)
-    lease = config.lease.seconds, config.lease.settle_seconds
-    registry = Registry(time.monotonic, *lease, placement.costs, limits, gather_seconds)
+    constants = constants_of(config.placement)
+    registry = Registry(time.monotonic, config.lease, constants.costs)
     stores, decisions = Stores(links), DecisionLog(config.decisions)
-    objectives = Objectives(**config.objectives.model_dump())
     coordinator = Coordinator(
         registry,
         stores,
@@ -73,8 +66,8 @@ def compose(
         PlacedRequests(time.monotonic),
         decisions,
         OutputLengths(),
-        placement,
-        objectives,
+        constants,
+        config.objectives,
         time.time,
     )
     scaling = config.scaling
@@ -82,10 +75,9 @@ def compose(
         registry,
         coordinator,
         Arrivals(time.monotonic, scaling.arrivals_seconds),
-        placement,
-        objectives,
-        ScalingKnobs(scaling.target_use, scaling.slack, scaling.scale_in_seconds, scaling.max_replicas),
-        Assumed(scaling.requests_per_replica),
+        constants,
+        config.objectives,
+        scaling,
         time.monotonic,
     )
     servicer = SchedulerServicer(registry, stores, coordinator, decisions, scaler, config.max_watchers)
@@ -97,7 +89,7 @@ def compose(
         Registration(add, servicer, SERVICE, endless, SERVES),
         Registration(add_autoscaler, autoscaler, AUTOSCALER_SERVICE, ("StreamIsActive",), AUTOSCALER_SERVES),
     ]
-    return registry, scaler, DeletionCosts(registry, coordinator, placement), registrations
+    return registry, scaler, DeletionCosts(registry, coordinator, constants), registrations
 
 
 @asynccontextmanager

@@ -28,6 +28,10 @@ class LeaseConfig(Config):
     hints.
     """
 
+    @property
+    def gathering_seconds(self) -> float:
+        return self.seconds if self.gather_seconds is None else self.gather_seconds
+
 
 class PlacementConfig(Config):
     """Constants of the prediction, and assumptions while workers have not measured."""

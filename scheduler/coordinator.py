@@ -10,19 +10,15 @@ from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
+from scheduler.config import ObjectivesConfig
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placement.admission import Objectives, admit, refusal
-from scheduler.placement.candidates import (
-    Candidates,
-    CandidateWorker,
-    PlacementKnobs,
-    PlacementRequest,
-    reusable_blocks,
-)
+from scheduler.placement.admission import admit, refusal
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest, reusable_blocks
 from scheduler.placement.choice import explain
 from scheduler.placement.comparison import Comparison
+from scheduler.placement.constants import Constants
 from scheduler.placement.placed_work import placed_work
 from scheduler.placement.terms import Rejection, Terms
 from scheduler.prefix_index import Holders
@@ -61,8 +57,8 @@ class Coordinator:
         placed: PlacedRequests,
         decisions: DecisionLog,
         lengths: OutputLengths,
-        knobs: PlacementKnobs,
-        objectives: Objectives,
+        constants: Constants,
+        objectives: ObjectivesConfig,
         wall_clock: Callable[[], float],
     ) -> None:
         self._registry = registry
@@ -71,7 +67,7 @@ class Coordinator:
         self._placed = placed
         self._decisions = decisions
         self._lengths = lengths
-        self._knobs = knobs
+        self._constants = constants
         self._objectives = objectives
         self._wall_clock = wall_clock
 
@@ -130,7 +126,7 @@ class Coordinator:
         reason = explain(request, chosen, choice.count)
         self._remember(chosen, reason, compared)
         self._placed.add(query.key, query.share, Placed(query.model, chosen.worker_ids, query.max_tokens))
-        for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._knobs).items():
+        for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._constants).items():
             self._registry.add_placement(worker_id, rank, query.key, work)
         cached = {worker.identity.worker_id: blocks for worker in workers if (blocks := max(worker.prefixes(holders)))}
         cached |= {hint.store_id: hint.blocks for hint in hints.values()}
@@ -160,7 +156,7 @@ class Coordinator:
             candidate = worker.candidate(request.query.prompt_tokens, holders)
             (decode if worker.decodes else prefill).append(candidate)
         candidates = Candidates(decode, prefill, hints, self._registry.now)
-        return Comparison(request, candidates, self._knobs, self._objectives)
+        return Comparison(request, candidates, self._constants, self._objectives)
 
     def report(self, report: AttemptReport) -> bool:
         """Record how a placement ended. False if that was known already, or if the placement is forgotten."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 
 from mesh.costs import CostModel
@@ -19,6 +18,7 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, Wo
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.cached_blocks import CachedBlocks
+from scheduler.config import LeaseConfig
 from scheduler.live_worker import Lease, Worker
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.standings import LOOKS, Standings
@@ -28,46 +28,31 @@ from scheduler.ranks import Rank
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryLimits:
-    """Bounds on what the registry keeps, however many workers there are and whatever they report."""
-
-    workers: int = 1024
-    # Block hashes of all workers together. They are hints, so those beyond the limit are dropped.
-    cached_blocks: int = 500_000
-    # Names of models that are remembered after their last worker has left.
-    known_models: int = 1024
+# Names of models that are remembered after their last worker has left.
+MAX_KNOWN_MODELS = 1024
 
 
 class Registry:
     """Owns every worker record. `clock` is monotonic, in seconds. `costs` is what measurements are compared with.
 
-    For `gather_seconds` after its creation the registry may lack live workers that have not reported to it yet.
+    For `lease.gathering_seconds` after its creation the registry may lack live workers that have not reported to it
+    yet.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        lease_seconds: float,
-        settle_seconds: float,
-        costs: CostModel,
-        limits: RegistryLimits | None = None,
-        gather_seconds: float = 0.0,
-    ) -> None:
-        self.lease_seconds = lease_seconds
+    def __init__(self, clock: Callable[[], float], lease: LeaseConfig, costs: CostModel) -> None:
+        self.lease_seconds = lease.seconds
         # Grows whenever a worker joins, leaves, or changes its state.
         self.version = 0
         self._clock = clock
-        self._complete_at = clock() + gather_seconds
-        self._settle_seconds = settle_seconds
+        self._complete_at = clock() + lease.gathering_seconds
+        self._config = lease
         self._costs = costs
-        self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
         self._roles: Counter[WorkerRole] = Counter()
         self._by_number: dict[int, Worker] = {}
         # No lease ends before this time.
         self._next_end = float("inf")
-        self._blocks = CachedBlocks(self._limits.cached_blocks)
+        self._blocks = CachedBlocks(lease.max_cached_blocks)
         self._standings = Standings()
         self._known_models: dict[str, None] = {}
         self._streams = 0
@@ -77,8 +62,8 @@ class Registry:
         """Begin a status stream. Raises LeaseConflict, or Overloaded if the registry is full."""
         self.expire()
         current = self._workers.get(identity.worker_id)
-        if current is None and len(self._workers) >= self._limits.workers:
-            raise Overloaded(f"the scheduler keeps at most {self._limits.workers} workers", retry_after_ms=10_000)
+        if current is None and len(self._workers) >= self._config.max_workers:
+            raise Overloaded(f"the scheduler keeps at most {self._config.max_workers} workers", retry_after_ms=10_000)
         if current is not None and current.identity.incarnation != identity.incarnation:
             self._refuse_a_second_process(current)
             self._remove(current)
@@ -117,7 +102,7 @@ class Registry:
         now = self._clock()
         worker.observe(statuses, now)
         for rank in worker.ranks:
-            rank.settle_placements_before(now - self._settle_seconds)
+            rank.settle_placements_before(now - self._config.settle_seconds)
         if worker.state is not state:
             worker.state = state
             self._announce()
@@ -266,7 +251,7 @@ class Registry:
         self._place(worker)
         self._known_models.pop(identity.model, None)
         self._known_models[identity.model] = None
-        if len(self._known_models) > self._limits.known_models:
+        if len(self._known_models) > MAX_KNOWN_MODELS:
             self._known_models.pop(next(iter(self._known_models)))
         log.info("worker joined", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
         self._announce()

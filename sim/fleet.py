@@ -5,14 +5,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from decode_svc.config import QueueConfig as DecodeQueue
+from decode_svc.config import DecodeQueueConfig
 from engine.config import MOST_REQUESTS, MOST_STEP_TOKENS, SparsePrefillConfig
 from engine.parallel.config import ParallelConfig
 from gateway.config import DispatchConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import Config
 from mesh.errors import ConfigError
-from prefill_svc.config import QueueConfig as PrefillQueue
+from prefill_svc.config import PrefillQueueConfig
 from scheduler.config import LeaseConfig, ObjectivesConfig, PlacementConfig, ScalingConfig, StoreLinkConfig
 
 
@@ -134,8 +134,8 @@ class FleetConfig(Config):
     stores: StoresConfig = StoresConfig()
     scheduler: SchedulingConfig = SchedulingConfig()
     dispatch: DispatchConfig = DispatchConfig()
-    prefill_queue: PrefillQueue = PrefillQueue()
-    decode_queue: DecodeQueue = DecodeQueue()
+    prefill_queue: PrefillQueueConfig = PrefillQueueConfig()
+    decode_queue: DecodeQueueConfig = DecodeQueueConfig()
     sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
     """How all workers attend to long prompts: `sparse_pairs_ms` of the cost file says what that takes."""
     fair: bool = True

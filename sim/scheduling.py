@@ -8,13 +8,10 @@ from mesh.errors import MeshError, Retry
 from scheduler.coordinator import Coordinator, ExplainedPlacement
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement.admission import Objectives
-from scheduler.placement.knobs import placement_knobs
-from scheduler.registry import Registry, RegistryLimits
+from scheduler.placement.constants import constants_of
+from scheduler.registry import Registry
 from scheduler.scaling.arrivals import Arrivals
 from scheduler.scaling.deletion_costs import DeletionCosts
-from scheduler.scaling.needs import Assumed
-from scheduler.scaling.replicas import ScalingKnobs
 from scheduler.scaling.scaler import Scaler
 from scheduler.stores import Store, Stores
 from scheduler.tenants import PlacedRequests
@@ -37,16 +34,8 @@ class SimulatedScheduler:
     """Places without taking simulated time: the cost model includes the time of the call."""
 
     def __init__(self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store]) -> None:
-        lease, knobs = config.lease, placement_knobs(config.placement, costs)
-        self.registry = Registry(
-            timeline,
-            lease.seconds,
-            lease.settle_seconds,
-            knobs.costs,
-            RegistryLimits(workers=lease.max_workers, cached_blocks=lease.max_cached_blocks),
-            lease.gather_seconds or 0.0,
-        )
-        objectives = Objectives(**config.objectives.model_dump())
+        constants = constants_of(config.placement, costs)
+        self.registry = Registry(timeline, config.lease, constants.costs)
         lengths = MostOutput() if config.assumed_output == "most" else OutputLengths()
         self._coordinator = Coordinator(
             self.registry,
@@ -55,8 +44,8 @@ class SimulatedScheduler:
             PlacedRequests(timeline),
             DecisionLog(KEPT_DECISIONS),
             lengths,
-            knobs,
-            objectives,
+            constants,
+            config.objectives,
             timeline,
         )
         scaling = config.scaling
@@ -64,13 +53,12 @@ class SimulatedScheduler:
             self.registry,
             self._coordinator,
             Arrivals(timeline, scaling.arrivals_seconds),
-            knobs,
-            objectives,
-            ScalingKnobs(scaling.target_use, scaling.slack, scaling.scale_in_seconds, scaling.max_replicas),
-            Assumed(scaling.requests_per_replica),
+            constants,
+            config.objectives,
+            scaling,
             timeline,
         )
-        self.deletion_costs = DeletionCosts(self.registry, self._coordinator, knobs)
+        self.deletion_costs = DeletionCosts(self.registry, self._coordinator, constants)
         self.placements = 0
 
     def place(self, query: PlacementQuery) -> ExplainedPlacement:

@@ -5,14 +5,12 @@ from functools import partial
 
 import numpy as np
 
-from decode_svc.admission import QueueLimits as DecodeLimits
 from engine.config import EngineConfig
 from engine.protocol.messages import StepResult, TransferNews
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.rendezvous import rendezvous
-from prefill_svc.admission import QueueLimits as PrefillLimits
 from sim.agent import Landings, SimulatedAgent
 from sim.asked import Asked
 from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice
@@ -135,7 +133,6 @@ class SimulatedMesh:
             divided_tokens=group.parallel.divided_tokens,
         )
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
-        decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue
         worker = SimulatedWorker(
             self.timeline,
             identity,
@@ -143,8 +140,8 @@ class SimulatedMesh:
             partial(self._make_reporter, group.status_interval_seconds),
             self._offer,
             self._calls,
-            DecodeLimits(decode.waiting_requests, decode.queued_prefill_tokens, decode.kept_tokens),
-            PrefillLimits(prefill.waiting_prompts, prefill.queued_tokens),
+            self._fleet.decode_queue,
+            self._fleet.prefill_queue,
         )
         self._by_id[identity.worker_id] = worker
         return worker

@@ -7,8 +7,9 @@ from typing import Protocol
 import msgspec
 
 from decode_svc import admission as decode_admission
+from decode_svc.config import DecodeQueueConfig
 from decode_svc.requests import finish_with, submit_of
-from decode_svc.sessions import Backlog as DecodeBacklog
+from decode_svc.sessions import RequestBacklog
 from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Output, StepResult
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import Submission
@@ -16,7 +17,8 @@ from mesh.domain.shares import Census, Share
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import EngineFailed, MeshError, PrefillLost, WorkerDraining, rebuild
 from prefill_svc import admission as prefill_admission
-from prefill_svc.jobs import Backlog as PrefillBacklog
+from prefill_svc.config import PrefillQueueConfig
+from prefill_svc.jobs import PromptBacklog
 from prefill_svc.prompts import Prompt
 from sim.device import SimulatedDevice
 from sim.job import Job, OnLost, OnOutput
@@ -62,8 +64,8 @@ class SimulatedWorker:
         reporter: Callable[[WorkerIdentity, SimulatedRank | Lockstep], StatusReporter],
         on_stored: Callable[[StepResult], None],
         calls: Calls,
-        decode_queue: decode_admission.QueueLimits,
-        prefill_queue: prefill_admission.QueueLimits,
+        decode_queue: DecodeQueueConfig,
+        prefill_queue: PrefillQueueConfig,
     ) -> None:
         self.identity = identity
         self.tally = Tally()
@@ -135,7 +137,7 @@ class SimulatedWorker:
         rank = self._takes()
         queued = sum(job.uncomputed_tokens for job in self._jobs.values())
         share = submission.request.share
-        backlog = DecodeBacklog(len(self._jobs), queued, 0, self._census.ahead(share))
+        backlog = RequestBacklog(len(self._jobs), queued, 0, self._census.ahead(share))
         self._counted(
             lambda: decode_admission.admit(submission, backlog, self.identity.max_requests, self._decode_queue)
         )
@@ -151,7 +153,7 @@ class SimulatedWorker:
         rank = self._takes()
         queued = sum(job.uncomputed_tokens for job in self._jobs.values())
         share = prompt.request.share
-        backlog = PrefillBacklog(len(self._jobs), queued, self._census.ahead(share))
+        backlog = PromptBacklog(len(self._jobs), queued, self._census.ahead(share))
         self._counted(lambda: prefill_admission.admit(prompt, backlog, self.identity.max_requests, self._prefill_queue))
         job = self._add(on_output, on_lost, share, len(prompt.request.token_ids))
         job.ticket_id = prompt.ticket.transfer_id

@@ -3,44 +3,30 @@ Pure.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import msgspec
 
 from mesh.errors import ContextExceeded, MeshError, NamespaceMismatch, NoWorker, Overloaded
+from scheduler.config import ObjectivesConfig
 from scheduler.placement.terms import Rejection, Terms
 
 MIN_RETRY_MS = 100
 MAX_RETRY_MS = 30_000
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Latencies that the prediction for a request must meet; None demands nothing.
-
-    wait_margin: how much longer than predicted a wait may take, as a share of it. Waits are for the ends of answers
-    whose lengths nobody knows, so that half of them take longer. If a request had only to be predicted within the time
-    to the first token, a full fleet would keep all of them waiting for about that time, and miss it for half.
-    """
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    wait_margin: float = 1.5
-
-
-def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
+def admit(terms: Iterable[Terms], objectives: ObjectivesConfig) -> tuple[Terms, ...]:
     """The terms; those whose prediction exceeds an objective become rejected."""
     return tuple(_judge(term, objectives) for term in terms)
 
 
-def meets(objectives: Objectives, term: Terms) -> bool:
+def meets(objectives: ObjectivesConfig, term: Terms) -> bool:
     """Whether the terms meet the objectives, so that `admit` leaves them as they are."""
     return (objectives.ttft_ms is None or _latest_ms(term, objectives) <= objectives.ttft_ms) and (
         objectives.tpot_ms is None or term.tpot_ms <= objectives.tpot_ms
     )
 
 
-def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
+def refusal(model: str, terms: Collection[Terms], objectives: ObjectivesConfig) -> MeshError:
     """The error for the caller if no candidate is left.
 
     ContextExceeded if no worker could ever take the request, NamespaceMismatch if no decode worker has a usable prefill
@@ -64,7 +50,7 @@ def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> Mes
     )
 
 
-def _judge(term: Terms, objectives: Objectives) -> Terms:
+def _judge(term: Terms, objectives: ObjectivesConfig) -> Terms:
     if term.rejection is not None or meets(objectives, term):
         return term
     excess = []
@@ -81,12 +67,12 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
     )
 
 
-def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
+def _wait_ms(term: Terms, objectives: ObjectivesConfig) -> float | None:
     """Predicted milliseconds until this candidate could take the request; None if waiting would not help."""
     if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None:
         excess_ms = _latest_ms(term, objectives) - objectives.ttft_ms
         if excess_ms > 0:
-            # The margin becomes less with the wait.
+            # The margin is a share of the wait, so it shrinks as the wait does: solve wait * (1 + margin) = excess.
             return excess_ms / (1 + objectives.wait_margin)
     # A worker is avoided because it refused this request, so to the caller the mesh is full rather than empty.
     if term.rejection in (Rejection.FULL, Rejection.OBJECTIVE, Rejection.AVOIDED):
@@ -94,6 +80,11 @@ def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
     return None
 
 
-def _latest_ms(term: Terms, objectives: Objectives) -> float:
-    """Milliseconds to the first token if the wait takes as long as it may."""
+def _latest_ms(term: Terms, objectives: ObjectivesConfig) -> float:
+    """Milliseconds to the first token if the wait takes as long as it may.
+
+    Waits are for the ends of answers of unknown lengths, so half of them take longer than predicted. If the predicted
+    time alone had to meet the objective, a full fleet would keep every request waiting for about that time, and half of
+    them would miss it.
+    """
     return term.ttft_ms + objectives.wait_margin * (term.ttft_ms - term.prompt_ms)

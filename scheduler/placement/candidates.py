@@ -1,4 +1,4 @@
-"""The inputs of placement, as plain data: the request, the workers, what stores hold, and constants."""
+"""The inputs of placement, as plain data: the request, the workers, and what stores hold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,20 +182,3 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     stores: Mapping[KvNamespace, StoreTarget] = msgspec.field(default_factory=dict)
     # Seconds on a monotonic clock.
     now: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementKnobs:
-    """Constants of the prediction, and defaults for measurements that are missing."""
-
-    # How times grow with the work, and the times to assume while a worker has not measured its own.
-    costs: CostModel = field(default_factory=CostModel)
-    mean_output_tokens: float = 256.0
-    # Most requests that may wait on a worker for a place in its batch.
-    queue_requests: int = 512
-    # Share of a push's time that remains after the computation if layers are pushed while later ones are computed.
-    layerwise_rest: float = 0.125
-    # Prompt tokens that fit into a decode step without lengthening it much.
-    short_prompt_tokens: int = 64
-    # Weight of the delay of running requests, relative to the delay of the placed request.
-    interference: float = 1.0

@@ -22,7 +22,8 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementRequest
+from scheduler.placement.constants import Constants
 from scheduler.placement.decode_shares import DecodeShare, decode_share
 from scheduler.placement.estimates import paces
 from scheduler.placement.prefill_offers import PrefillOffer, best_offers, offer_to
@@ -33,11 +34,11 @@ from scheduler.placement.waits import prompt_begins_ms
 Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
-def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
+def predict(request: PlacementRequest, candidates: Candidates, constants: Constants) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
     terms: list[Terms] = []
-    for share, pace, offer in _shares(request, candidates, knobs):
-        terms += _terms(request, share, pace, offer, candidates, knobs)
+    for share, pace, offer in _shares(request, candidates, constants):
+        terms += _terms(request, share, pace, offer, candidates, constants)
     return tuple(terms)
 
 
@@ -57,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def best(
-    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs, admitted: Callable[[Terms], bool]
+    request: PlacementRequest, candidates: Candidates, constants: Constants, admitted: Callable[[Terms], bool]
 ) -> Choice:
     """The best of `predict`'s terms that is not rejected and passes `admitted`.
 
@@ -66,12 +67,12 @@ def best(
     """
     found: Terms | None = None
     terms, count = list[Terms](), 0
-    for share, pace, offer in sorted(_shares(request, candidates, knobs), key=_least_ms):
+    for share, pace, offer in sorted(_shares(request, candidates, constants), key=_least_ms):
         worker = share.candidate
         if found is not None and share.least_ms > found.total_ms and found.disconnected <= (not worker.connected):
             count += _count(worker, offer)
             continue
-        of_worker = _terms(request, share, pace, offer, candidates, knobs)
+        of_worker = _terms(request, share, pace, offer, candidates, constants)
         terms += of_worker
         for term in of_worker:
             better = found is None or term.preference() < found.preference()
@@ -96,14 +97,14 @@ def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
 
 
 def _shares(
-    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
+    request: PlacementRequest, candidates: Candidates, constants: Constants
 ) -> Iterator[tuple[DecodeShare, Pace, PrefillOffer | None]]:
     """For each decode worker: its share, its pace, and the best prefill offer that it could take."""
-    decode_paces, prefill_paces = paces(candidates, knobs)
-    offers = best_offers(request, candidates, prefill_paces, knobs)
+    decode_paces, prefill_paces = paces(candidates, constants)
+    offers = best_offers(request, candidates, prefill_paces, constants)
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
     for worker, pace in zip(candidates.decode, decode_paces, strict=True):
-        yield decode_share(request, worker, pace, candidates.now, knobs), pace, fitting[worker.namespace]
+        yield decode_share(request, worker, pace, candidates.now, constants), pace, fitting[worker.namespace]
 
 
 def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
@@ -121,15 +122,15 @@ def _terms(
     pace: Pace,
     offer: PrefillOffer | None,
     candidates: Candidates,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> list[Terms]:
     worker = share.candidate
-    verdict = _reject(request, worker, share.before, knobs)
+    verdict = _reject(request, worker, share.before, constants)
     terms = []
     if worker.can_prefill:
-        terms.append(_alone(request, share, verdict, pace, candidates, knobs))
+        terms.append(_alone(request, share, verdict, pace, candidates, constants))
     if offer is not None and worker.receives_kv:
-        terms.append(_pair(request, share, verdict, offer, knobs))
+        terms.append(_pair(request, share, verdict, offer, constants))
     elif not worker.can_prefill:
         terms.append(_without_prefill(request, share, verdict, candidates))
     return terms
@@ -141,27 +142,27 @@ def _alone(
     verdict: Verdict,
     pace: Pace,
     candidates: Candidates,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> Terms:
     """Terms of a decode worker that computes the prompt itself."""
     worker = share.candidate
     store = candidates.stores.get(worker.namespace) if candidates.stores else None
-    found = source(request, worker, pace, store, candidates.now, knobs)
-    queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
+    found = source(request, worker, pace, store, candidates.now, constants)
+    queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, constants.costs)
     wait_ms, joint = share.wait_ms, worker.joint_prompts
     if joint is None:
-        ttft_ms = knobs.costs.request_ms + wait_ms + queue_ms + found.ms
+        ttft_ms = constants.costs.request_ms + wait_ms + queue_ms + found.ms
     else:
-        wait_ms = prompt_begins_ms(worker, joint, found, wait_ms, pace, candidates.now, knobs)
+        wait_ms = prompt_begins_ms(worker, joint, found, wait_ms, pace, candidates.now, constants)
         # Other prompts of the rank may wait as well: `queue_ms` says when they end, not how long they take, so it is
         # not added.
-        ttft_ms = knobs.costs.request_ms + max(wait_ms, queue_ms) + found.ms
+        ttft_ms = constants.costs.request_ms + max(wait_ms, queue_ms) + found.ms
     delay_ms = 0.0
     # The delay counts only if a prefill worker could compute the prompt instead.
     if candidates.prefill:
         # The first tokens are computed in a decode step that runs anyway. If there are no others, no other step is
         # needed.
-        short, tokens = knobs.short_prompt_tokens, found.uncached_tokens
+        short, tokens = constants.config.short_prompt_tokens, found.uncached_tokens
         riding, riding_ms = 1.0, found.computing_ms
         if tokens > short:
             riding = short / tokens
@@ -170,20 +171,20 @@ def _alone(
         # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
         delay_ms = others * (found.computing_ms - riding_ms)
-    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, wait_ms, verdict)
+    return _assemble(share, None, found, ttft_ms, constants.config.interference * delay_ms, wait_ms, verdict)
 
 
 def _pair(
-    request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, knobs: PlacementKnobs
+    request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, constants: Constants
 ) -> Terms:
     worker = share.candidate
     push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
     if request.query.prompt_tokens >= worker.layerwise_tokens and request.query.prompt_tokens >= offer.layerwise_tokens:
-        push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
+        push_ms = max(push_ms - offer.source.ms, push_ms * constants.config.layerwise_rest)
     # Half of the calls come before the computation, the other half after the KV has landed.
-    calls_ms = knobs.costs.handover_ms / 2
+    calls_ms = constants.costs.handover_ms / 2
     # The prefill worker works on its queue until the decode worker calls it.
-    ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + knobs.costs.request_ms + calls_ms
+    ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + constants.costs.request_ms + calls_ms
     # The KV lands while a step runs, and the request joins the next step.
     joining_ms = push_ms + calls_ms + share.boundary_ms
     if verdict[0] is None:
@@ -250,7 +251,7 @@ def _assemble(
     )
 
 
-def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:
+def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, constants: Constants) -> Verdict:
     tokens = request.query.prompt_tokens + request.query.max_tokens
     context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
     if tokens > context:
@@ -259,6 +260,6 @@ def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float
         return Rejection.UNUSABLE, candidate.unusable
     if candidate.worker_id in request.query.avoid:
         return Rejection.AVOIDED, "the gateway asked to avoid it"
-    if before > knobs.queue_requests:
-        return Rejection.FULL, f"no slot, and its queue is full ({knobs.queue_requests} requests)"
+    if before > constants.config.queue_requests:
+        return Rejection.FULL, f"no slot, and its queue is full ({constants.config.queue_requests} requests)"
     return None, ""

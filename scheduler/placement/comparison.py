@@ -4,9 +4,11 @@ from functools import partial
 
 import msgspec
 
-from scheduler.placement.admission import Objectives, admit, meets
-from scheduler.placement.candidates import Candidates, PlacementKnobs, PlacementRequest
+from scheduler.config import ObjectivesConfig
+from scheduler.placement.admission import admit, meets
+from scheduler.placement.candidates import Candidates, PlacementRequest
 from scheduler.placement.choice import Choice, best, best_first, predict
+from scheduler.placement.constants import Constants
 from scheduler.placement.terms import Terms
 
 
@@ -15,12 +17,12 @@ class Comparison(msgspec.Struct, frozen=True, gc=False):
 
     request: PlacementRequest
     candidates: Candidates
-    knobs: PlacementKnobs
-    objectives: Objectives
+    constants: Constants
+    objectives: ObjectivesConfig
 
     def best(self) -> Choice:
-        return best(self.request, self.candidates, self.knobs, partial(meets, self.objectives))
+        return best(self.request, self.candidates, self.constants, partial(meets, self.objectives))
 
     def terms(self) -> list[Terms]:
         """Terms of all candidates, best first."""
-        return best_first(admit(predict(self.request, self.candidates, self.knobs), self.objectives))
+        return best_first(admit(predict(self.request, self.candidates, self.constants), self.objectives))

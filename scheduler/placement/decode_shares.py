@@ -5,7 +5,8 @@ from math import inf
 import msgspec
 
 from scheduler.placement.block_room import batch, ends_for_blocks
-from scheduler.placement.candidates import CandidateWorker, Pace, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import CandidateWorker, Pace, PlacementRequest
+from scheduler.placement.constants import Constants
 from scheduler.placement.waits import place_wait_ms, slots_left, step_left_ms, step_ms
 
 
@@ -30,14 +31,14 @@ class DecodeShare(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_share(
-    request: PlacementRequest, candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs
+    request: PlacementRequest, candidate: CandidateWorker, pace: Pace, now: float, constants: Constants
 ) -> DecodeShare:
     requests, most = candidate.requests, candidate.max_requests
-    mean_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or knobs.mean_output_tokens
+    mean_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or constants.config.mean_output_tokens
     output_tokens = float(request.query.max_tokens) if mean_tokens > request.query.max_tokens else mean_tokens
     room = slots_left(request.query.prompt_tokens + output_tokens, candidate, requests)
     running = batch(candidate)
-    tpot_ms = step_ms(candidate, running + 1, pace, knobs)
+    tpot_ms = step_ms(candidate, running + 1, pace, constants)
     output_ms = output_tokens * tpot_ms
     # The requests for whose ends this one waits are as long as the mean, even if this one may not be.
     others_tokens = mean_tokens if mean_tokens < inf else output_tokens
@@ -46,7 +47,7 @@ def decode_share(
     boundary_ms = tpot_ms / 2 if requests else 0.0
     # A step that decodes only other ranks' requests takes time too.
     busy = requests or (candidate.requests_beside and candidate.joint_prompts is not None)
-    wait_ms, before = step_left_ms(candidate, pace, now, knobs) if busy else 0.0, 0.0
+    wait_ms, before = step_left_ms(candidate, pace, now, constants) if busy else 0.0, 0.0
     if room < 1:
         before = request.ahead * (1 - room)
     held = candidate.cached_blocks

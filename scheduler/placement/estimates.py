@@ -16,15 +16,8 @@ from operator import mul
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, WorkerLoad
-from scheduler.placement.candidates import (
-    Candidates,
-    CandidateWorker,
-    Measured,
-    MeasurementTimes,
-    Measures,
-    Pace,
-    PlacementKnobs,
-)
+from scheduler.placement.candidates import Candidates, CandidateWorker, Measured, MeasurementTimes, Measures, Pace
+from scheduler.placement.constants import Constants
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
 # Short enough that a worker that seems ten times slower than it is gets work after a dozen seconds beside a worker with
@@ -39,13 +32,13 @@ ASSUMED_WEIGHT: float = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
 NEVER = float("-inf")
 
 
-def paces(candidates: Candidates, knobs: PlacementKnobs) -> tuple[list[Pace], list[Pace]]:
+def paces(candidates: Candidates, constants: Constants) -> tuple[list[Pace], list[Pace]]:
     """The estimated pace of each decode worker and each prefill worker, in the order of the candidates.
 
     Paces that placement does not need are the constants: a decode worker's pushes, a prefill worker's steps, and
     fetches if no store holds anything.
     """
-    workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
+    workers, costs, now = (*candidates.decode, *candidates.prefill), constants.costs, candidates.now
     decodes, classes = len(candidates.decode), [each.worker_class for each in workers]
     known = [each.measures or _measures(each, costs) for each in workers]
     prompts = estimates(classes, [each.prompts for each in known], now)

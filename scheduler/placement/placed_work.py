@@ -3,7 +3,8 @@
 import msgspec
 
 from mesh.tails import is_tail
-from scheduler.placement.candidates import PlacementKnobs, PlacementRequest, Unreported, blocks
+from scheduler.placement.candidates import PlacementRequest, Unreported, blocks
+from scheduler.placement.constants import Constants
 from scheduler.placement.terms import Terms
 
 
@@ -22,12 +23,12 @@ class PlacedWork(msgspec.Struct, frozen=True, gc=False):
 
 
 def placed_work(
-    request: PlacementRequest, chosen: Terms, now: float, knobs: PlacementKnobs
+    request: PlacementRequest, chosen: Terms, now: float, constants: Constants
 ) -> dict[tuple[str, int], PlacedWork]:
     """The work that the request brings to the rank of each chosen worker."""
     taken, decode = blocks(request.query.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
     lacking, prompt_seconds = taken - chosen.held_blocks, chosen.prompt_ms / 1000
-    ends_ms = chosen.ttft_ms - knobs.costs.request_ms + (request.query.max_tokens - 1) * chosen.tpot_ms
+    ends_ms = chosen.ttft_ms - constants.costs.request_ms + (request.query.max_tokens - 1) * chosen.tpot_ms
     if chosen.prefill_worker_id is None:
         load = Unreported(1, chosen.uncached_tokens, lacking)
         alone = is_tail(chosen.uncached_tokens, chosen.cached_blocks)
@@ -36,7 +37,7 @@ def placed_work(
     # With a prefill worker, the second token waits on average half a step for the current step to end.
     ends_ms += chosen.tpot_ms / 2
     load = Unreported(1, chosen.uncached_tokens, taken)
-    begins_ms = chosen.ttft_ms - chosen.prompt_ms - knobs.costs.request_ms - knobs.costs.handover_ms / 2
+    begins_ms = chosen.ttft_ms - chosen.prompt_ms - constants.costs.request_ms - constants.costs.handover_ms / 2
     return {
         decode: PlacedWork(Unreported(1, 0, lacking), ends_at=now + ends_ms / 1000),
         (chosen.prefill_worker_id, chosen.prefill_rank or 0): PlacedWork(

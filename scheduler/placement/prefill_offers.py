@@ -6,7 +6,8 @@ import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace
-from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementRequest
+from scheduler.placement.constants import Constants
 from scheduler.placement.sources import Source, source
 from scheduler.placement.terms import Rejection
 from scheduler.placement.waits import prompt_begins_ms
@@ -44,7 +45,7 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 
 
 def best_offers(
-    request: PlacementRequest, candidates: Candidates, paces: Sequence[Pace], knobs: PlacementKnobs
+    request: PlacementRequest, candidates: Candidates, paces: Sequence[Pace], constants: Constants
 ) -> dict[KvNamespace, PrefillOffer]:
     """The best offer of each namespace. It is the best for nearly every decode worker, since the times of both add up.
 
@@ -54,18 +55,18 @@ def best_offers(
     paces: of the prefill workers.
     """
     offers: dict[KvNamespace, PrefillOffer] = {}
-    calls_ms = knobs.costs.handover_ms / 2
+    calls_ms = constants.costs.handover_ms / 2
     for worker, pace in zip(candidates.prefill, paces, strict=True):
         store = candidates.stores.get(worker.namespace) if candidates.stores else None
-        found = source(request, worker, pace, store, candidates.now, knobs)
-        queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, knobs.costs)
+        found = source(request, worker, pace, store, candidates.now, constants)
+        queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, constants.costs)
         if worker.joint_prompts is not None:
             called_at = candidates.now + calls_ms / 1000
-            begins_ms = prompt_begins_ms(worker, worker.joint_prompts, found, 0.0, pace, called_at, knobs)
+            begins_ms = prompt_begins_ms(worker, worker.joint_prompts, found, 0.0, pace, called_at, constants)
             queue_ms = max(queue_ms, begins_ms)
         best = offers.get(worker.namespace)
         if best is None or queue_ms + found.ms <= best.ready_ms or best.rejection is not None or not best.connected:
-            offer = _offer(request, worker, pace, found, queue_ms, knobs)
+            offer = _offer(request, worker, pace, found, queue_ms, constants)
             if best is None or offer.preference() < best.preference():
                 offers[worker.namespace] = offer
     return offers
@@ -85,9 +86,9 @@ def _offer(
     pace: Pace,
     found: Source,
     queue_ms: float,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> PrefillOffer:
-    rejection, rejected = _reject(request, worker, knobs)
+    rejection, rejected = _reject(request, worker, constants)
     return PrefillOffer(
         worker.worker_id,
         found,
@@ -102,7 +103,7 @@ def _offer(
     )
 
 
-def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: PlacementKnobs) -> tuple[Rejection | None, str]:
+def _reject(request: PlacementRequest, worker: CandidateWorker, constants: Constants) -> tuple[Rejection | None, str]:
     name, context = worker.worker_id, min(worker.context_tokens, worker.total_blocks * BLOCK_TOKENS)
     if request.query.prompt_tokens >= context:
         return Rejection.CONTEXT, f"{request.query.prompt_tokens} prompt tokens exceed {name}'s context of {context}"
@@ -110,6 +111,6 @@ def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: Placement
         return Rejection.UNUSABLE, f"{name}: {worker.unusable}"
     if name in request.query.avoid:
         return Rejection.AVOIDED, f"the gateway asked to avoid {name}"
-    if request.ahead * (worker.requests - worker.max_requests) >= knobs.queue_requests:
-        return Rejection.FULL, f"the queue of {name} is full ({knobs.queue_requests} requests)"
+    if request.ahead * (worker.requests - worker.max_requests) >= constants.config.queue_requests:
+        return Rejection.FULL, f"the queue of {name} is full ({constants.config.queue_requests} requests)"
     return None, ""

@@ -8,7 +8,8 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.targets import StoreTarget
 from mesh.tails import is_tail
-from scheduler.placement.candidates import CandidateWorker, Pace, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import CandidateWorker, Pace, PlacementRequest
+from scheduler.placement.constants import Constants
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +40,7 @@ def source(
     pace: Pace,
     store: StoreTarget | None,
     now: float,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> Source:
     """The quickest of three ways: compute all that the candidate lacks, fetch first what the store has of it in memory,
     or fetch also what it has on its disk.
@@ -49,7 +50,7 @@ def source(
     own, reusable = candidate.cached_blocks, request.reusable_blocks
     if own > reusable:
         own = reusable
-    best = _computed(request, own, candidate, pace, now, knobs)
+    best = _computed(request, own, candidate, pace, now, constants)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
@@ -57,8 +58,8 @@ def source(
         blocks = min(target.blocks, request.reusable_blocks)
         if blocks <= own:
             continue
-        rest = _computed(request, blocks, candidate, pace, now, knobs)
-        ms = rest.ms + _fetch_ms(candidate, pace, own, min(blocks, in_memory), blocks, knobs)
+        rest = _computed(request, blocks, candidate, pace, now, constants)
+        ms = rest.ms + _fetch_ms(candidate, pace, own, min(blocks, in_memory), blocks, constants)
         if ms < best.ms:
             best = msgspec.structs.replace(rest, store=target, ms=ms)
     return best
@@ -70,9 +71,9 @@ def _computed(
     candidate: CandidateWorker,
     pace: Pace,
     now: float,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> Source:
-    cached_tokens, costs = cached_blocks * BLOCK_TOKENS, knobs.costs
+    cached_tokens, costs = cached_blocks * BLOCK_TOKENS, constants.costs
     uncached_tokens = request.query.prompt_tokens - cached_tokens
     steps_ms = 0.0
     if costs.prefill_step_ms:
@@ -89,11 +90,11 @@ def _computed(
 
 
 def _fetch_ms(
-    candidate: CandidateWorker, pace: Pace, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs
+    candidate: CandidateWorker, pace: Pace, own: int, in_memory: int, blocks: int, constants: Constants
 ) -> float:
     """Milliseconds to fetch the blocks after the candidate's own: the first from a store's memory, the rest from its
     disk.
     """
     memory_seconds = max(0, in_memory - own) * candidate.block_bytes / pace.fetch_bytes_per_second
     disk_seconds = (blocks - max(own, in_memory)) * candidate.block_bytes / pace.disk_fetch_bytes_per_second
-    return knobs.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000
+    return constants.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000

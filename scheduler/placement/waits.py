@@ -4,7 +4,8 @@ from bisect import bisect_left
 from math import ceil, inf
 
 from scheduler.placement.block_room import batch
-from scheduler.placement.candidates import CandidateWorker, Pace, PlacementKnobs, blocks
+from scheduler.placement.candidates import CandidateWorker, Pace, blocks
+from scheduler.placement.constants import Constants
 from scheduler.placement.joint_prompts import JointPrompts
 from scheduler.placement.sources import Source
 
@@ -41,14 +42,14 @@ def place_wait_ms(
     return min(ended_ms(enough), stopped_ms(enough - 1)) if enough else 0.0
 
 
-def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, knobs: PlacementKnobs) -> float:
+def step_left_ms(candidate: CandidateWorker, pace: Pace, now: float, constants: Constants) -> float:
     """Milliseconds that are left of the running step when the request reaches the worker."""
-    whole_ms = quiet_step_ms(candidate, pace, knobs)
+    whole_ms = quiet_step_ms(candidate, pace, constants)
     if candidate.step_began is None or whole_ms < SHORTEST_KNOWN_STEP_MS:
         return whole_ms / 2
     # Both the report and the request travel for a while. By then the step may have ended and a later one be running,
     # hence the modulo.
-    on_their_way_ms = knobs.costs.request_ms / 2
+    on_their_way_ms = constants.costs.request_ms / 2
     return whole_ms - ((now - candidate.step_began) * 1000 + on_their_way_ms) % whole_ms
 
 
@@ -59,22 +60,22 @@ def prompt_begins_ms(
     wait_ms: float,
     pace: Pace,
     now: float,
-    knobs: PlacementKnobs,
+    constants: Constants,
 ) -> float:
     """How long a prompt waits to begin together with those of other ranks.
 
     wait_ms: milliseconds until a step begins in which it has a place.
     """
-    comes_at = now + knobs.costs.request_ms / 4000
+    comes_at = now + constants.costs.request_ms / 4000
     longest_ms = 0.0
     token_ms = (found.computing_ms - found.steps_ms) / found.uncached_tokens
-    full_step_ms = joint.step_tokens * token_ms + pace.prompt_slowness * knobs.costs.prefill_step_ms
+    full_step_ms = joint.step_tokens * token_ms + pace.prompt_slowness * constants.costs.prefill_step_ms
     divided = joint.divided_tokens is not None and found.uncached_tokens >= joint.divided_tokens
     if found.is_tail or divided:
         if comes_at < joint.begin_at:
             return wait_ms
     elif candidate.requests or candidate.requests_beside:
-        longest_ms = joint.wait_steps * quiet_step_ms(candidate, pace, knobs)
+        longest_ms = joint.wait_steps * quiet_step_ms(candidate, pace, constants)
     begins_at = joint.begins_at(comes_at, comes_at + wait_ms / 1000, full_step_ms / 1000, longest_ms / 1000)
     return (begins_at - comes_at) * 1000
 
@@ -88,19 +89,19 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
     return min(by_batch, by_blocks)
 
 
-def step_ms(candidate: CandidateWorker, requests: float, pace: Pace, knobs: PlacementKnobs) -> float:
+def step_ms(candidate: CandidateWorker, requests: float, pace: Pace, constants: Constants) -> float:
     """Step time at the candidate's pace with `requests` in the batch."""
     most = candidate.max_requests
-    return pace.slowness * knobs.costs.decode_ms(requests if requests < most else most)
+    return pace.slowness * constants.costs.decode_ms(requests if requests < most else most)
 
 
-def quiet_step_ms(candidate: CandidateWorker, pace: Pace, knobs: PlacementKnobs) -> float:
+def quiet_step_ms(candidate: CandidateWorker, pace: Pace, constants: Constants) -> float:
     """Duration of the candidate's steps without prompts."""
     requests = batch(candidate)
-    found_ms = step_ms(candidate, requests, pace, knobs)
+    found_ms = step_ms(candidate, requests, pace, constants)
     if candidate.quiet_step_ms is not None and candidate.quiet_step_ms < found_ms:
         found_ms = candidate.quiet_step_ms
     if candidate.joint_prompts is not None:
         # What such a rank measures includes other ranks' prompts.
-        return min(found_ms, knobs.costs.decode_ms(min(requests, candidate.max_requests)))
+        return min(found_ms, constants.costs.decode_ms(min(requests, candidate.max_requests)))
     return found_ms

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 from mesh.blocks import BLOCK_TOKENS
 from scheduler.coordinator import Coordinator
-from scheduler.placement.candidates import CandidateWorker, Pace, PlacementKnobs
+from scheduler.placement.candidates import CandidateWorker, Pace
+from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
 from scheduler.placement.waits import step_ms
 from scheduler.registry import Registry
 
 
 def deletion_cost_ms(
-    worker: CandidateWorker, pace: Pace, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs
+    worker: CandidateWorker, pace: Pace, kept_blocks: int, output_tokens: float, constants: Constants
 ) -> float:
     """The cost in milliseconds: the time left for its requests, added up, and the time to compute its `kept_blocks` of
     KV again.
@@ -25,16 +26,16 @@ def deletion_cost_ms(
     requests that run out of time begin again elsewhere. A worker with nothing costs nothing.
     """
     requests = worker.load.running_requests + worker.load.waiting_requests
-    generating = requests * output_tokens * step_ms(worker, requests, pace, knobs) if requests else 0.0
+    generating = requests * output_tokens * step_ms(worker, requests, pace, constants) if requests else 0.0
     tokens_again = worker.load.queued_prefill_tokens + kept_blocks * BLOCK_TOKENS
-    return generating + pace.prompt_slowness * tokens_again * knobs.costs.prompt_token_ms(0.0)
+    return generating + pace.prompt_slowness * tokens_again * constants.costs.prompt_token_ms(0.0)
 
 
 class DeletionCosts:
-    def __init__(self, registry: Registry, coordinator: Coordinator, knobs: PlacementKnobs) -> None:
+    def __init__(self, registry: Registry, coordinator: Coordinator, constants: Constants) -> None:
         self._registry = registry
         self._coordinator = coordinator
-        self._knobs = knobs
+        self._constants = constants
 
     def now(self) -> dict[str, float]:
         """Cost in milliseconds of every live worker, by worker id."""
@@ -44,9 +45,9 @@ class DeletionCosts:
         kept = {worker.identity.worker_id: len(worker.cached) for worker in self._registry.workers()}
         for model in sorted({worker.identity.model for worker in self._registry.workers()}):
             candidates = self._coordinator.candidates(model)
-            decode_paces, prefill_paces = paces(candidates, self._knobs)
+            decode_paces, prefill_paces = paces(candidates, self._constants)
             for worker, pace in zip(candidates.decode, decode_paces, strict=True):
-                output = worker.load.mean_output_tokens or self._knobs.mean_output_tokens
-                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], output, self._knobs)
+                output = worker.load.mean_output_tokens or self._constants.config.mean_output_tokens
+                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], output, self._constants)
             for worker, pace in zip(candidates.prefill, prefill_paces, strict=True):
-                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], 0.0, self._knobs)
+                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], 0.0, self._constants)

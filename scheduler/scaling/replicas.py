@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
+from scheduler.config import ScalingConfig
+
 # A load below this share of a replica counts as none: it is the rest of a decaying average.
 NOTHING = 1e-3
 
@@ -32,19 +34,6 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingKnobs:
-    """When to want more replicas, or fewer."""
-
-    # Share of its capacity that a replica should use: the rest is for bursts, until more replicas are up.
-    target_use: float = 0.75
-    # Fewer replicas are wanted only if their use would be below the target by this share of it.
-    slack: float = 0.15
-    # How long fewer replicas must have been enough.
-    scale_in_seconds: float = 300.0
-    max_replicas: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
 class WantedReplicas:
     """The decision about one role; each decision is made from the one before."""
 
@@ -57,23 +46,23 @@ class WantedReplicas:
     most_since: int = 0
 
 
-def decide(before: WantedReplicas, needs: Collection[Need], now: float, knobs: ScalingKnobs) -> WantedReplicas:
+def decide(before: WantedReplicas, needs: Collection[Need], now: float, config: ScalingConfig) -> WantedReplicas:
     """The decision at `now` (monotonic, in seconds)."""
     binding = max(needs, key=lambda need: need.replicas, default=None)
     load = 0.0 if binding is None else binding.replicas
     reason = "nothing to do" if binding is None or load <= NOTHING else str(binding)
-    more = _replicas(load / knobs.target_use, knobs)
+    more = _replicas(load / config.target_use, config)
     if more > before.replicas:
         return WantedReplicas(more, reason)
-    fewer = _replicas(load / (knobs.target_use * (1 - knobs.slack)), knobs)
+    fewer = _replicas(load / (config.target_use * (1 - config.slack)), config)
     if fewer >= before.replicas:
         return WantedReplicas(before.replicas, reason)
     since = now if before.fewer_since is None else before.fewer_since
     most = max(fewer, before.most_since)
-    if now - since >= knobs.scale_in_seconds:
+    if now - since >= config.scale_in_seconds:
         return WantedReplicas(most, reason)
     return WantedReplicas(before.replicas, reason, since, most)
 
 
-def _replicas(load: float, knobs: ScalingKnobs) -> int:
-    return min(knobs.max_replicas, ceil(max(0.0, load - NOTHING)))
+def _replicas(load: float, config: ScalingConfig) -> int:
+    return min(config.max_replicas, ceil(max(0.0, load - NOTHING)))

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from mesh.domain.workers import WorkerRole, WorkerState
 from mesh.metrics import SCHEDULER_WANTED_REPLICAS
+from scheduler.config import ObjectivesConfig, ScalingConfig
 from scheduler.coordinator import Coordinator
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs
+from scheduler.placement.constants import Constants
 from scheduler.registry import Registry
 from scheduler.scaling.arrivals import Arrivals
-from scheduler.scaling.needs import Assumed, needs
-from scheduler.scaling.replicas import ScalingKnobs, WantedReplicas, decide
+from scheduler.scaling.needs import needs
+from scheduler.scaling.replicas import WantedReplicas, decide
 
 Key = tuple[str, WorkerRole]
 
@@ -25,19 +25,17 @@ class Scaler:
         registry: Registry,
         coordinator: Coordinator,
         arrivals: Arrivals,
-        placement: PlacementKnobs,
-        objectives: Objectives,
-        knobs: ScalingKnobs,
-        assumed: Assumed,
+        constants: Constants,
+        objectives: ObjectivesConfig,
+        config: ScalingConfig,
         clock: Callable[[], float],
     ) -> None:
         self.arrivals = arrivals
         self._registry = registry
         self._coordinator = coordinator
-        self._placement = placement
+        self._constants = constants
         self._objectives = objectives
-        self._knobs = knobs
-        self._assumed = assumed
+        self._config = config
         self._clock = clock
         self._started = clock()
         self._decided: dict[Key, WantedReplicas] = {}
@@ -75,17 +73,17 @@ class Scaler:
             self._coordinator.candidates(model),
             self.arrivals.demand(model),
             self._coordinator.mean_output_tokens(model),
-            self._placement,
+            self._constants,
             self._objectives,
-            self._assumed,
+            self._config,
         )
-        return {role: decide(self._before(model, role, now), each, now, self._knobs) for role, each in found.items()}
+        return {role: decide(self._before(model, role, now), each, now, self._config) for role, each in found.items()}
 
     def _before(self, model: str, role: WorkerRole, now: float) -> WantedReplicas:
         """The last decision. A scheduler that has just started keeps at first as many replicas as it finds, since an
         earlier scheduler wanted them.
         """
         before = self._decided.get((model, role), WantedReplicas(0))
-        if now - self._started >= self._knobs.scale_in_seconds:
+        if now - self._started >= self._config.scale_in_seconds:
             return before
         return replace(before, replicas=max(before.replicas, self.serving(model, role)))

@@ -3,14 +3,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from decode_svc.admission import QueueLimits, admit, check
-from decode_svc.sessions import Backlog
+from decode_svc.admission import admit, check
+from decode_svc.config import DecodeQueueConfig
+from decode_svc.sessions import RequestBacklog
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import ContextExceeded, InvalidRequest, PlaceAgain, WorkerFull
 from tests.support.decoding import PREFILL, READY, make_submission
 
-LIMITS = QueueLimits(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=1000)
+QUEUE = DecodeQueueConfig(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=1000)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,8 @@ def test_a_request_over_the_pool_is_over_the_context() -> None:
         check(make_submission(token_ids=[1] * 120, max_tokens=9), small, can_prefill=True)
 
 
-def backlog(**changes: Any) -> Backlog:
-    return Backlog(**{"live_requests": 0, "queued_prefill_tokens": 0, "kept_tokens": 0, **changes})
+def backlog(**changes: Any) -> RequestBacklog:
+    return RequestBacklog(**{"live_requests": 0, "queued_prefill_tokens": 0, "kept_tokens": 0, **changes})
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,14 @@ def backlog(**changes: Any) -> Backlog:
 )
 def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, float], refused: bool) -> None:
     if not refused:
-        admit(make_submission(), backlog(**held), 4, LIMITS)
+        admit(make_submission(), backlog(**held), 4, QUEUE)
         return
     with pytest.raises(WorkerFull):
-        admit(make_submission(), backlog(**held), 4, LIMITS)
+        admit(make_submission(), backlog(**held), 4, QUEUE)
 
 
 def test_a_prompt_longer_than_the_queue_is_taken_by_an_idle_worker() -> None:
-    admit(make_submission(token_ids=[1] * 500), backlog(), 4, LIMITS)
+    admit(make_submission(token_ids=[1] * 500), backlog(), 4, QUEUE)
 
 
 def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> None:
@@ -112,4 +113,4 @@ def test_a_prefill_worker_must_be_able_to_push_one_block_of_one_layer() -> None:
 
 
 def test_a_prompt_computed_elsewhere_waits_in_no_queue_of_this_worker() -> None:
-    admit(make_submission(prefill=PREFILL), backlog(queued_prefill_tokens=100), 4, LIMITS)
+    admit(make_submission(prefill=PREFILL), backlog(queued_prefill_tokens=100), 4, QUEUE)

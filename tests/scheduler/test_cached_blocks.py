@@ -6,7 +6,7 @@ from tests.support.scheduling import make_identity
 
 
 def test_the_room_of_a_lost_worker_is_given_back() -> None:
-    registry, clock = make_registry(cached_blocks=2)
+    registry, clock = make_registry(max_cached_blocks=2)
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
     clock.now += LEASE
     registry.record_blocks(registry.attach(make_identity("b")), True, hashes(3, 4), [])
@@ -44,7 +44,7 @@ changes = st.lists(
 def test_blocks_follow_the_events_and_their_count_never_drifts(
     events: list[tuple[str, bool, set[int], set[int]]],
 ) -> None:
-    registry, clock = make_registry(cached_blocks=20)
+    registry, clock = make_registry(max_cached_blocks=20)
     leases = {name: registry.attach(make_identity(name)) for name in "ab"}
     expected: dict[str, set[int]] = {"a": set(), "b": set()}
     for name, snapshot, stored, removed in events:

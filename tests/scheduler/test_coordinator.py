@@ -8,26 +8,25 @@ from mesh.domain.placement import AttemptOutcome, AttemptReport
 from mesh.domain.shares import Share
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
+from scheduler.config import ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import SHOWN_CANDIDATES, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs, Unreported
+from scheduler.placement.candidates import Unreported
 from scheduler.placement.standings import SMALL_FIELD
-from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity, make_load, make_query
+from tests.support.registries import make_registry
+from tests.support.scheduling import make_constants, make_identity, make_load, make_query
 
 
 class Scheduling:
     """A coordinator over a registry, in a time of its own."""
 
-    def __init__(self, gather_seconds: float = 0.0, **knobs: Any) -> None:
-        self.clock = ManualClock()
-        constants = PlacementKnobs(**knobs)
-        self.registry = Registry(self.clock, 10.0, 0.25, constants.costs, gather_seconds=gather_seconds)
+    def __init__(self, gather_seconds: float = 0.0, **config: Any) -> None:
+        constants = make_constants(**config)
+        self.registry, self.clock = make_registry(constants.costs, gather_seconds=gather_seconds)
         self.decisions = DecisionLog(100)
         self.coordinator = Coordinator(
             self.registry,
@@ -37,7 +36,7 @@ class Scheduling:
             self.decisions,
             OutputLengths(),
             constants,
-            Objectives(),
+            ObjectivesConfig(),
             self.clock,
         )
 

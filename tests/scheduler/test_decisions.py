@@ -3,14 +3,15 @@ from typing import Any
 import msgspec
 
 from mesh.domain.placement import AttemptOutcome
+from scheduler.config import ObjectivesConfig
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import Candidates, PlacementKnobs
+from scheduler.placement.candidates import Candidates
 from scheduler.placement.comparison import Comparison
+from scheduler.placement.constants import Constants
 from tests.support.scheduling import make_candidate, make_request
 
-COMPARED = Comparison(make_request(), Candidates([make_candidate()]), PlacementKnobs(), Objectives())
+COMPARED = Comparison(make_request(), Candidates([make_candidate()]), Constants(), ObjectivesConfig())
 CHOSEN = COMPARED.best().best
 
 

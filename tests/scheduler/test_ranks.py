@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
-from scheduler.placement.candidates import Candidates, PlacementKnobs, Unreported
+from scheduler.placement.candidates import Candidates, Unreported
+from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.ranks import OVERDUE_SECONDS, Rank
@@ -168,5 +169,5 @@ def test_prompts_that_wait_are_counted_at_the_pace_of_their_kind() -> None:
 
 def test_placement_counts_what_is_left_of_the_prompts_by_then() -> None:
     worker = make_candidate(prompts_until=3.0, load=make_load(queued_prefill_tokens=100_000))
-    ((pace,), _) = paces(Candidates([worker]), PlacementKnobs())
+    ((pace,), _) = paces(Candidates([worker]), Constants())
     assert [worker.prompts_ms(now, pace, CostModel()) for now in (1.0, 2.75, 4.0)] == [2000.0, 250.0, 0.0]

@@ -6,7 +6,7 @@ from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, Worker
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from scheduler.placement.candidates import MeasurementTimes, Unreported
 from scheduler.placement.placed_work import PlacedWork
-from scheduler.registry import Registry
+from scheduler.registry import MAX_KNOWN_MODELS, Registry
 from tests.support.registries import LEASE, SETTLE, hashes, make_registry
 from tests.support.scheduling import make_identity, make_load
 from tests.support.waiting import PATIENCE_SECONDS
@@ -141,7 +141,7 @@ def test_a_model_stays_known_after_its_last_worker() -> None:
 
 
 def test_the_registry_is_bounded() -> None:
-    registry, _ = make_registry(workers=2, known_models=2, cached_blocks=3)
+    registry, _ = make_registry(max_workers=2, max_cached_blocks=3)
     first = registry.attach(make_identity("a", model="m1"))
     second = registry.attach(make_identity("b", model="m2"))
     with pytest.raises(Overloaded):
@@ -152,6 +152,14 @@ def test_the_registry_is_bounded() -> None:
     registry.record_blocks(first, False, [], hashes(1))
     registry.record_blocks(second, False, hashes(5), [])
     assert [len(worker.cached) for worker in registry.workers()] == [1, 2]
+
+
+def test_the_model_that_left_longest_ago_is_forgotten() -> None:
+    registry, _ = make_registry()
+    for number in range(MAX_KNOWN_MODELS + 1):
+        registry.leave(registry.attach(make_identity(model=f"m{number}")))
+    assert not registry.knows_model("m0")
+    assert registry.knows_model("m1")
 
 
 def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:

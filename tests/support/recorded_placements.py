@@ -30,17 +30,17 @@ from mesh.domain.workers import (
     WorkerState,
 )
 from mesh.errors import MeshError
+from scheduler.config import LeaseConfig, ObjectivesConfig
 from scheduler.coordinator import Coordinator, ExplainedPlacement
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Lease
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import PlacementKnobs
+from scheduler.placement.constants import Constants
 from scheduler.placement.terms import Terms
 from scheduler.registry import Registry
 from scheduler.stores import Store, Stores, StoreStatus
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity
+from tests.support.scheduling import ManualClock, make_constants, make_identity
 
 RECORD = Path("tests/scheduler/placements.txt")
 PLACEMENTS = 150
@@ -69,25 +69,25 @@ class Scene:
     decode: int
     stores: bool
     ranks: Sequence[int]
-    knobs: PlacementKnobs
-    objectives: Objectives
+    constants: Constants
+    objectives: ObjectivesConfig
     use: Literal["idle", "quiet", "busy"]
 
 
 SCENES = (
-    Scene("pairs", 45, 60, True, (1,), PlacementKnobs(), Objectives(), "quiet"),
+    Scene("pairs", 45, 60, True, (1,), Constants(), ObjectivesConfig(), "quiet"),
     Scene(
         "full",
         8,
         12,
         False,
         (1, 2),
-        PlacementKnobs(costs=CURVE, queue_requests=4, interference=0.5),
-        Objectives(1500.0, 40.0),
+        make_constants(costs=CURVE, queue_requests=4, interference=0.5),
+        ObjectivesConfig(ttft_ms=1500.0, tpot_ms=40.0),
         "busy",
     ),
-    Scene("idle", 10, 15, False, (1, 2), PlacementKnobs(), Objectives(), "idle"),
-    Scene("alone", 0, 30, True, (1, 4), PlacementKnobs(costs=CURVE), Objectives(ttft_ms=9000.0), "quiet"),
+    Scene("idle", 10, 15, False, (1, 2), Constants(), ObjectivesConfig(), "idle"),
+    Scene("alone", 0, 30, True, (1, 4), make_constants(costs=CURVE), ObjectivesConfig(ttft_ms=9000.0), "quiet"),
 )
 
 
@@ -107,7 +107,8 @@ class DrawnMesh:
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self._scene, self._random, self._clock = scene, Random(seed), ManualClock()
-        self._registry = Registry(self._clock, lease_seconds=1e6, settle_seconds=0.25, costs=scene.knobs.costs)
+        lease = LeaseConfig(seconds=1e6, gather_seconds=0.0)
+        self._registry = Registry(self._clock, lease, scene.constants.costs)
         stores: list[Store] = [DrawnStore()] if scene.stores else []
         self._log = DecisionLog(10)
         self._coordinator = Coordinator(
@@ -117,7 +118,7 @@ class DrawnMesh:
             PlacedRequests(self._clock),
             self._log,
             OutputLengths(),
-            scene.knobs,
+            scene.constants,
             scene.objectives,
             self._clock,
         )

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh.costs import CostModel
-from scheduler.registry import Registry, RegistryLimits
+from scheduler.config import LeaseConfig
+from scheduler.registry import Registry
 from tests.support.scheduling import ManualClock
 
 LEASE = 10.0
 SETTLE = 0.25
 
 
-def make_registry(costs: CostModel | None = None, **limits: Any) -> tuple[Registry, ManualClock]:
+def make_registry(costs: CostModel | None = None, **lease: Any) -> tuple[Registry, ManualClock]:
+    """A registry that knows from the start that no other worker lives, unless `gather_seconds` is given."""
     clock = ManualClock()
-    return Registry(clock, LEASE, SETTLE, costs or CostModel(), RegistryLimits(**limits)), clock
+    config = LeaseConfig(**{"seconds": LEASE, "settle_seconds": SETTLE, "gather_seconds": 0.0, **lease})
+    return Registry(clock, config, costs or CostModel()), clock
 
 
 def held_of(registry: Registry, chain: Sequence[bytes]) -> dict[str, list[int]]:

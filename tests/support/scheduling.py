@@ -6,10 +6,13 @@ from typing import Any
 
 import msgspec
 
+from mesh.costs import CostModel
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.config import PlacementConfig
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.choice import best_first, predict
+from scheduler.placement.constants import Constants
 from scheduler.placement.terms import Terms
 
 NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
@@ -68,10 +71,14 @@ def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWork
 
 
 def predict_alone(
-    request: PlacementRequest, decode: Iterable[CandidateWorker], knobs: PlacementKnobs
+    request: PlacementRequest, decode: Iterable[CandidateWorker], constants: Constants
 ) -> tuple[Terms, ...]:
     """Predict for a mesh without prefill workers and stores."""
-    return predict(request, Candidates(list(decode)), knobs)
+    return predict(request, Candidates(list(decode)), constants)
+
+
+def make_constants(costs: CostModel | None = None, **config: Any) -> Constants:
+    return Constants(costs or CostModel(), PlacementConfig(**config))
 
 
 def make_query(generation_id: str = "r", attempt: int = 0, **changes: Any) -> PlacementQuery:

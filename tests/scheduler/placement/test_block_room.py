@@ -8,14 +8,21 @@ from msgspec import structs
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerState
 from scheduler.placement.block_room import batch
-from scheduler.placement.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.placement.candidates import CandidateWorker, PlacementRequest, Unreported
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.terms import Terms
 from tests.support.registries import make_registry
-from tests.support.scheduling import make_candidate, make_identity, make_load, make_request, predict_alone
+from tests.support.scheduling import (
+    make_candidate,
+    make_constants,
+    make_identity,
+    make_load,
+    make_request,
+    predict_alone,
+)
 
 # Steps take 20 ms, however many requests they have.
-KNOBS = PlacementKnobs(costs=CostModel(decode_steps=((1.0, 20.0),)))
+CONSTANTS = make_constants(costs=CostModel(decode_steps=((1.0, 20.0),)))
 NOTHING = Unreported()
 # Its prompt takes 11 blocks with the first token.
 REQUEST = make_request(mean_output_tokens=64.0)
@@ -30,7 +37,7 @@ def short(
 
 
 def predicted(candidate: CandidateWorker, request: PlacementRequest = REQUEST) -> Terms:
-    (terms,) = predict_alone(request, [candidate], KNOBS)
+    (terms,) = predict_alone(request, [candidate], CONSTANTS)
     return terms
 
 

@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.costs import CostModel
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.choice import explain, predict
+from scheduler.placement.constants import Constants
 from scheduler.placement.placed_work import placed_work
 from scheduler.placement.terms import Rejection, Terms
-from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
+from tests.support.scheduling import choose, make_candidate, make_constants, make_load, make_request, predict_alone
 
-KNOBS = PlacementKnobs(queue_requests=4)
+CONSTANTS = make_constants(queue_requests=4)
 # Steps take as long with many requests as with one.
 STEADY = CostModel(decode_steps=((1.0, 20.0),))
 
 
 def place(request: PlacementRequest, candidates: list[CandidateWorker]) -> Terms | None:
-    return choose(predict_alone(request, candidates, KNOBS))
+    return choose(predict_alone(request, candidates, CONSTANTS))
 
 
 def chosen_of(request: PlacementRequest, candidates: list[CandidateWorker]) -> str:
@@ -31,18 +32,18 @@ def chosen_of(request: PlacementRequest, candidates: list[CandidateWorker]) -> s
 
 
 def spread(
-    request: PlacementRequest, candidates: list[CandidateWorker], count: int, knobs: PlacementKnobs
+    request: PlacementRequest, candidates: list[CandidateWorker], count: int, constants: Constants
 ) -> Counter[str]:
     """How many of `count` placements each worker gets with no status in between."""
     by_id = {candidate.worker_id: candidate for candidate in candidates}
     counts: Counter[str] = Counter()
     for _ in range(count):
-        chosen = choose(predict_alone(request, by_id.values(), knobs))
+        chosen = choose(predict_alone(request, by_id.values(), constants))
         assert chosen is not None
         counts[chosen.worker_id] += 1
         taken = by_id[chosen.worker_id]
         by_id[chosen.worker_id] = msgspec.structs.replace(
-            taken, unreported=taken.unreported + placed_work(request, chosen, 0.0, knobs)[chosen.worker_id, 0].load
+            taken, unreported=taken.unreported + placed_work(request, chosen, 0.0, constants)[chosen.worker_id, 0].load
         )
     return counts
 
@@ -71,7 +72,9 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_still_computed() -> None:
 @pytest.mark.parametrize(("running", "ms"), [(0, 0.0), (1, 5.0)])
 def test_the_first_token_is_predicted_from_queue_prompt_and_half_of_the_step_that_runs(running: int, ms: float) -> None:
     load = make_load(running, queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
-    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
+    terms = predict_alone(
+        make_request(prompt_tokens=640), [make_candidate(load=load)], replace(CONSTANTS, costs=STEADY)
+    )
     assert terms[0].ttft_ms == 1000.0 + ms
     assert terms[0].tpot_ms == 10.0
 
@@ -92,22 +95,24 @@ def test_what_is_left_of_a_step_is_known_by_the_report_of_the_one_before(
 ) -> None:
     load = make_load(1, prefill_tokens_per_second=1000.0, decode_step_ms=step_ms)
     candidate = make_candidate(load=load, step_began=reported_at)
-    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), replace(KNOBS, costs=STEADY))
+    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), replace(CONSTANTS, costs=STEADY))
     assert terms[0].ttft_ms == pytest.approx(640 + left_ms)
 
 
 @pytest.mark.parametrize(("reported_at", "left_ms"), [(4.905, 100.0), (4.91, 5.0)])
 def test_a_request_may_come_too_late_for_the_end_of_a_step(reported_at: float, left_ms: float) -> None:
     """Half of the time that requests take passes while the report is on its way, and the request behind it."""
-    knobs = replace(KNOBS, costs=msgspec.structs.replace(STEADY, request_ms=10.0))
+    constants = replace(CONSTANTS, costs=msgspec.structs.replace(STEADY, request_ms=10.0))
     candidate = make_candidate(load=make_load(1, decode_step_ms=100.0), step_began=reported_at)
-    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), knobs)
+    terms = predict(make_request(prompt_tokens=640), Candidates([candidate], now=5.0), constants)
     assert terms[0].ttft_ms == pytest.approx(640 + 10 + left_ms)
 
 
 def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_half_a_step_ago() -> None:
     load = make_load(8, waiting_requests=1, decode_step_ms=10.0)
-    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
+    terms = predict_alone(
+        make_request(prompt_tokens=640), [make_candidate(load=load)], replace(CONSTANTS, costs=STEADY)
+    )
     # Two of eight have to end, which have a hundred tokens each.
     assert terms[0].ttft_ms == pytest.approx(640 + 2 * 100 * 10 / 8 - 5)
 
@@ -118,9 +123,9 @@ def place_wait_ms(ends_ms: Sequence[float], stopping: float) -> float:
     load = make_load(running_requests=2, waiting_requests=waiting)
     full = make_candidate(load=load, max_requests=2, ends=[1000.0 + ms / 1000 for ms in ends_ms])
     request = make_request(mean_output_tokens=50.0, stopping=stopping)
-    knobs = replace(KNOBS, costs=STEADY)
-    (terms,) = predict(request, Candidates([full], now=1000.0), knobs)
-    (idle,) = predict(request, Candidates([make_candidate()], now=1000.0), knobs)
+    constants = replace(CONSTANTS, costs=STEADY)
+    (terms,) = predict(request, Candidates([full], now=1000.0), constants)
+    (idle,) = predict(request, Candidates([make_candidate()], now=1000.0), constants)
     return terms.ttft_ms - idle.ttft_ms
 
 
@@ -139,7 +144,7 @@ def test_a_place_may_be_free_earlier_where_answers_stop_by_themselves() -> None:
 
 
 def test_one_more_request_lengthens_the_step() -> None:
-    terms = predict_alone(make_request(), [make_candidate(load=make_load(running_requests=3))], KNOBS)
+    terms = predict_alone(make_request(), [make_candidate(load=make_load(running_requests=3))], CONSTANTS)
     assert terms[0].tpot_ms > 10.0
 
 
@@ -148,7 +153,7 @@ def test_a_step_measured_with_a_full_batch_is_no_sign_of_a_slow_worker() -> None
     emptied = make_load(decode_step_ms=11.6, decode_step_requests=8.0)
     steady = make_load(running_requests=2, decode_step_ms=10.4)
     candidates = [make_candidate("a", load=steady), make_candidate("b", load=emptied)]
-    by_worker = {term.worker_id: term for term in predict_alone(make_request(), candidates, KNOBS)}
+    by_worker = {term.worker_id: term for term in predict_alone(make_request(), candidates, CONSTANTS)}
     assert by_worker["b"].tpot_ms == pytest.approx(10.2, rel=1e-3)
     assert by_worker["a"].tpot_ms == pytest.approx(10.6, rel=1e-3)
     assert chosen_of(make_request(), candidates) == "b"
@@ -163,11 +168,17 @@ def test_slots_left_are_counted_at_mean_output_length() -> None:
     candidate = make_candidate(max_requests=100, load=make_load(free_blocks=120))
     # 640 + 100 tokens are 12 blocks.
     assert (
-        predict_alone(make_request(mean_output_tokens=100.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 10
+        predict_alone(make_request(mean_output_tokens=100.0, max_tokens=1000), [candidate], CONSTANTS)[0].slots_left
+        == 10
     )
     # At most max_tokens are generated: 640 + 10 tokens are 11 blocks.
-    assert predict_alone(make_request(mean_output_tokens=100.0, max_tokens=10), [candidate], KNOBS)[0].slots_left == 10
-    assert predict_alone(make_request(mean_output_tokens=512.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 6
+    assert (
+        predict_alone(make_request(mean_output_tokens=100.0, max_tokens=10), [candidate], CONSTANTS)[0].slots_left == 10
+    )
+    assert (
+        predict_alone(make_request(mean_output_tokens=512.0, max_tokens=1000), [candidate], CONSTANTS)[0].slots_left
+        == 6
+    )
 
 
 def test_a_full_worker_is_slower_than_one_with_a_slot() -> None:
@@ -182,14 +193,14 @@ def test_a_worker_without_blocks_is_slower_than_one_with_them() -> None:
 
 
 def test_a_worker_whose_queue_is_full_is_never_chosen() -> None:
-    full = make_candidate(load=make_load(running_requests=8, waiting_requests=KNOBS.queue_requests))
-    terms = predict_alone(make_request(), [full], KNOBS)
+    full = make_candidate(load=make_load(running_requests=8, waiting_requests=CONSTANTS.config.queue_requests))
+    terms = predict_alone(make_request(), [full], CONSTANTS)
     assert choose(terms) is None
     assert terms[0].rejection is Rejection.FULL
 
 
 def test_the_queue_has_room_for_exactly_its_length() -> None:
-    load = make_load(running_requests=8, waiting_requests=KNOBS.queue_requests - 1)
+    load = make_load(running_requests=8, waiting_requests=CONSTANTS.config.queue_requests - 1)
     assert chosen_of(make_request(), [make_candidate("a", load=load)]) == "a"
 
 
@@ -200,7 +211,7 @@ def test_avoided_and_draining_workers_are_never_chosen() -> None:
         make_candidate("c"),
     ]
     assert chosen_of(make_request(avoid=frozenset({"a"})), candidates) == "c"
-    terms = predict_alone(make_request(avoid=frozenset({"a", "c"})), candidates, KNOBS)
+    terms = predict_alone(make_request(avoid=frozenset({"a", "c"})), candidates, CONSTANTS)
     assert choose(terms) is None
     assert [term.rejection for term in terms] == [Rejection.AVOIDED, Rejection.UNUSABLE, Rejection.AVOIDED]
 
@@ -213,7 +224,7 @@ def test_a_worker_whose_status_stream_broke_is_the_last_resort() -> None:
 
 def test_a_request_longer_than_context_or_pool_is_rejected() -> None:
     candidates = [make_candidate("context", context_tokens=700), make_candidate("pool", total_blocks=11)]
-    terms = predict_alone(make_request(prompt_tokens=640, max_tokens=100), candidates, KNOBS)
+    terms = predict_alone(make_request(prompt_tokens=640, max_tokens=100), candidates, CONSTANTS)
     assert [term.rejection for term in terms] == [Rejection.CONTEXT, Rejection.CONTEXT]
 
 
@@ -223,18 +234,18 @@ def test_equal_candidates_are_taken_by_name() -> None:
 
 def test_a_burst_between_two_statuses_spreads_evenly_over_equal_workers() -> None:
     candidates = [make_candidate(name, max_requests=16) for name in "abcd"]
-    counts = spread(make_request(), candidates, 100, PlacementKnobs())
+    counts = spread(make_request(), candidates, 100, Constants())
     assert counts == {"a": 25, "b": 25, "c": 25, "d": 25}
 
 
 def test_a_burst_of_one_cached_prompt_spreads_once_its_worker_is_busy() -> None:
     candidates = [make_candidate("a", cached_blocks=9), make_candidate("b")]
-    counts = spread(make_request(), candidates, 40, PlacementKnobs())
+    counts = spread(make_request(), candidates, 40, Constants())
     assert counts["a"] > counts["b"] > 0
 
 
 def test_the_reason_names_the_terms() -> None:
-    terms = predict_alone(make_request(), [make_candidate("a", cached_blocks=4), make_candidate("b")], KNOBS)
+    terms = predict_alone(make_request(), [make_candidate("a", cached_blocks=4), make_candidate("b")], CONSTANTS)
     chosen = choose(terms)
     assert chosen is not None
     reason = explain(make_request(), chosen, len(terms))
@@ -276,7 +287,7 @@ requests = st.builds(
 
 @given(requests, candidate_lists)
 def test_predictions_are_finite_and_not_negative(request: PlacementRequest, candidates: list[CandidateWorker]) -> None:
-    for term in predict_alone(request, candidates, KNOBS):
+    for term in predict_alone(request, candidates, CONSTANTS):
         assert 0 < term.tpot_ms < float("inf")
         assert 0 < term.ttft_ms <= term.total_ms < float("inf")
         assert term.slots_left >= 0
@@ -287,7 +298,7 @@ def test_predictions_are_finite_and_not_negative(request: PlacementRequest, cand
 def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
     request: PlacementRequest, candidates: list[CandidateWorker]
 ) -> None:
-    terms = predict_alone(request, candidates, KNOBS)
+    terms = predict_alone(request, candidates, CONSTANTS)
     chosen = choose(terms)
     usable = [term for term in terms if term.rejection is None]
     assert (chosen is None) == (not usable)
@@ -315,7 +326,7 @@ def test_more_cached_blocks_never_delay_the_first_token(
     request: PlacementRequest, candidates: list[CandidateWorker]
 ) -> None:
     without = predict_alone(
-        request, [msgspec.structs.replace(candidate, cached_blocks=0) for candidate in candidates], KNOBS
+        request, [msgspec.structs.replace(candidate, cached_blocks=0) for candidate in candidates], CONSTANTS
     )
-    for better, worse in zip(predict_alone(request, candidates, KNOBS), without, strict=True):
+    for better, worse in zip(predict_alone(request, candidates, CONSTANTS), without, strict=True):
         assert better.ttft_ms <= worse.ttft_ms

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.config import ObjectivesConfig
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.comparison import Comparison
-from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
+from scheduler.placement.constants import Constants
+from tests.support.scheduling import NAMESPACE, make_candidate, make_constants, make_load, make_request
 
 SLOW_PROMPTS = CostModel(prefill_tokens_per_second=300.0, request_ms=1.0)
 workers = st.lists(
@@ -38,19 +39,19 @@ workers = st.lists(
     workers,
     workers,
     st.builds(make_request, prompt_tokens=st.integers(1, 900), ahead=st.sampled_from([1.0, 0.3])),
-    st.sampled_from([PlacementKnobs(), PlacementKnobs(costs=SLOW_PROMPTS, interference=0.5, queue_requests=2)]),
-    st.sampled_from([Objectives(), Objectives(ttft_ms=700.0, tpot_ms=30.0)]),
+    st.sampled_from([Constants(), make_constants(costs=SLOW_PROMPTS, interference=0.5, queue_requests=2)]),
+    st.sampled_from([ObjectivesConfig(), ObjectivesConfig(ttft_ms=700.0, tpot_ms=30.0)]),
     st.sampled_from([{}, {NAMESPACE: StoreTarget("store", 8, disk_blocks=3)}]),
 )
 def test_the_best_is_the_first_of_all_that_were_not_rejected(
     decode: list[CandidateWorker],
     prefill: list[CandidateWorker],
     request: PlacementRequest,
-    knobs: PlacementKnobs,
-    objectives: Objectives,
+    constants: Constants,
+    objectives: ObjectivesConfig,
     stores: dict[KvNamespace, StoreTarget],
 ) -> None:
-    compared = Comparison(request, Candidates(decode, prefill, stores), knobs, objectives)
+    compared = Comparison(request, Candidates(decode, prefill, stores), constants, objectives)
     choice, terms = compared.best(), compared.terms()
     assert choice.best == (terms[0] if terms and terms[0].rejection is None else None)
     assert choice.count == len(terms)
@@ -58,7 +59,7 @@ def test_the_best_is_the_first_of_all_that_were_not_rejected(
 
 def test_workers_that_cannot_win_are_left_out() -> None:
     busy = [make_candidate(f"d{number}", load=make_load(number, decode_step_requests=1)) for number in range(7)]
-    compared = Comparison(make_request(prompt_tokens=1), Candidates(busy), PlacementKnobs(), Objectives())
+    compared = Comparison(make_request(prompt_tokens=1), Candidates(busy), Constants(), ObjectivesConfig())
     choice = compared.best()
     assert choice.best is not None
     assert [term.worker_id for term in choice.terms] == ["d0"]

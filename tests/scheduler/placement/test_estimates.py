@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.targets import StoreTarget
-from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
+from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes
+from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, paces
 from scheduler.placement.estimates import measured as measured_of
 from scheduler.placement.placed_work import placed_work
 from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
 
-KNOBS = PlacementKnobs()
+CONSTANTS = Constants()
 # Next to nothing to compute: the time of a step decides.
 REQUEST = make_request(prompt_tokens=1)
 LONG_AGO = 100 * CONSTANT_AGE_SECONDS
@@ -44,11 +45,11 @@ def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
     """How many of a burst each worker is given."""
     given: Counter[str] = Counter()
     for _ in range(count):
-        chosen = choose(predict_alone(REQUEST, workers.values(), KNOBS))
+        chosen = choose(predict_alone(REQUEST, workers.values(), CONSTANTS))
         assert chosen is not None
         given[chosen.worker_id] += 1
         worker = workers[chosen.worker_id]
-        unreported = worker.unreported + placed_work(REQUEST, chosen, 0.0, KNOBS)[chosen.worker_id, 0].load
+        unreported = worker.unreported + placed_work(REQUEST, chosen, 0.0, CONSTANTS)[chosen.worker_id, 0].load
         workers = {**workers, worker.worker_id: msgspec.structs.replace(worker, unreported=unreported)}
     return given
 
@@ -111,18 +112,18 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
     def bandwidth(age_seconds: float) -> float:
         worker = make_candidate(fetch_bytes_per_second=1e6, measured_at=MeasurementTimes(fetch=-age_seconds))
         candidates = Candidates([worker], stores={worker.namespace: StoreTarget("store", 1)})
-        return paces(candidates, KNOBS)[0][0].fetch_bytes_per_second
+        return paces(candidates, CONSTANTS)[0][0].fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)
-    assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(KNOBS.costs.fetch_bytes_per_second, rel=0.01)
+    assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(CONSTANTS.costs.fetch_bytes_per_second, rel=0.01)
 
 
 def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
     decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
-    decode_paces, prefill_paces = paces(Candidates([decode], [prefill]), KNOBS)
-    slowness = KNOBS.costs.prefill_tokens_per_second / 800.0
+    decode_paces, prefill_paces = paces(Candidates([decode], [prefill]), CONSTANTS)
+    slowness = CONSTANTS.costs.prefill_tokens_per_second / 800.0
     assert prefill_paces[0].prompt_slowness == pytest.approx(slowness)
     assert decode_paces[0].prompt_slowness == pytest.approx(slowness, rel=1e-3)
 

@@ -7,13 +7,20 @@ from msgspec import structs
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerRole, WorkerState
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, Unreported
+from scheduler.placement.candidates import Candidates, CandidateWorker, Unreported
 from scheduler.placement.choice import predict
 from scheduler.placement.joint_prompts import JointPrompts
 from scheduler.placement.placed_work import PlacedWork, placed_work
 from scheduler.registry import Registry
 from tests.support.registries import make_registry
-from tests.support.scheduling import make_candidate, make_identity, make_load, make_request, predict_alone
+from tests.support.scheduling import (
+    make_candidate,
+    make_constants,
+    make_identity,
+    make_load,
+    make_request,
+    predict_alone,
+)
 
 # A prompt of 2,000 tokens takes 2 s and two steps; others wait 0.3 s for theirs.
 TOKEN_SECONDS, STEP_TOKENS, WAIT_SECONDS = 0.001, 1000, 0.3
@@ -48,7 +55,7 @@ def test_the_prompt_for_which_all_others_wait_begins_at_once() -> None:
 def first_token_ms(**changes: Any) -> float:
     """What is predicted of a prompt of 640 tokens, on a rank without requests beside one that decodes."""
     candidate = make_candidate(rank=0, load=make_load(prefill_tokens_per_second=RATE), requests_beside=1, **changes)
-    (terms,) = predict_alone(make_request(), [candidate], PlacementKnobs(COSTS))
+    (terms,) = predict_alone(make_request(), [candidate], make_constants(COSTS))
     return terms.ttft_ms
 
 
@@ -81,10 +88,10 @@ def test_a_placement_of_few_tokens_leaves_when_prompts_begin() -> None:
     few = PlacedWork(Unreported(1, 30, 1), 0.03, begins_at=None)
     registry.add_placement("w", 1, ("few", 0), few)
     assert (joint(registry).begin_at, joint(registry).end_at) == (before.begin_at, before.end_at)
-    knobs, request = PlacementKnobs(COSTS), make_request()
+    constants, request = make_constants(COSTS), make_request()
     for cached, begins in ((9, False), (7, True)):
-        (terms,) = predict_alone(request, [make_candidate(rank=0, cached_blocks=cached)], knobs)
-        (work,) = placed_work(request, terms, 0.0, knobs).values()
+        (terms,) = predict_alone(request, [make_candidate(rank=0, cached_blocks=cached)], constants)
+        (work,) = placed_work(request, terms, 0.0, constants).values()
         assert (work.begins_at is not None) == begins
 
 
@@ -191,9 +198,9 @@ def test_on_a_prefill_worker_a_prompt_waits_for_the_step_that_runs_alone() -> No
     registry, clock, _ = several(WorkerRole.PREFILL)
     place(registry, 0, clock.now)
     assert joint(registry, 1).wait_steps == 0
-    knobs = PlacementKnobs(structs.replace(COSTS, handover_ms=0.0))
+    constants = make_constants(structs.replace(COSTS, handover_ms=0.0))
     found = Candidates([make_candidate(can_prefill=False)], candidates(registry), now=clock.now + 0.4)
-    (terms,) = predict(make_request(), found, knobs)
+    (terms,) = predict(make_request(), found, constants)
     # It begins with the second step of the other rank's prompt.
     assert terms.prefill_rank == 1
     assert terms.ttft_ms == pytest.approx(600 + 640)

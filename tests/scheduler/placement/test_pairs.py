@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
-from scheduler.placement.admission import Objectives, admit, refusal
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.config import ObjectivesConfig
+from scheduler.placement.admission import admit, refusal
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest, Unreported
 from scheduler.placement.choice import explain, predict
 from scheduler.placement.placed_work import placed_work
 from scheduler.placement.terms import Rejection, Terms
-from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
+from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_constants, make_load, make_request
 
-KNOBS = PlacementKnobs(queue_requests=4)
+CONSTANTS = make_constants(queue_requests=4)
 OTHER = msgspec.structs.replace(NAMESPACE, dtype="float8_e4m3fn")
 
 
@@ -26,7 +27,7 @@ def make_prefill(worker_id: str = "p", **changes: Any) -> CandidateWorker:
 
 
 def chosen_of(candidates: Candidates, request: PlacementRequest | None = None) -> Terms:
-    chosen = choose(predict(request or make_request(), candidates, KNOBS))
+    chosen = choose(predict(request or make_request(), candidates, CONSTANTS))
     assert chosen is not None
     return chosen
 
@@ -79,13 +80,13 @@ def test_what_decodes_elsewhere_is_not_delayed_by_a_prompt() -> None:
 
 
 def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None:
-    alone = predict(make_request(), Candidates([make_candidate("d", load=make_load(running_requests=7))]), KNOBS)[0]
+    alone = predict(make_request(), Candidates([make_candidate("d", load=make_load(running_requests=7))]), CONSTANTS)[0]
     assert alone.total_ms == alone.ttft_ms + 100 * alone.tpot_ms
 
 
 def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_its_kv_has_landed() -> None:
     idle, busy = (make_candidate("d", load=make_load(each, decode_step_requests=1)) for each in (0, 1))
-    steady = PlacementKnobs(costs=CostModel(decode_steps=((1.0, 20.0),)))
+    steady = make_constants(costs=CostModel(decode_steps=((1.0, 20.0),)))
     alone, beside = (predict(make_request(), Candidates([each], [make_prefill()]), steady)[1] for each in (idle, busy))
     # A step takes 10 ms.
     assert beside.ttft_ms - alone.ttft_ms == pytest.approx(5)
@@ -94,7 +95,7 @@ def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_it
 
 def test_a_first_token_waits_neither_for_the_push_nor_for_a_step_behind_it() -> None:
     pairs = [
-        predict(make_request(), Candidates([make_candidate("d", block_bytes=size)], [make_prefill()]), KNOBS)[1]
+        predict(make_request(), Candidates([make_candidate("d", block_bytes=size)], [make_prefill()]), CONSTANTS)[1]
         for size in (1, 10**8)
     ]
     # 640 tokens at 1000 a second, and half of the handover's 5 ms.
@@ -134,7 +135,7 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
     request = make_request(prompt_tokens=6400, max_tokens=64)
     decodes = [msgspec.structs.replace(each, context_tokens=10_000, block_bytes=100_000_000) for each in decodes]
     prefill = make_prefill(context_tokens=10_000, load=make_load(prefill_tokens_per_second=1e6))
-    terms = predict(request, Candidates(decodes, [prefill]), KNOBS)
+    terms = predict(request, Candidates(decodes, [prefill]), CONSTANTS)
     pushed = {term.worker_id: term for term in terms if term.prefill_worker_id}
     # Four blocks of 100 MB at 2 GB/s.
     assert round(pushed["d0"].total_ms - pushed["d1"].total_ms) == 200
@@ -143,7 +144,7 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
 
 def test_a_push_takes_as_long_as_the_prefill_worker_measured() -> None:
     def total_ms(prefill: CandidateWorker) -> float:
-        return predict(make_request(), Candidates([make_candidate("d")], [prefill]), KNOBS)[1].total_ms
+        return predict(make_request(), Candidates([make_candidate("d")], [prefill]), CONSTANTS)[1].total_ms
 
     measured = make_prefill(load=make_load(push_bytes_per_second=1e8))
     # 10 MB at 100 MB/s, in place of 2 GB/s.
@@ -165,8 +166,8 @@ def layerwise_total(decode_tokens: int, prefill_tokens: int) -> float:
     """Total time of a prompt of 6400 tokens on a pair whose workers push layer by layer from these lengths on."""
     decode = make_candidate("d", context_tokens=10_000, layerwise_tokens=decode_tokens)
     prefill = make_prefill(context_tokens=10_000, layerwise_tokens=prefill_tokens)
-    request, knobs = make_request(prompt_tokens=6400), PlacementKnobs(layerwise_rest=0.1)
-    return predict(request, Candidates([decode], [prefill]), knobs)[1].total_ms
+    request, constants = make_request(prompt_tokens=6400), make_constants(layerwise_rest=0.1)
+    return predict(request, Candidates([decode], [prefill]), constants)[1].total_ms
 
 
 def test_workers_of_two_namespaces_are_never_paired() -> None:
@@ -174,7 +175,7 @@ def test_workers_of_two_namespaces_are_never_paired() -> None:
     assert pair_of(Candidates(decodes, [make_prefill(namespace=OTHER)])) == ("d1", "p")
     paired = {
         (term.worker_id, term.prefill_worker_id)
-        for term in predict(make_request(), Candidates(decodes, [make_prefill(namespace=OTHER)]), KNOBS)
+        for term in predict(make_request(), Candidates(decodes, [make_prefill(namespace=OTHER)]), CONSTANTS)
     }
     assert ("d0", "p") not in paired
 
@@ -198,23 +199,23 @@ def test_of_equally_quick_prefill_workers_one_with_the_decode_workers_drafts_is_
 def test_other_layers_than_those_of_drafts_are_never_missing() -> None:
     fewer = msgspec.structs.replace(NAMESPACE, draft_layers=1)
     decode = make_candidate("d", can_prefill=False)
-    terms = predict(make_request(), Candidates([decode], [make_prefill(namespace=fewer)]), KNOBS)
-    assert isinstance(refusal("oracle", terms, Objectives()), NamespaceMismatch)
+    terms = predict(make_request(), Candidates([decode], [make_prefill(namespace=fewer)]), CONSTANTS)
+    assert isinstance(refusal("oracle", terms, ObjectivesConfig()), NamespaceMismatch)
 
 
 def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:
     candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill(namespace=OTHER)])
-    terms = predict(make_request(), candidates, KNOBS)
-    error = refusal("oracle", terms, Objectives())
+    terms = predict(make_request(), candidates, CONSTANTS)
+    error = refusal("oracle", terms, ObjectivesConfig())
     assert isinstance(error, NamespaceMismatch)
     assert "dtype oracle against float8_e4m3fn" in error.message
     assert "same checkpoint and KV dtype" in error.message
 
 
 def test_a_decode_worker_that_needs_a_prefill_worker_waits_for_one() -> None:
-    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)]), KNOBS)
+    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)]), CONSTANTS)
     assert [term.rejection for term in terms] == [Rejection.UNUSABLE]
-    assert isinstance(refusal("oracle", terms, Objectives()), NoWorker)
+    assert isinstance(refusal("oracle", terms, ObjectivesConfig()), NoWorker)
 
 
 def test_an_avoided_or_full_prefill_worker_gives_way() -> None:
@@ -226,9 +227,9 @@ def test_an_avoided_or_full_prefill_worker_gives_way() -> None:
 
 def test_a_mesh_whose_prefill_workers_are_full_is_full() -> None:
     full = make_prefill(load=make_load(waiting_requests=12, queued_prefill_tokens=1500))
-    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)], [full]), KNOBS)
+    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)], [full]), CONSTANTS)
     assert [term.rejection for term in terms] == [Rejection.FULL]
-    error = refusal("oracle", terms, Objectives())
+    error = refusal("oracle", terms, ObjectivesConfig())
     assert isinstance(error, Overloaded)
     # Until the queue of 1500 tokens is computed.
     assert error.retry_after_ms == 1500
@@ -247,17 +248,17 @@ def test_a_pair_with_a_broken_status_stream_is_the_last_resort() -> None:
 
 
 def test_a_pair_predicted_over_the_objective_is_refused() -> None:
-    objectives = Objectives(ttft_ms=500.0)
+    objectives = ObjectivesConfig(ttft_ms=500.0)
     candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill()])
-    terms = admit(predict(make_request(), candidates, KNOBS), objectives)
+    terms = admit(predict(make_request(), candidates, CONSTANTS), objectives)
     assert choose(terms) is None
     assert isinstance(refusal("oracle", terms, objectives), Overloaded)
-    assert choose(admit(predict(make_request(), candidates, KNOBS), Objectives(ttft_ms=700.0))) is not None
+    assert choose(admit(predict(make_request(), candidates, CONSTANTS), ObjectivesConfig(ttft_ms=700.0))) is not None
 
 
 def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
     candidates = Candidates([make_candidate("d", cached_blocks=2)], [make_prefill()])
-    work = placed_work(make_request(), chosen_of(candidates), 0.0, KNOBS)
+    work = placed_work(make_request(), chosen_of(candidates), 0.0, CONSTANTS)
     loads = {name: each.load for name, each in work.items()}
     assert loads == {("d", 0): Unreported(1, 0, 9), ("p", 0): Unreported(1, 640, 11)}
 
@@ -266,7 +267,7 @@ def test_a_prompt_comes_to_its_prefill_worker_when_its_decode_worker_has_ended_a
     running = make_load(running_requests=1, decode_step_ms=80.0)
     decode = make_candidate("d", load=running, can_prefill=False, step_began=9.98)
     chosen = chosen_of(Candidates([decode], [make_prefill()], now=10.0))
-    work = placed_work(make_request(), chosen, 10.0, KNOBS)["p", 0]
+    work = placed_work(make_request(), chosen, 10.0, CONSTANTS)["p", 0]
     assert work.prompt_seconds == pytest.approx(chosen.prompt_ms / 1000)
     assert work.comes_at == pytest.approx(10.06)
 
@@ -285,7 +286,7 @@ def test_a_prompt_waits_for_the_decode_worker_while_the_prefill_worker_computes_
 def test_the_reason_names_both_workers_and_the_store() -> None:
     decode = make_candidate("d", cached_blocks=1, can_prefill=False)
     candidates = Candidates([decode], [make_prefill()], {NAMESPACE: StoreTarget("s", 8)})
-    terms = predict(make_request(), candidates, KNOBS)
+    terms = predict(make_request(), candidates, CONSTANTS)
     chosen = choose(terms)
     assert chosen is not None
     reason = explain(make_request(), chosen, len(terms))
@@ -314,12 +315,12 @@ workers = st.builds(
 def test_no_other_prefill_worker_would_have_been_better(
     decodes: list[CandidateWorker], prefills: list[CandidateWorker]
 ) -> None:
-    chosen = choose(predict(make_request(), Candidates(decodes, prefills), KNOBS))
+    chosen = choose(predict(make_request(), Candidates(decodes, prefills), CONSTANTS))
     every_pair = [
         term
         for decode in decodes
         for prefill in prefills
-        for term in predict(make_request(), Candidates([decode], [prefill]), KNOBS)
+        for term in predict(make_request(), Candidates([decode], [prefill]), CONSTANTS)
     ]
     best = choose(every_pair) if prefills else chosen
     assert (chosen is None) == (best is None)
@@ -336,4 +337,4 @@ def test_no_other_prefill_worker_would_have_been_better(
 def test_terms_grow_with_workers_and_not_with_pairs() -> None:
     decodes = [make_candidate(f"d{number}") for number in range(64)]
     prefills = [make_prefill(f"p{number}", cached_blocks=number % 10) for number in range(64)]
-    assert len(predict(make_request(), Candidates(decodes, prefills), KNOBS)) == 2 * 64
+    assert len(predict(make_request(), Candidates(decodes, prefills), CONSTANTS)) == 2 * 64

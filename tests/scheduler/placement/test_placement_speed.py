@@ -8,8 +8,9 @@ from time import perf_counter
 import pytest
 
 from bench.placement import measure
-from scheduler.placement.candidates import Candidates, PlacementKnobs
+from scheduler.placement.candidates import Candidates
 from scheduler.placement.choice import predict
+from scheduler.placement.constants import Constants
 from scheduler.prefix_index import PrefixIndex
 from tests.support.scheduling import choose, make_candidate, make_load, make_request
 
@@ -42,7 +43,7 @@ def test_64_prefill_and_64_decode_workers() -> None:
     decodes = [make_candidate(f"d{number}", load=make_load(running_requests=number % 8)) for number in range(64)]
     prefills = [make_candidate(f"p{number}", cached_blocks=number % 10) for number in range(64)]
     candidates = Candidates(decodes, prefills)
-    times = in_reference_works(50, lambda: choose(predict(make_request(), candidates, PlacementKnobs())))
+    times = in_reference_works(50, lambda: choose(predict(make_request(), candidates, Constants())))
     sys.stdout.write(f"64 prefill and 64 decode workers: about {times:.2f} ms\n")
     assert times < 2
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, Unreported
+from scheduler.placement.candidates import Candidates, CandidateWorker, Unreported
 from scheduler.placement.choice import predict
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.prompt_steps import LastStep
 from scheduler.ranks import Rank
-from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
+from tests.support.scheduling import make_candidate, make_constants, make_load, make_request, predict_alone
 
 RATE, STEP_MS, STEP_TOKENS = 10_000.0, 30.0, 1000
 COSTS = CostModel(decode_steps=((1.0, 20.0),), prefill_tokens_per_second=RATE, prefill_step_ms=STEP_MS)
-KNOBS = PlacementKnobs(COSTS)
+CONSTANTS = make_constants(COSTS)
 
 
 def pace_in_steps_of(tokens: float, slowness: float = 1.0) -> PromptPace:
@@ -31,7 +31,7 @@ def idle(pace: PromptPace | None = None, **changes: object) -> CandidateWorker:
 
 
 def first_token_ms(worker: CandidateWorker, prompt_tokens: int) -> float:
-    (terms,) = predict_alone(make_request(prompt_tokens=prompt_tokens), [worker], KNOBS)
+    (terms,) = predict_alone(make_request(prompt_tokens=prompt_tokens), [worker], CONSTANTS)
     return terms.ttft_ms
 
 
@@ -53,7 +53,7 @@ def test_a_prefill_worker_that_is_about_to_begin_a_step_may_be_quicker_than_an_i
     decode = idle(can_prefill=False)
     queued = idle(prompts_until=0.02, last_prompt_step=LastStep(begins_at=0.01, tokens=200))
     alone, shared = (
-        predict(make_request(prompt_tokens=200), Candidates([decode], [prefill]), KNOBS)[0].ttft_ms
+        predict(make_request(prompt_tokens=200), Candidates([decode], [prefill]), CONSTANTS)[0].ttft_ms
         for prefill in (idle(), queued)
     )
     assert alone - shared == pytest.approx(STEP_MS - 20.0)

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.choice import predict
+from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
 from scheduler.placement.sources import Source, source
-from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_load, make_request
+from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_constants, make_load, make_request
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
-KNOBS = PlacementKnobs()
+CONSTANTS = Constants()
 STORE = StoreTarget("store", 9)
 
 
@@ -25,7 +26,7 @@ def found_by(
     candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **costs: Any
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
-    constants = replace(KNOBS, costs=CostModel(**costs))
+    constants = replace(CONSTANTS, costs=CostModel(**costs))
     ((pace,), _) = paces(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants)
     return source(request or make_request(), candidate, pace, store, 0.0, constants)
 
@@ -45,9 +46,9 @@ def test_a_store_that_has_no_more_is_not_asked() -> None:
 @pytest.mark.parametrize(("bytes_per_second", "chosen"), [(1e9, True), (15.7e6, True), (15.5e6, False), (1e3, False)])
 def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, chosen: bool) -> None:
     # 1 MB at 15.6 MB/s takes as long as 64 tokens at 1000/s.
-    knobs = PlacementKnobs(costs=CostModel(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second))
+    constants = make_constants(costs=CostModel(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second))
     decode = make_candidate("d")
-    best = choose(predict(make_request(), Candidates([decode], [], {NAMESPACE: STORE}), knobs))
+    best = choose(predict(make_request(), Candidates([decode], [], {NAMESPACE: STORE}), constants))
     assert best is not None
     assert (best.store == STORE) is chosen
     assert best.uncached_tokens == (64 if chosen else 640)
@@ -69,10 +70,10 @@ ON_DISK = StoreTarget("store", 9, disk_blocks=5)
 def test_blocks_on_disk_are_fetched_only_where_reading_is_quicker(
     disk_bytes_per_second: float, fetched: int, ms: float
 ) -> None:
-    knobs = PlacementKnobs(
+    constants = make_constants(
         costs=CostModel(fetch_bytes_per_second=1e9, disk_fetch_bytes_per_second=disk_bytes_per_second)
     )
-    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {NAMESPACE: ON_DISK}), knobs))
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {NAMESPACE: ON_DISK}), constants))
     assert best is not None and best.store is not None
     assert (best.store.blocks, best.cached_blocks) == (fetched, fetched)
     assert best.ttft_ms == pytest.approx(ms)
@@ -107,7 +108,7 @@ def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
 
 def test_a_store_of_another_namespace_is_no_source() -> None:
     other = msgspec.structs.replace(NAMESPACE, weights_fingerprint="other")
-    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {other: STORE}), KNOBS))
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {other: STORE}), CONSTANTS))
     assert best is not None
     assert best.store is None
 

@@ -8,10 +8,10 @@ from mesh.costs import CostModel
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import PromptPace, WorkerLoad
-from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
+from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes
 from scheduler.placement.choice import explain, predict
 from scheduler.placement.terms import Terms
-from tests.support.scheduling import choose, make_candidate, make_load, make_request
+from tests.support.scheduling import choose, make_candidate, make_constants, make_load, make_request
 
 FROM_TOKENS, LONG = 16_384, 100_000
 COSTS = CostModel(prefill_tokens_per_second=10_000.0, prefill_pairs_ms=8.0, sparse_pairs_ms=0.8)
@@ -39,7 +39,7 @@ def predicted(
     request = make_request(
         prompt_tokens=LONG, sparse=None if sparse_from is None else SparsePrefill(sparse_from, recall=0.9)
     )
-    return {terms.worker_id: terms for terms in predict(request, Candidates(workers, **changes), PlacementKnobs(costs))}
+    return {terms.worker_id: terms for terms in predict(request, Candidates(workers, **changes), make_constants(costs))}
 
 
 def best(workers: list[CandidateWorker], sparse_from: int | None, costs: CostModel = COSTS) -> Terms:

@@ -7,19 +7,20 @@ import pytest
 
 from mesh.domain.placement import AttemptOutcome, AttemptReport
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.config import ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.placement.candidates import Candidates, CandidateWorker
+from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
-from scheduler.registry import Registry
 from scheduler.scaling.deletion_costs import DeletionCosts, deletion_cost_ms
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity, make_load, make_query
+from tests.support.registries import make_registry
+from tests.support.scheduling import make_identity, make_load, make_query
 
-KNOBS = PlacementKnobs()
+CONSTANTS = Constants()
 IDLE = CandidateWorker(
     worker_id="decode-0",
     unusable=None,
@@ -32,18 +33,19 @@ IDLE = CandidateWorker(
 
 
 def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
-    ((pace,), _) = paces(Candidates([worker]), KNOBS)
-    return deletion_cost_ms(worker, pace, kept_blocks, output_tokens=100.0, knobs=KNOBS)
+    ((pace,), _) = paces(Candidates([worker]), CONSTANTS)
+    return deletion_cost_ms(worker, pace, kept_blocks, output_tokens=100.0, constants=CONSTANTS)
 
 
 def scheduler_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> tuple[Coordinator, DeletionCosts]:
-    clock = ManualClock()
-    registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25, costs=KNOBS.costs)
+    registry, clock = make_registry(CONSTANTS.costs)
     for identity, load in workers:
         registry.update(registry.attach(identity), WorkerState.SERVING, load)
     placed, decisions = PlacedRequests(clock), DecisionLog(1)
-    coordinator = Coordinator(registry, Stores(), 1, placed, decisions, OutputLengths(), KNOBS, Objectives(), clock)
-    return coordinator, DeletionCosts(registry, coordinator, KNOBS)
+    coordinator = Coordinator(
+        registry, Stores(), 1, placed, decisions, OutputLengths(), CONSTANTS, ObjectivesConfig(), clock
+    )
+    return coordinator, DeletionCosts(registry, coordinator, CONSTANTS)
 
 
 def costs_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> dict[str, float]:

@@ -2,10 +2,11 @@ import msgspec
 import pytest
 
 from mesh.domain.workers import KvNamespace, WorkerLoad, WorkerRole
-from scheduler.placement.admission import Objectives
-from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.config import ObjectivesConfig, ScalingConfig
+from scheduler.placement.candidates import Candidates, CandidateWorker
+from scheduler.placement.constants import Constants
 from scheduler.scaling.arrivals import Arrivals, Demand
-from scheduler.scaling.needs import Assumed, needs
+from scheduler.scaling.needs import needs
 from scheduler.scaling.replicas import Need
 
 LOAD = WorkerLoad(running_requests=10, free_blocks=100, prefill_tokens_per_second=2000.0, decode_step_ms=10.2)
@@ -23,10 +24,10 @@ DEMAND = Demand(prompt_tokens=1500.0, mean_prompt_tokens=512.0)
 
 
 def needed(
-    candidates: Candidates, demand: Demand = DEMAND, objectives: Objectives | None = None
+    candidates: Candidates, demand: Demand = DEMAND, objectives: ObjectivesConfig | None = None
 ) -> dict[WorkerRole, list[Need]]:
-    knobs = PlacementKnobs()
-    return needs(candidates, demand, 128.0, knobs, objectives or Objectives(), Assumed(32.0))
+    constants = Constants()
+    return needs(candidates, demand, 128.0, constants, objectives or ObjectivesConfig(), ScalingConfig())
 
 
 def test_a_decode_worker_holds_what_its_slots_left_hold_at_mean_length() -> None:
@@ -39,7 +40,7 @@ def test_a_decode_worker_holds_what_its_slots_left_hold_at_mean_length() -> None
 def test_an_objective_for_a_tokens_time_lowers_what_a_worker_holds() -> None:
     # A step takes 10 ms and 0.2 ms a request beside it.
     busy = msgspec.structs.replace(WORKER, load=msgspec.structs.replace(LOAD, decode_step_requests=1.0))
-    generations, _ = needed(Candidates([busy]), objectives=Objectives(tpot_ms=11.0))[WorkerRole.DECODE]
+    generations, _ = needed(Candidates([busy]), objectives=ObjectivesConfig(tpot_ms=11.0))[WorkerRole.DECODE]
     assert generations.per_replica == pytest.approx(5, abs=1)
 
 
@@ -52,7 +53,7 @@ def test_with_prefill_workers_the_prompts_are_theirs() -> None:
 def test_prompts_that_wait_longer_than_the_objective_need_more_workers() -> None:
     load = msgspec.structs.replace(LOAD, queued_prefill_tokens=3000)
     waiting = msgspec.structs.replace(WORKER, worker_id="prefill-0", load=load)
-    (prompts,) = needed(Candidates([], [waiting]), objectives=Objectives(ttft_ms=2000.0))[WorkerRole.PREFILL]
+    (prompts,) = needed(Candidates([], [waiting]), objectives=ObjectivesConfig(ttft_ms=2000.0))[WorkerRole.PREFILL]
     # 2000 of them may wait: they are computed within half of the objective.
     assert prompts.amount == pytest.approx(1500 + 1000, rel=0.05)
 
