@@ -1,10 +1,11 @@
-"""Facts about a GPU: whether it is a Hopper, whose instructions our CUDA sources and the vendors' packages use."""
+"""Facts about a GPU: its sizes, and whether it is a Hopper, whose instructions our CUDA sources and vendors use."""
 
 from functools import cache
 
 import torch
 
 CAPABILITY = 9
+HOPPER_SHARED_BYTES = 232_448
 
 
 @cache
@@ -17,3 +18,11 @@ def is_hopper(device: torch.device | None = None) -> bool:
 def processors(device: torch.device) -> int:
     """How many multiprocessors a CUDA device has. Kept, since torch looks the device up anew, in 2 us of the host."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """How much shared memory a block may have; what a Hopper GPU gives where there is no CUDA device."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)

@@ -6,11 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.hopper import shared_bytes
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.plan import DecodePlan
 from kernels.tile_sizes import cdiv, next_power_of_2
 
 ROW_TILE = 64
+# The row tile of cards without room for 64 rows of queries and two blocks of latents, which take 152 KB for DeepSeek's
+# widths (216 KB on Hopper). 32 rows take 74 KB.
+SMALL_ROW_TILE, ROOM_BYTES = 32, 160 << 10
 # Contexts are divided into splits until there are this many programs for each multiprocessor.
 PROGRAMS_PER_PROCESSOR = 2
 MAX_SPLITS = 32
@@ -108,7 +112,8 @@ def mla_decode(
     rows = plan.query_tokens * heads
     # float32 takes twice the shared memory.
     wide = query.dtype == torch.float32
-    row_tile = 16 if wide else max(min(ROW_TILE, next_power_of_2(rows)), 16)
+    most = ROW_TILE if shared_bytes(query.device) >= ROOM_BYTES else SMALL_ROW_TILE
+    row_tile = 16 if wide else max(min(most, next_power_of_2(rows)), 16)
     row_tiles = cdiv(rows, row_tile)
     splits = _splits(plan.rows * row_tiles, plan.block_table.shape[1], processors)
     parts = out if splits == 1 else torch.empty(tokens, heads, splits, value_width, device=query.device)

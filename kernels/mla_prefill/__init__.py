@@ -40,8 +40,8 @@ def mla_prefill(
     the query's dtype; it may be some heads of a larger one. If the plan quantizes, queries, keys, weights and values
     are multiplied in e4m3: `fp8_reference` defines how they are rounded.
 
-    On a Hopper GPU this runs our CUDA kernels for DeepSeek's widths in bf16. All else on a GPU runs our Triton kernel,
-    or, if the plan quantizes, the definition, which is slow.
+    On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `bf16.SOURCES`, and in e4m3 for DeepSeek-V3's.
+    All else on a GPU runs our Triton kernel, or, if the plan quantizes, the definition, which is slow.
     """
     _check(query, own, shared, value, plan)
     assert out.shape == (*query.shape[:2], value.shape[2]) and out.dtype == query.dtype
@@ -69,7 +69,8 @@ def attend_and_quantize(
     if query.is_cuda:
         from kernels.mla_prefill import bf16, fp8, hopper_inputs
 
-        if hopper_inputs.takes(query, own, shared, value):
+        takes = hopper_inputs.takes if plan.quantized else bf16.takes_quantized
+        if takes(query, own, shared, value):
             fused = fp8.attend_and_quantize if plan.quantized else bf16.attend_and_quantize
             fused(query, own, shared, value, plan, out, scale)
             return
@@ -87,9 +88,9 @@ def _implementation(
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
     from kernels.mla_prefill import bf16, fp8, hopper_inputs, triton
 
-    if hopper_inputs.takes(query, own, shared, value):
-        return fp8.mla_prefill if plan.quantized else bf16.mla_prefill
-    return definition if plan.quantized else triton.mla_prefill
+    if plan.quantized:
+        return fp8.mla_prefill if hopper_inputs.takes(query, own, shared, value) else definition
+    return bf16.mla_prefill if bf16.takes(query, own, shared, value) else triton.mla_prefill
 
 
 def _check(

@@ -1,18 +1,34 @@
-"""Our attention over prompts of bf16 on Hopper: `cuda/bf16_prefill.cu`."""
+"""Our attention over prompts of bf16 on Hopper: `cuda/bf16_prefill.cu`, for some widths of heads."""
 
 from pathlib import Path
 
 import torch
 
 from kernels.act_quant import QuantizedRows
-from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, prepare_inputs
+from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, can_copy, prepare_inputs
 from kernels.mla_prefill.plan import PrefillPlan
-from kernels.mla_prefill.tiles import KEYS
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
-SOURCE = Path(__file__).parent / "cuda" / "bf16_prefill.cu"
-Arguments = structure(SOURCE, "Arguments")
+CUDA = Path(__file__).parent / "cuda"
+# By a head's own channels of the keys, those that all heads share, and its values: the source, and the keys of a step.
+SOURCES = {
+    (128, 64, 128): (CUDA / "bf16_prefill.cu", 128),
+    (128, 64, 192): (CUDA / "bf16_prefill_192.cu", 64),
+    (192, 64, 256): (CUDA / "bf16_prefill_256.cu", 64),
+}
+# All sources include the first one, and have its arguments.
+Arguments = structure(CUDA / "bf16_prefill.cu", "Arguments")
+
+
+def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether one of the sources computes it."""
+    return (own.shape[2], shared.shape[1], value.shape[2]) in SOURCES and can_copy(query, own, shared, value)
+
+
+def takes_quantized(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether one of the sources computes outputs that are quantized in groups of 128: a head must have whole ones."""
+    return value.shape[2] % 128 == 0 and takes(query, own, shared, value)
 
 
 def mla_prefill(
@@ -53,9 +69,10 @@ def _attend(
     if not query.shape[0]:
         return
     assert plan.tiles is not None and plan.taken is not None
+    source, keys = SOURCES[own.shape[2], shared.shape[1], value.shape[2]]
     inputs = prepare_inputs(
-        query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=KEYS, scale=scale
+        query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=keys, scale=scale
     )
-    kernel = load_kernel(SOURCE, name, query.device.index or 0)
+    kernel = load_kernel(source, name, query.device.index or 0)
     arguments = Arguments(inputs=inputs, tiles=plan.tiles.data_ptr())
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)

@@ -11,7 +11,9 @@ from kernels.mla_prefill.tiles import QUERIES
 from kernels.nvrtc import encode_rows
 from kernels.structures import structure
 
-OWN, ROPE, VALUE, THREADS = 128, 64, 128, 384
+# DeepSeek-V3's widths of a head: its own channels of the keys, those that all heads share, and values.
+OWN, ROPE, VALUE = 128, 64, 128
+THREADS = 384
 Inputs = structure(Path(__file__).parent / "cuda" / "tiles.cuh", "Inputs")
 BOX_BYTES = 128
 # How many bytes of the second-level cache the keys and values of heads attended to at the same time may take.
@@ -19,10 +21,14 @@ CACHED_BYTES = 32 << 20
 
 
 def takes(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether these kernels compute it: DeepSeek's widths in bf16 on Hopper, in rows that the copy engine can read."""
+    """Whether kernels of DeepSeek-V3's widths compute it."""
+    return (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE) and can_copy(query, own, shared, value)
+
+
+def can_copy(query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the copy engine of a Hopper GPU can read these rows, in bf16."""
     return (
         query.dtype == torch.bfloat16
-        and (own.shape[2], shared.shape[1], value.shape[2]) == (OWN, ROPE, VALUE)
         and is_hopper(query.device)
         and has_rows(query)
         and has_rows(own)
@@ -67,7 +73,7 @@ def prepare_inputs(
         query_boxes=boxes(query, QUERIES // 2), own_boxes=boxes(own, box_keys), shared_boxes=boxes(shared, box_keys),
         value_boxes=boxes(value, box_keys), taken=taken.data_ptr(), out=out.data_ptr(), of_rows=address,
         tile_count=tile_count, heads=heads, total_queries=queries,
-        heads_together=heads_together(own.shape[0] * (OWN + VALUE) * 2, heads),
+        heads_together=heads_together(own.shape[0] * (own.shape[2] + value.shape[2]) * 2, heads),
         query_head=query.stride(1) * query.element_size(), own_head=own.stride(1) * own.element_size(),
         value_head=value.stride(1) * value.element_size(), row_stride=stride,
         out_row=out.stride(0) * out.element_size(), scale_log2=scale * math.log2(math.e),

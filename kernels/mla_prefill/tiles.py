@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-# Queries of a tile, and keys of a step: `cuda/tiles.cuh` has the same.
-QUERIES, KEYS = 128, 128
+# Queries of a tile: `cuda/rows.cuh` has the same.
+QUERIES = 128
 # Keys of a block that is quantized together, and of a step of our FP8 kernel: `cuda/fp8_tiles.cuh` has the same.
 BLOCK_KEYS = 160
 

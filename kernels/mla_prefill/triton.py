@@ -1,16 +1,52 @@
 """Attention over ragged prompts in Triton (Dao, "FlashAttention-2", 2023)."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.hopper import shared_bytes
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.tile_sizes import cdiv, next_power_of_2
 
-QUERIES, KEYS = 128, 64
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How many queries a program has, how many keys it reads at a time, and how many such blocks are under way."""
+
+    queries: int
+    keys: int
+    stages: int
+
+    def shared_bytes(self, widths: Sequence[int], item_bytes: int) -> int:
+        """Shared memory that a program takes. widths: padded; own and shared channels of keys, and values."""
+        own, rope, value = widths
+        return (self.queries * (own + rope) + self.stages * self.keys * (own + rope + value)) * item_bytes
+
+
+# The quickest on Hopper first; then what cards with less shared memory hold.
+TILINGS = (
+    Tiling(128, 64, 3),
+    Tiling(128, 64, 2),
+    Tiling(128, 32, 2),
+    Tiling(128, 64, 1),
+    Tiling(64, 32, 2),
+    Tiling(64, 32, 1),
+    Tiling(32, 32, 1),
+    Tiling(16, 16, 1),
+)
+
+
+def choose_tiling(widths: Sequence[int], item_bytes: int, shared_bytes: int, keys: int | None = None) -> Tiling:
+    """The first of TILINGS whose program has room. keys: read that many at a time, with as many stages as have room."""
+    tilings = TILINGS if keys is None else [Tiling(128, keys, stages) for stages in (3, 2, 1)]
+    # In float32 products need the room of a second stage.
+    usable = [tiling for tiling in tilings if item_bytes < 4 or tiling.stages == 1]
+    fitting = (tiling for tiling in usable if tiling.shared_bytes(widths, item_bytes) <= shared_bytes)
+    return next(fitting, usable[-1])
 
 
 # A program attends with 128 queries of one head to 64 keys at a time: first the keys that all its queries see, then the
@@ -119,13 +155,13 @@ def mla_prefill(
     if not queries:
         return
     widths = own.shape[2], shared.shape[1], value.shape[2]
-    _attend[(cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
+    padded = tuple(padded_widths(widths))
+    tiling = choose_tiling(padded, query.element_size(), shared_bytes(query.device))
+    _attend[(cdiv(max(plan.query_lengths), tiling.queries), heads, len(plan.query_lengths))](
         query, own, shared, value, out, plan.query_starts, plan.key_starts,
         query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
         value.stride(1), out.stride(0), out.stride(1), scale * math.log2(math.e),
-        *widths, *padded_widths(widths), QUERIES, KEYS,
-        # In float32 a second stage does not fit.
-        num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
+        *widths, *padded, tiling.queries, tiling.keys, num_warps=8, num_stages=tiling.stages,
     )  # fmt: skip
 
 

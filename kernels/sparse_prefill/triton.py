@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.mla_prefill.triton import attend_to_block, load_queries, padded_widths
+from kernels.hopper import shared_bytes
+from kernels.mla_prefill.triton import attend_to_block, choose_tiling, load_queries, padded_widths
 from kernels.sparse_prefill.blocks import TILE_QUERIES
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
 from kernels.sparse_prefill.triton_blocks import BlockLists
@@ -78,11 +79,12 @@ def sparse_prefill(
     if not queries:
         return
     tiles, blocks = kept.lists.shape[1:]
+    padded = tuple(padded_widths(widths))
+    tiling = choose_tiling(padded, query.element_size(), shared_bytes(query.device), BLOCK_KEYS)
     _attend[(tiles, heads)](
         query, own, shared, value, out, log_sum, kept.lists, kept.counts,
         query.stride(0), query.stride(1), own.stride(0), own.stride(1), shared.stride(0), value.stride(0),
         value.stride(1), out.stride(0), out.stride(1), queries, keys, first_query, tiles, blocks,
-        scale * math.log2(math.e), *widths, *padded_widths(widths), TILE_QUERIES, BLOCK_KEYS,
-        # In float32 a second stage does not fit.
-        num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
+        scale * math.log2(math.e), *widths, *padded, TILE_QUERIES, BLOCK_KEYS,
+        num_warps=8, num_stages=tiling.stages,
     )  # fmt: skip

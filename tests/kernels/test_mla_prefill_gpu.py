@@ -13,6 +13,8 @@ from tests.support.quantized_outputs import assert_quantized_into_some
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.1
 HEADS, OWN, ROPE, VALUE = 128, 128, 64, 128
+# Of other models: GigaChat3's and GLM-4.7-Flash's. A head's own and shared channels of keys, and values.
+WIDE = pytest.mark.parametrize("widths", [(128, 64, 192), (192, 64, 256)], ids=["192", "256"])
 
 hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
@@ -92,13 +94,49 @@ def test_prompts_are_attended_to_at_deepseeks_shapes(
 @pytest.mark.parametrize("seed", range(20))
 def test_random_prompts_and_prefixes_are_attended_to(seed: int, poisoned: None) -> None:
     chosen = random.Random(seed)
+    plan = random_plan(chosen)
+    case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), OWN, ROPE, VALUE)
+    assert case.error(case.attend()) < 0.01
+
+
+def random_plan(chosen: random.Random) -> PrefillPlan:
     # Around the bounds of tiles of 128 queries, of which each half has its own warpgroup, and of blocks of 128 keys.
     edges = [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257]
     queries = [chosen.choice([*edges, chosen.randint(1, 1500)]) for _ in range(chosen.randint(1, 6))]
     keys = [count + chosen.choice([0, 0, *edges, chosen.randint(0, 2500)]) for count in queries]
-    plan = plan_prefill(queries, keys, DEVICE)
-    case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), OWN, ROPE, VALUE)
+    return plan_prefill(queries, keys, DEVICE)
+
+
+@hopper
+@pytest.mark.gpu
+@WIDE
+@plans
+@pytest.mark.parametrize("heads", [1, 20])
+def test_prompts_of_wide_heads_are_attended_to(
+    plan: tuple[list[int], list[int]], widths: tuple[int, int, int], heads: int, poisoned: None
+) -> None:
+    case = Case(plan_prefill(*plan, DEVICE), heads, *widths)
     assert case.error(case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+@WIDE
+@pytest.mark.parametrize("seed", range(20))
+def test_random_prompts_of_wide_heads_are_attended_to(seed: int, widths: tuple[int, int, int], poisoned: None) -> None:
+    case = Case(random_plan(random.Random(seed)), random.Random(seed).choice([1, 3, 20, 64]), *widths)
+    assert case.error(case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+@plans
+def test_outputs_256_wide_are_quantized_in_two_groups(plan: tuple[list[int], list[int]], poisoned: None) -> None:
+    case = Case(plan_prefill(*plan, DEVICE), 5, 192, 64, 256)
+    expected = case.attend().flatten(1)
+    assert_quantized_into_some(
+        lambda rows: attend_and_quantize(*case.inputs, case.plan, rows, scale=SCALE), expected, 5, 2 * 256
+    )
 
 
 @hopper

@@ -1,4 +1,5 @@
-// Attention over ragged prompts of bf16, for Hopper (sm_90a): keys 192 wide, values 128.
+// Attention over ragged prompts of bf16, for Hopper (sm_90a): keys 192 wide, values 128, or as the source that
+// includes this says.
 //
 // A tile is 128 queries of one head of a prompt against all keys that they see, 128 at a time. Tiles with most keys come first.
 // A prompt's last keys come first: the diagonal is masked before the loop, and CTAs with different tiles of a head read
@@ -65,4 +66,6 @@ struct Producer : Copier {
   }
 
 ATTEND(attend_prompts, false)
+#if VALUE_CHANNELS % 128 == 0
 ATTEND(attend_prompts_and_quantize, true)
+#endif

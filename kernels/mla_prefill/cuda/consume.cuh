@@ -6,6 +6,35 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
+// Queries as the first operand, in registers: a thread has two rows and four channels of each 16.
+struct HeldQueries {
+  u32 words[WIDTH / 16][4];
+
+  __device__ __forceinline__ void take(const u8* queries) {
+    int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    u32 base = shared_address(queries) + row * 128;
+#pragma unroll
+    for (int step = 0; step < WIDTH / 16; step++)
+      load_matrices(words[step], base + step / 4 * QUERY_CHUNK_BYTES + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16);
+  }
+  __device__ __forceinline__ const u32 (&operand(int step) const)[4] { return words[step]; }
+};
+
+// Queries of wide heads, which products read from shared memory.
+struct SharedQueries {
+  u64 first;
+
+  __device__ __forceinline__ void take(const u8* queries) { first = descriptor<1>(shared_address(queries)); }
+  __device__ __forceinline__ u64 operand(int step) const { return first + step / 4 * (QUERY_CHUNK_BYTES / 16) + step % 4 * 2; }
+};
+
+// Whether a thread's registers have room for queries besides scores, weights and sums.
+constexpr bool HOLDS_QUERIES = WIDTH <= 192;
+template <bool HOLDS>
+struct QueriesOf { using Type = SharedQueries; };
+template <>
+struct QueriesOf<true> { using Type = HeldQueries; };
+
 // QUANTIZES: whether it stores quantized outputs.
 template <bool QUANTIZES>
 struct Consumer {
@@ -15,8 +44,7 @@ struct Consumer {
   int half;
   // Steps scored so far.
   int count = 0;
-  // Queries as the first operand: a thread has two rows and four channels of each 16.
-  u32 query[WIDTH / 16][4];
+  QueriesOf<HOLDS_QUERIES>::Type queries;
 
   // One lane arrives for the warp.
   __device__ __forceinline__ static void release(u64* empty) {
@@ -26,26 +54,18 @@ struct Consumer {
   __device__ __forceinline__ void await_keys(int step) const { wait(&shared.key_full[step % STAGES], step / STAGES & 1); }
   __device__ __forceinline__ void await_values(int step) const { wait(&shared.value_full[step % STAGES], step / STAGES & 1); }
 
-  __device__ __forceinline__ void take_queries() {
-    int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    u32 base = shared_address(shared.query[half]) + row * 128;
-#pragma unroll
-    for (int step = 0; step < WIDTH / 16; step++)
-      load_matrices(query[step], base + step / 4 * QUERY_CHUNK_BYTES + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16);
-  }
-
   // Issues S = Q K^T for the next step, whose keys have arrived.
-  __device__ __forceinline__ void score(float (&scores)[64]) const {
+  __device__ __forceinline__ void score(float (&scores)[SCORES]) const {
     u64 key = descriptor<1>(shared_address(shared.key[count % STAGES]));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; step++)
-      multiply_keys(scores, query[step], key + step / 4 * (CHUNK_BYTES / 16) + step % 4 * 2, step > 0);
+      multiply_keys(scores, queries.operand(step), key + step / 4 * (CHUNK_BYTES / 16) + step % 4 * 2, step > 0);
     wgmma_commit();
   }
 
   // Issues O += P V for the step before, whose values have arrived.
-  __device__ __forceinline__ void add(float (&out)[64], const u32 (&weights)[KEYS / 16][4]) const {
+  __device__ __forceinline__ void add(float (&out)[SUMS], const u32 (&weights)[KEYS / 16][4]) const {
     u64 value = value_descriptor<CHUNK_BYTES>(shared_address(shared.value[(count - 1) % STAGES]));
     wgmma_fence();
 #pragma unroll
@@ -54,13 +74,13 @@ struct Consumer {
   }
 
   // The scores' registers are laid out as the first operand of the next product wants them.
-  __device__ __forceinline__ static void pack(u32 (&weights)[KEYS / 16][4], const float (&scores)[64]) {
+  __device__ __forceinline__ static void pack(u32 (&weights)[KEYS / 16][4], const float (&scores)[SCORES]) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
+    for (int i = 0; i < SCORES / 2; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
   }
 
   // Scores to weights, masked if `first` is where the step's two blocks begin. Returns whether earlier sums must be scaled down.
-  __device__ __forceinline__ bool weigh(float (&scores)[64], Softmax& softmax, const Sight& sight, const int* first) const {
+  __device__ __forceinline__ bool weigh(float (&scores)[SCORES], Softmax& softmax, const Sight& sight, const int* first) const {
     if (first) {
 #pragma unroll
       for (int block = 0; block < 2; block++) {
@@ -90,7 +110,7 @@ struct Consumer {
 
   // A unit's first step, which has its last keys.
   __device__ __forceinline__ void begin(u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, const Unit& unit) {
-    float scores[64];
+    float scores[SCORES];
     await_keys(count);
     score(scores);
     wgmma_wait<0>();
@@ -98,7 +118,7 @@ struct Consumer {
     release(&shared.key_empty[count % STAGES]);
     // Products have used the queries, so they have left shared memory. Right after their loads they may not have: an arrival does
     // not wait for loads.
-    release(&shared.query_empty[half]);
+    if (HOLDS_QUERIES || unit.steps == 1) release(&shared.query_empty[half]);
     weigh(scores, softmax, sight, unit.blocks);
     if (unit.steps > 1) await_keys(count + 1);
     pack(weights, scores);
@@ -110,15 +130,16 @@ struct Consumer {
   }
 
   // One more step's scores, while the values of the step before are added.
-  __device__ __forceinline__ void step(float (&out)[64], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, bool more,
+  __device__ __forceinline__ void step(float (&out)[SUMS], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, bool more,
                                        const int* first = nullptr) {
-    float scores[64];
+    float scores[SCORES];
     score(scores);
     await_values(count - 1);
     add(out, weights);
     wgmma_wait<1>();
     pin(scores);
     release(&shared.key_empty[count % STAGES]);
+    if (!HOLDS_QUERIES && !more) release(&shared.query_empty[half]);
     bool raised = weigh(scores, softmax, sight, first);
     // Awaited while products are in flight, so that the next step's can be issued at once.
     if (more) await_keys(count + 1);
@@ -135,19 +156,27 @@ struct Consumer {
     int row = half * HALF_QUERIES + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
     Sight sight(unit, half, row);
     Softmax softmax;
-    float out[64];
+    float out[SUMS];
     u32 weights[KEYS / 16][4];
 #pragma unroll
-    for (int i = 0; i < 64; i++) out[i] = 0.0f;
+    for (int i = 0; i < SUMS; i++) out[i] = 0.0f;
     if (unit.steps) {
-      take_queries();
+      queries.take(shared.query[half]);
       begin(weights, softmax, sight, unit);
       int left = unit.steps - 1;
-      // Runs at most once. It is a loop because the compiler would take a branch for one that threads may take
-      // differently: then descriptors are no longer in uniform registers, and dense attention takes 10% longer.
+      if constexpr (KEYS == QUERIES) {
+        // Runs at most once. It is a loop because the compiler would take a branch for one that threads may take
+        // differently: then descriptors are no longer in uniform registers, and dense attention takes 10% longer.
 #pragma unroll 1
-      for (; left && left == unit.steps - 1 && max(unit.blocks[2], unit.blocks[3]) + BLOCK > sight.all; left--)
-        step(out, weights, softmax, sight, left > 1, unit.blocks + 2);
+        for (; left && left == unit.steps - 1 && max(unit.blocks[2], unit.blocks[3]) + BLOCK > sight.all; left--)
+          step(out, weights, softmax, sight, left > 1, unit.blocks + 2);
+      } else {
+        // Several steps of fewer keys may lie on the diagonal. Their blocks follow one another.
+        int first[2] = {unit.blocks[0] - KEYS, unit.blocks[1] - KEYS};
+#pragma unroll 1
+        for (; left && first[1] + BLOCK > sight.all; left--, first[0] -= KEYS, first[1] -= KEYS)
+          step(out, weights, softmax, sight, left > 1, first);
+      }
 #pragma unroll 1
       for (; left; left--) step(out, weights, softmax, sight, left > 1);
       await_values(count - 1);

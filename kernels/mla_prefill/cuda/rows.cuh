@@ -4,8 +4,13 @@
 
 #include "../../cuda/quads.cuh"
 
-// A head's keys are its own channels, and behind them those that all heads share.
-constexpr int QUERIES = 128, OWN = 128, ROPE = 64, WIDTH = OWN + ROPE, VALUE = 128;
+// A head's keys are its own channels, followed by those that all heads share. DeepSeek-V3's widths, unless the source that
+// includes this has said otherwise.
+#ifndef OWN_CHANNELS
+#define OWN_CHANNELS 128
+#define VALUE_CHANNELS 128
+#endif
+constexpr int QUERIES = 128, OWN = OWN_CHANNELS, ROPE = 64, WIDTH = OWN + ROPE, VALUE = VALUE_CHANNELS;
 // Each of the two warpgroups that compute has half of a tile's queries.
 constexpr int WARPGROUP = 128, CONSUMERS = 2, HALF_QUERIES = QUERIES / CONSUMERS;
 
@@ -33,7 +38,7 @@ __device__ __forceinline__ float inverse_total(const Softmax& softmax, int side)
 
 // Stores a tile's rows in bf16.
 template <class Inputs, class Softmax, class Unit>
-__device__ __forceinline__ void store_rows(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
+__device__ __forceinline__ void store_rows(const Inputs& given, const float (&out)[VALUE / 2], const Softmax& softmax, const Unit& unit, int row) {
   int thread = threadIdx.x % 4;
 #pragma unroll
   for (int side = 0; side < 2; side++) {
@@ -43,7 +48,7 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
     float inverse = inverse_total(softmax, side);
     u8* target = given.out + query * given.out_row + (unit.head * VALUE + thread * 8) * 2;
 #pragma unroll
-    for (int group = 0; group < 4; group++) {
+    for (int group = 0; group < VALUE / 32; group++) {
       u32 words[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -56,9 +61,10 @@ __device__ __forceinline__ void store_rows(const Inputs& given, const float (&ou
   }
 }
 
-// Stores a tile's rows in e4m3, and their scales: a head's values are a group.
+// Stores a tile's rows in e4m3, and their scales: groups of 128 of a head's values, of which it must have whole ones.
 template <class Inputs, class Softmax, class Unit>
-__device__ __forceinline__ void store_quantized(const Inputs& given, const float (&out)[64], const Softmax& softmax, const Unit& unit, int row) {
+__device__ __forceinline__ void store_quantized(const Inputs& given, const float (&out)[VALUE / 2], const Softmax& softmax, const Unit& unit, int row) {
+  constexpr int GROUPS = VALUE / 128;
   int thread = threadIdx.x % 4;
 #pragma unroll
   for (int side = 0; side < 2; side++) {
@@ -67,13 +73,16 @@ __device__ __forceinline__ void store_quantized(const Inputs& given, const float
     long long query = unit.first_query + own;
     float inverse = inverse_total(softmax, side), values[32];
 #pragma unroll
-    for (int i = 0; i < 32; i++) values[i] = out[i / 2 * 4 + side * 2 + i % 2] * inverse;
-    float scale = scale_of_quad(values);
-    uint4 packed[2];
-    quantize_quad(packed, values, scale);
-    uint4* target = reinterpret_cast<uint4*>(given.out + query * given.out_row + unit.head * VALUE + thread * 32);
-    if (known) target[0] = packed[0], target[1] = packed[1];
-    if (known && thread == 0) given.of_rows[(long long)unit.head * given.row_stride + query] = scale;
+    for (int group = 0; group < GROUPS; group++) {
+#pragma unroll
+      for (int i = 0; i < 32; i++) values[i] = out[group * 64 + i / 2 * 4 + side * 2 + i % 2] * inverse;
+      float scale = scale_of_quad(values);
+      uint4 packed[2];
+      quantize_quad(packed, values, scale);
+      uint4* target = reinterpret_cast<uint4*>(given.out + query * given.out_row + unit.head * VALUE + group * 128 + thread * 32);
+      if (known) target[0] = packed[0], target[1] = packed[1];
+      if (known && thread == 0) given.of_rows[(long long)(unit.head * GROUPS + group) * given.row_stride + query] = scale;
+    }
   }
 }
 

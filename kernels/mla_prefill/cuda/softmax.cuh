@@ -15,18 +15,20 @@ struct Softmax {
   float alpha[2];
 
   // Hides the scores of a block's keys after each row's `last` one, counted from the block's first key. Block 0 or 1 of a step.
-  __device__ __forceinline__ static void hide(float (&scores)[64], int block, const int (&last)[2]) {
+  template <int N>
+  __device__ __forceinline__ static void hide(float (&scores)[N], int block, const int (&last)[2]) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-      if (i / 4 * 8 + i % 2 + column > last[i / 2 % 2]) scores[block * 32 + i] = -__int_as_float(0x7F800000);
+    for (int i = 0; i < N / 2; i++)
+      if (i / 4 * 8 + i % 2 + column > last[i / 2 % 2]) scores[block * (N / 2) + i] = -__int_as_float(0x7F800000);
   }
 
   // Returns whether any row of this warp has raised its reference.
-  __device__ __forceinline__ bool raise(const float (&scores)[64], float scale) {
+  template <int N>
+  __device__ __forceinline__ bool raise(const float (&scores)[N], float scale) {
     float largest[2] = {scores[0], scores[2]};
 #pragma unroll
-    for (int i = 1; i < 64; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
+    for (int i = 1; i < N; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       largest[half] = fmaxf(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
@@ -43,19 +45,21 @@ struct Softmax {
     return true;
   }
 
-  __device__ __forceinline__ void exponentiate(float (&scores)[64], float scale) {
+  template <int N>
+  __device__ __forceinline__ void exponentiate(float (&scores)[N], float scale) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) scores[i] = exp2_fast(fmaf(scores[i], scale, -reference[i / 2 % 2]));
+    for (int i = 0; i < N; i++) scores[i] = exp2_fast(fmaf(scores[i], scale, -reference[i / 2 % 2]));
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < 64; i++) sum[i / 2 % 2] += scores[i];
+    for (int i = 0; i < N; i++) sum[i / 2 % 2] += scores[i];
     total[0] += sum[0];
     total[1] += sum[1];
   }
 
-  __device__ __forceinline__ void scale_down(float (&out)[64]) const {
+  template <int N>
+  __device__ __forceinline__ void scale_down(float (&out)[N]) const {
 #pragma unroll
-    for (int i = 0; i < 64; i++) out[i] *= alpha[i / 2 % 2];
+    for (int i = 0; i < N; i++) out[i] *= alpha[i / 2 % 2];
   }
 
   // Adds up the shares of the four threads that have a row together.

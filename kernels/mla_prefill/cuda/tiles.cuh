@@ -4,8 +4,13 @@
 
 #include "rows.cuh"
 
-// A step attends to two blocks of keys. They may lie anywhere, in falling order.
-constexpr int KEYS = 128, BLOCK = KEYS / 2;
+// A step attends to two blocks of keys. They may lie anywhere, in falling order. Wide heads leave room for fewer keys.
+#ifndef STEP_KEYS
+#define STEP_KEYS 128
+#endif
+constexpr int KEYS = STEP_KEYS, BLOCK = KEYS / 2;
+// Sums and scores of a thread, which has parts of two rows.
+constexpr int SUMS = VALUE / 2, SCORES = KEYS / 2;
 // Channels of a box: rows of 128 bytes, swizzled.
 constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, OWN_CHUNKS = OWN / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
