@@ -84,9 +84,16 @@ def _attention(
     """Attention's operations. All `queries` queries of a request read its KV together, once."""
     rows = requests * queries
     heads, hidden, latent = config.num_attention_heads // tp, config.hidden_size, config.kv_lora_rank
-    inner = config.q_lora_rank or 0
+    # Queries come from what a first projection compressed, or directly from the hidden state.
+    inner = config.q_lora_rank or hidden
     forms = config.quantization
-    yield _product("attention input", rows, hidden, inner + config.latent_dim, forms.linear_of(LinearKind.INPUT))
+    yield _product(
+        "attention input",
+        rows,
+        hidden,
+        (config.q_lora_rank or 0) + config.latent_dim,
+        forms.linear_of(LinearKind.INPUT),
+    )
     yield _product("attention queries", rows, inner, heads * config.qk_head_dim, forms.linear_of(LinearKind.QUERY))
     for name, width in (("absorb", config.qk_nope_head_dim), ("expand", config.v_head_dim)):
         one = _product(f"attention {name}", rows, width, latent)

@@ -25,4 +25,5 @@ def shared_bytes(device: torch.device) -> int:
     """How much shared memory a block may have; what a Hopper GPU gives where there is no CUDA device."""
     if device.type != "cuda":
         return HOPPER_SHARED_BYTES
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    # Torch has it, and its annotations do not.
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

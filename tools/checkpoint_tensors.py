@@ -118,7 +118,8 @@ def _experts(config: Mapping[str, Any], prefix: str) -> Iterator[TensorSpec]:
     hidden, intermediate = config["hidden_size"], config["moe_intermediate_size"]
     experts = config["n_routed_experts"]
     yield TensorSpec(f"{prefix}.gate.weight", (experts, hidden), normal(hidden**-0.5))
-    yield TensorSpec(f"{prefix}.gate.e_score_correction_bias", (experts,), normal(0.1), full_precision=True)
+    if config["topk_method"] == "noaux_tc":
+        yield TensorSpec(f"{prefix}.gate.e_score_correction_bias", (experts,), normal(0.1), full_precision=True)
     for expert in range(experts):
         yield from _feed_forward(f"{prefix}.experts.{expert}", hidden, intermediate)
     yield from _feed_forward(f"{prefix}.shared_experts", hidden, intermediate * config["n_shared_experts"])

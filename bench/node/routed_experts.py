@@ -37,7 +37,7 @@ class Inputs:
 
 def routed_config(experts: int, form: str) -> ModelConfig:
     """experts: how many all ranks have together, in one group. form: that of their weights, a key of `EXPERTS`."""
-    changes = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "quantization_config": dict(EXPERTS[form])}
+    changes = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "quantization_config": EXPERTS[form]}
     return parse_model_config(dict(DEEPSEEK_R1) | changes)
 
 

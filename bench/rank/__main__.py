@@ -1,12 +1,13 @@
-"""One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
+"""One rank of a published model on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
-[--experts fp8|w4a8|nvfp4] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS]
-[--next-n N|auto [--acceptance A,B,C ...]]`
+`python -m bench.rank [--shape r1-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8] [--prompts
+bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n N|auto
+[--acceptance A,B,C ...]]`
 
-The real engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left
-out. With --experts w4a8 routed experts are in INT4. With nvfp4 routed experts, shared experts and dense layers are in
-NVFP4, and attention is in bfloat16. DIR gets rank.json and rank.png.
+By default it is a rank of DeepSeek-R1 with expert parallelism of eight; the other shapes are whole models. The real
+engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left out.
+With --experts w4a8 routed experts are in INT4. With nvfp4 routed experts, shared experts and dense layers are in
+NVFP4, and attention is in bfloat16. With bf16 all weights are. DIR gets rank.json and rank.png.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
 --acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is
@@ -118,7 +119,7 @@ def _drafts(arguments: argparse.Namespace, measured: MeasuredModel, console: Con
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
-    parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--layers", type=int, help="by default those of the shape")
     parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which they attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
@@ -133,7 +134,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
-    measured = MeasuredModel(arguments.shape, arguments.layers, arguments.experts, arguments.kv, arguments.prompts)
+    layers = arguments.layers or SHAPES[arguments.shape]["num_hidden_layers"]
+    measured = MeasuredModel(arguments.shape, layers, arguments.experts, arguments.kv, arguments.prompts)
     if arguments.next_n:
         _drafts(arguments, measured, console)
         return 0

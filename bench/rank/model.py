@@ -29,7 +29,7 @@ def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", 
     changes = {
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": mtp_modules,
-        "quantization_config": dict(EXPERTS[experts]),
+        "quantization_config": EXPERTS[experts],
     }
     (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes), encoding="utf-8")
     return directory
@@ -49,7 +49,7 @@ class MeasuredModel:
 
     @property
     def title(self) -> str:
-        return f"{self.layers} layers of DeepSeek-R1, {self.experts} experts"
+        return f"{self.layers} layers of {self.shape}, {self.experts} experts"
 
     def settings(self, directory: Path, mtp_modules: int = 0) -> dict[str, Any]:
         """The fields of EngineConfig for this model. Writes the model's configuration to the directory."""

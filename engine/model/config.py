@@ -1,4 +1,4 @@
-"""A DeepSeek V3 model's dimensions, read from config.json in any of the forms it is published in."""
+"""A model's dimensions, read from config.json in any of the forms that the family publishes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,10 +8,11 @@ from typing import Any
 from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
 from engine.model.yarn import Yarn, read_rope
+from mesh.domain.architectures import find_architecture
 from mesh.errors import CheckpointError
 
-MODEL_TYPE = "deepseek_v3"
-ARCHITECTURE = "DeepseekV3ForCausalLM"
+# How gates score experts, and how they choose among scores (DeepSeek-V2, 2024, section 2.2.2; V3, 2024, section 2.1.2).
+GATES = frozenset({("sigmoid", "noaux_tc"), ("softmax", "greedy"), ("softmax", "group_limited_greedy")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class ModelConfig:
     n_routed_experts: int
     n_shared_experts: int
     num_experts_per_tok: int
+    # One of GATES.
+    scoring_func: str
+    topk_method: str
     n_group: int
     topk_group: int
     norm_topk_prob: bool
@@ -107,29 +111,33 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
 
     eos_token_id: an id or a list of them that replaces the one in `values`. Raises CheckpointError naming the key.
     """
-    _check_architecture(values)
+    values = {**find_architecture(values).defaults, **_without_nulls(values)}
     _check_variants(values)
     reader = JsonReader(values)
     theta, yarn = read_rope(reader)
+    scoring, method = _gate(values)
     config = ModelConfig(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=reader.positive("hidden_size"),
         num_hidden_layers=reader.positive("num_hidden_layers"),
         num_nextn_predict_layers=reader.count("num_nextn_predict_layers", reader.count("num_mtp_layers", 0)),
         num_attention_heads=reader.positive("num_attention_heads"),
-        q_lora_rank=reader.positive("q_lora_rank") if values.get("q_lora_rank") is not None else None,
+        q_lora_rank=reader.positive("q_lora_rank") if "q_lora_rank" in values else None,
         kv_lora_rank=reader.positive("kv_lora_rank"),
         qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
         qk_rope_head_dim=reader.positive("qk_rope_head_dim"),
         v_head_dim=reader.positive("v_head_dim"),
         intermediate_size=reader.positive("intermediate_size"),
         moe_intermediate_size=reader.positive("moe_intermediate_size"),
-        first_k_dense_replace=reader.count("first_k_dense_replace", 0),
+        first_k_dense_replace=_dense_layers(values, reader),
         n_routed_experts=reader.positive("n_routed_experts"),
         n_shared_experts=reader.positive("n_shared_experts"),
         num_experts_per_tok=reader.positive("num_experts_per_tok"),
-        n_group=reader.positive("n_group", 1),
-        topk_group=reader.positive("topk_group", 1),
+        scoring_func=scoring,
+        topk_method=method,
+        # Plain greedy choice takes no notice of groups.
+        n_group=reader.positive("n_group", 1) if method != "greedy" else 1,
+        topk_group=reader.positive("topk_group", 1) if method != "greedy" else 1,
         norm_topk_prob=bool(values.get("norm_topk_prob", True)),
         routed_scaling_factor=reader.number("routed_scaling_factor", 1.0),
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
@@ -143,21 +151,40 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
     return config
 
 
-def _check_architecture(values: Mapping[str, Any]) -> None:
-    found = values.get("architectures") or []
-    names = list(map(str, found)) if isinstance(found, list) else [str(found)]
-    if values.get("model_type") != MODEL_TYPE and ARCHITECTURE not in names:
-        name = ", ".join(names) or values.get("model_type") or "nothing"
-        raise CheckpointError(f"unsupported architecture {name}: deepmesh serves {ARCHITECTURE}")
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A key that is null says no more than one that is left out."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _gate(values: Mapping[str, Any]) -> tuple[str, str]:
+    scoring, method = str(values.get("scoring_func", "sigmoid")), str(values.get("topk_method", "noaux_tc"))
+    if (scoring, method) not in GATES:
+        known = " or ".join(f"{score} with {choice}" for score, choice in sorted(GATES))
+        raise CheckpointError(f"scoring_func {scoring!r} with topk_method {method!r} is not supported: only {known}")
+    if scoring == "softmax" and values.get("norm_topk_prob"):
+        raise CheckpointError("norm_topk_prob is true: with scoring_func 'softmax' only false is supported")
+    return scoring, method
+
+
+def _dense_layers(values: Mapping[str, Any], reader: JsonReader) -> int:
+    """How many layers have one feed-forward instead of experts. GLM lists what each layer has."""
+    kinds = values.get("mlp_layer_types")
+    if kinds is None:
+        return reader.count("first_k_dense_replace", 0)
+    listed = kinds if isinstance(kinds, list) else []
+    dense = listed.index("sparse") if "sparse" in listed else len(listed)
+    if kinds != ["dense"] * dense + ["sparse"] * (len(listed) - dense):
+        raise CheckpointError(f"mlp_layer_types {kinds} is not supported: expected dense layers and then sparse ones")
+    return dense
 
 
 def _check_variants(values: Mapping[str, Any]) -> None:
     served = {
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
         "hidden_act": "silu",
         "moe_layer_freq": 1,
         "attention_bias": False,
+        "mlp_bias": False,
+        "partial_rotary_factor": 1,
         "tie_word_embeddings": False,
         "rope_interleave": True,
     }

@@ -18,13 +18,19 @@ class Gate:
             normalize=config.norm_topk_prob,
             scaling=config.routed_scaling_factor,
             shared=shared,
+            softmax=config.scoring_func == "softmax",
         )
         self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=allocate.formats.gate_dtype)
         self._bias = allocate(config.n_routed_experts, dtype=torch.float32)
+        # Only gates that balance themselves by a bias have one in the checkpoint.
+        self._has_bias = config.topk_method == "noaux_tc"
+        if not self._has_bias:
+            self._bias.zero_()
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield whole(f"{prefix}.weight", self._weight)
-        yield whole(f"{prefix}.e_score_correction_bias", self._bias)
+        if self._has_bias:
+            yield whole(f"{prefix}.e_score_correction_bias", self._bias)
 
     def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token].

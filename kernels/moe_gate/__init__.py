@@ -1,4 +1,5 @@
-"""The choice of experts of DeepSeek-V3 (2024), section 2.1.2: sigmoid affinities, a balance bias, limited groups.
+"""The choice of experts: DeepSeek-V3's (2024), section 2.1.2, with sigmoid affinities, a balance bias and limited groups;
+DeepSeek-V2's (2024), section 2.2, with softmax affinities and limited groups.
 
 `gate_logits` is the gate's linear layer, whose results are always float32; `moe_gate` chooses.
 """
@@ -38,7 +39,7 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def moe_gate(
     logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts for each token ("noaux_tc").
+    """Choose experts for each token ("noaux_tc"; with softmax affinities "greedy" or "group_limited_greedy").
 
     logits: [tokens, experts] float32, contiguous, or [shares, tokens, experts], whose sum they are; bias: [experts]
     float32, added to the affinities for the choice only, never to the weights; counted: [tokens] bool, contiguous, if

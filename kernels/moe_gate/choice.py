@@ -22,7 +22,7 @@ def takes(logits: torch.Tensor, routing: Routing) -> bool:
     shares, tokens, experts = logits.shape
     made_for = (experts, routing.groups, routing.experts_per_token) == (EXPERTS, GROUPS, CHOICES)
     few = shares <= MOST_SHARES and tokens <= MOST_TOKENS and routing.places <= MOST_PLACES
-    return is_hopper() and made_for and few
+    return is_hopper() and made_for and few and not routing.softmax
 
 
 def moe_gate(

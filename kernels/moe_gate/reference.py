@@ -14,7 +14,7 @@ class Routing:
 
     experts_per_token: int
     # Experts form this many equal groups. A token may use `groups_per_token` of them: those whose two best sums of
-    # affinity and bias are largest.
+    # affinity and bias are largest; of softmax affinities, those whose best one is.
     groups: int
     groups_per_token: int
     # Whether a token's weights are normalized to sum to 1, and the factor that multiplies them in either case.
@@ -22,6 +22,8 @@ class Routing:
     scaling: float
     # Shared experts: they have no logits, are numbered after the others, and always have a weight of 1.
     shared: int
+    # Whether affinities are the softmax of all logits (DeepSeek-V2) rather than each logit's sigmoid.
+    softmax: bool = False
 
     @property
     def places(self) -> int:
@@ -32,11 +34,11 @@ class Routing:
 def moe_gate(
     logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counted: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    affinity = logits.sigmoid()
+    affinity = logits.softmax(dim=1) if routing.softmax else logits.sigmoid()
     # NaN comes last: a broken token must not disturb the choice of experts for others.
     choice = (affinity + bias).nan_to_num(nan=float("-inf"))
     if routing.groups_per_token < routing.groups:
-        choice = _limit_to_groups(choice, routing.groups, routing.groups_per_token)
+        choice = _limit_to_groups(choice, routing.groups, routing.groups_per_token, 1 if routing.softmax else 2)
     experts = choice.topk(routing.experts_per_token, dim=1, sorted=False).indices
     weights = affinity.gather(1, experts)
     if routing.normalize:
@@ -49,9 +51,9 @@ def moe_gate(
     return torch.cat([weights * routing.scaling, weights.new_ones(tokens, shared)], 1), chosen
 
 
-def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:
-    """Set the choices of all groups but the token's best to minus infinity."""
+def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int, counted: int) -> torch.Tensor:
+    """Set the choices of all groups but the token's best to minus infinity. counted: choices that speak for a group."""
     grouped: torch.Tensor = choice.unflatten(1, (groups, -1))
-    best_two = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
-    refused = best_two.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices
+    totals = grouped.topk(min(counted, grouped.shape[2]), dim=2).values.sum(dim=2)
+    refused = totals.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices
     return grouped.scatter(1, refused.unsqueeze(2).expand(-1, -1, grouped.shape[2]), float("-inf")).view_as(choice)

@@ -57,7 +57,7 @@ def _moe_gate(
     logits, bias, counted, weights, experts, tokens, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, SHARED: tl.constexpr,
     GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr, PLACES_TILE: tl.constexpr, COUNTED: tl.constexpr,
-    NO_EXPERT: tl.constexpr, DEPENDENT: tl.constexpr,
+    NO_EXPERT: tl.constexpr, SOFTMAX: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     start_next(DEPENDENT)
@@ -73,11 +73,17 @@ def _moe_gate(
     total = tl.load(logits, mask=there, other=0.0)
     for share in tl.static_range(1, SHARES):
         total += tl.load(logits + share * tokens * (GROUPS * group_size), mask=there, other=0.0)
-    affinity = tl.sigmoid(total)
+    if SOFTMAX:
+        power = tl.where(there, tl.exp(total - tl.max(tl.where(there, total, float("-inf")))), 0.0)
+        affinity = power / tl.sum(power)
+    else:
+        affinity = tl.sigmoid(total)
     choice = affinity + own_bias
     choice = tl.where(choice == choice, choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
-        kept = _best_groups(tl.where(there, choice, float("-inf")), GROUPS, GROUPS_PER_TOKEN, GROUPS_TILE, SIZE_TILE)
+        kept = _best_groups(
+            tl.where(there, choice, float("-inf")), GROUPS, GROUPS_PER_TOKEN, GROUPS_TILE, SIZE_TILE, SOFTMAX
+        )
         choice = tl.where(kept[:, None], choice, float("-inf"))
     # Keys are ordered as their numbers are; among equal experts the first one is taken.
     bits = choice.to(tl.int32, bitcast=True)
@@ -106,13 +112,16 @@ def _moe_gate(
 
 @triton.jit
 def _best_groups(
-    choice, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr
-):
-    """[groups]: whether a group is among the best by the sum of its two largest choices. First ones win ties."""
+    choice, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr,
+    ALONE: tl.constexpr,
+):  # fmt: skip
+    """[groups]: whether a group is among the best by the sum of its two largest choices, or by the largest one ALONE.
+    First ones win ties.
+    """
     member = tl.arange(0, SIZE_TILE)[None, :]
     first, where = tl.max(choice, axis=1, return_indices=True)
     second = tl.max(tl.where(member == where[:, None], float("-inf"), choice), axis=1)
-    total = first + second if SIZE_TILE > 1 else first
+    total = first + second if SIZE_TILE > 1 and not ALONE else first
     group = tl.arange(0, GROUPS_TILE)
     total = tl.where(group < GROUPS, total, float("-inf"))
     equal_before = (total[None, :] == total[:, None]) & (group[None, :] < group[:, None])
@@ -133,6 +142,6 @@ def moe_gate(
             logits, bias, counted, weights, chosen, tokens, size, routing.scaling, shares, groups,
             routing.groups_per_token, routing.experts_per_token, routing.normalize, routing.shared,
             next_power_of_2(groups), next_power_of_2(size), next_power_of_2(routing.places),
-            counted is not None, NO_EXPERT, num_warps=1,
+            counted is not None, NO_EXPERT, routing.softmax, num_warps=1,
         )  # fmt: skip
     return weights, chosen

@@ -35,6 +35,21 @@ def test_weights_are_affinities_without_the_bias(normalize: bool) -> None:
     assert torch.allclose(weights, expected * 2.5)
 
 
+def test_softmax_weights_are_shares_of_all_experts() -> None:
+    logits = torch.randn(20, 8)
+    routing = Routing(2, 1, 1, normalize=False, scaling=4.0, shared=0, softmax=True)
+    weights, experts = moe_gate(logits, torch.zeros(8), routing)
+    assert torch.equal(experts.sort().values, logits.topk(2).indices.sort().values)
+    assert torch.allclose(weights, logits.softmax(1).gather(1, experts) * 4)
+
+
+def test_softmax_groups_compete_by_their_best_expert() -> None:
+    # Group 1 has the larger sum of two, group 0 the best expert.
+    logits = torch.tensor([[3.0, -9.0, 2.5, 2.5]])
+    routing = Routing(1, groups=2, groups_per_token=1, normalize=False, scaling=1.0, shared=0, softmax=True)
+    assert moe_gate(logits, torch.zeros(4), routing)[1].tolist() == [[0]]
+
+
 def test_the_bias_alone_can_decide() -> None:
     bias = torch.tensor([0.0, 0.0, 5.0, 0.0])
     weights, experts = moe_gate(torch.zeros(1, 4), bias, Routing(1, 1, 1, normalize=False, scaling=1.0, shared=0))

@@ -46,6 +46,20 @@ def test_the_gate_is_the_definitions(
     assert torch.equal(counted_alone, chosen.masked_fill(~counted.unsqueeze(1), NO_EXPERT))
 
 
+# DeepSeek-V2's and V2-Lite's experts, groups and choices, and experts that do not fill the tile.
+@pytest.mark.parametrize(("experts", "groups", "allowed", "choices"), [(160, 8, 3, 6), (64, 1, 1, 6), (15, 5, 2, 4)])
+def test_a_softmax_gate_is_the_definitions(
+    experts: int, groups: int, allowed: int, choices: int, device: torch.device
+) -> None:
+    logits, bias = torch.randn(3, 9, experts, device=device) * 2, torch.zeros(experts, device=device)
+    routing = Routing(choices, groups, allowed, normalize=False, scaling=16.0, shared=2, softmax=True)
+    weights, chosen = triton_moe_gate.moe_gate(logits, bias, routing)
+    expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, routing)
+    order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
+    assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
+    assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
+
+
 def test_the_gate_chooses_distinct_experts_whatever_the_logits(device: torch.device) -> None:
     logits = torch.randn(4, 256, device=device)
     logits[0], logits[1, 5:], logits[2] = float("nan"), float("nan"), 0.0

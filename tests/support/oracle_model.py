@@ -1,4 +1,4 @@
-"""transformers' own DeepSeek V3 in float32, which is the oracle of correctness, and comparisons with it."""
+"""transformers' own models of the family in float32, which are the oracle of correctness, and comparisons with them."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrainedModel
 
 from engine.batch import Row
 from engine.model.inputs import build_context
@@ -25,8 +25,13 @@ def load_oracle(directory: Path) -> DeepseekV3ForCausalLM:
     return DeepseekV3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
+def load_oracle_of_family(directory: Path) -> PreTrainedModel:
+    """Of the class that config.json names."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
 @torch.inference_mode()
-def oracle_logits(oracle: DeepseekV3ForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+def oracle_logits(oracle: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """[tokens, vocabulary]"""
     return oracle(torch.tensor([list(token_ids)])).logits[0]
 
@@ -62,7 +67,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-def assert_greedy(oracle: DeepseekV3ForCausalLM, prompt: Sequence[int], generated: Sequence[int]) -> None:
+def assert_greedy(oracle: PreTrainedModel, prompt: Sequence[int], generated: Sequence[int]) -> None:
     """Assert that each generated token is the oracle's choice after the tokens before it, if that choice is clear."""
     logits = oracle_logits(oracle, [*prompt, *generated])[len(prompt) - 1 : -1]
     best = logits.topk(2).values

@@ -96,8 +96,8 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
     [
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unsupported architecture LlamaForCausalLM"),
         ({"model_type": None, "architectures": None}, "unsupported architecture nothing"),
-        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
-        ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ({"scoring_func": "softmax"}, "scoring_func 'softmax' with topk_method 'noaux_tc'"),
+        ({"topk_method": "greedy"}, "scoring_func 'sigmoid' with topk_method 'greedy'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear'"),
