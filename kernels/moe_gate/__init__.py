@@ -1,5 +1,5 @@
-"""The choice of experts: DeepSeek-V3's (2024), section 2.1.2, with sigmoid affinities, a balance bias and limited groups;
-DeepSeek-V2's (2024), section 2.2, with softmax affinities and limited groups.
+"""The choice of experts. DeepSeek-V3's (2024), section 2.1.2: sigmoid affinities, a balance bias, limited groups.
+DeepSeek-V2's (2024), section 2.2: softmax affinities, limited groups.
 
 `gate_logits` is the gate's linear layer, whose results are always float32; `moe_gate` chooses.
 """
