@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "tests/support/README.md"]
+DOCUMENTS = [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
 
 
 def prose(path: Path) -> str:
@@ -49,3 +50,9 @@ def test_the_readme_leads_to_every_page() -> None:
                 known.append(target)
     pages = {path for path in (ROOT / "docs").glob("**/*.md") if path.name != "index.md"}
     assert not pages - found
+
+
+def test_contributing_leads_to_all_notes() -> None:
+    led_to = {ROOT / link for link in links(ROOT / "CONTRIBUTING.md")}
+    packages = {path.parent for path in ROOT.glob("*/__init__.py")} | {ROOT / "tests"}
+    assert {path for package in packages for path in package.rglob("notes.md")} <= led_to
