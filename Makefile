@@ -20,7 +20,7 @@ QUICK := tests/test_architecture.py tests/test_documents.py tests/gateway tests/
 demo: .venv/installed
 	$(BIN)/deepmesh demo
 
-# Mypy takes a minute and a half on one core, and therefore runs beside the tests.
+# Mypy takes a minute and a half on one core, and therefore runs while the tests do.
 test: .venv/installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
@@ -76,7 +76,7 @@ check-clients: .venv/installed-dev
 # Run other projects' test suites. JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
 check-ai-sdk check-comply check-langchain check-litellm check-schemas check-schemathesis: .venv/installed-conformance
 
-# Renders published chat templates beside transformers. DEEPMESH_CHAT_TEMPLATES names a directory of them.
+# Renders published chat templates and compares with transformers. DEEPMESH_CHAT_TEMPLATES names a directory of them.
 check-templates: .venv/installed-dev
 
 # The leaderboard's package requires the SDKs of every vendor, and other versions of our packages. Its questions and its

@@ -24,7 +24,7 @@ settings.register_profile("soak", settings.get_profile("shared"), max_examples=5
 settings.load_profile("shared")
 
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes
-# (see worker.rank_client). Matrices of tests are small, and a test runs on each core already: a second compute thread
+# (see worker.ranks.process). Matrices of tests are small, and a test runs on each core already: a second compute thread
 # takes 1.5 times the processor time, and waits for a core besides.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""What `make site` does not see: links of the README and of what stands beside the site, names of modules."""
+"""What `make site` does not see: links of pages outside the site, names of files and commands."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "tests/support/README.md"]
-DOCUMENTS = [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+PACKAGES = [*(path.parent for path in ROOT.glob("*/__init__.py")), ROOT / "tests"]
+NOTES = sorted(path for package in PACKAGES for path in package.rglob("notes.md"))
+DOCUMENTS = [*PAGES, *(str(path.relative_to(ROOT)) for path in (*sorted(ROOT.glob("docs/**/*.md")), *NOTES))]
 
 
 def prose(path: Path) -> str:
@@ -38,6 +40,21 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(document: str) -> Non
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each != "CHANGELOG.md"])
+def test_every_file_and_command_that_is_named_exists(document: str) -> None:
+    """Paths begin at the root, in tests/ or at the page; a word in capitals, such as NAME, stands for any."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    files = re.findall(r"`((?:\w+/)+[\w.]+\.(?:py|cuh?|proto|ya?ml))(?:::\w+)?`", text)
+    commands = re.findall(r"\bpython -m ((?:\w+\.)*\w+)", text)
+    modules = [each.replace(".", "/") for each in commands if (ROOT / each.partition(".")[0]).is_dir()]
+    named = {each for each in files + modules if not re.search(r"\b(test_)?(NAME|SERVICE)\b", each)}
+    found = {
+        each for each in named for root in (ROOT, ROOT / "tests", (ROOT / document).parent) if (root / each).exists()
+    }
+    found |= {each for each in named if (ROOT / f"{each}.py").exists()}
+    assert not named - found
+
+
 def test_the_readme_leads_to_every_page() -> None:
     """At once, or by a page that it leads to."""
     known, found = [ROOT / "README.md"], set[Path]()
@@ -53,6 +70,4 @@ def test_the_readme_leads_to_every_page() -> None:
 
 
 def test_contributing_leads_to_all_notes() -> None:
-    led_to = {ROOT / link for link in links(ROOT / "CONTRIBUTING.md")}
-    packages = {path.parent for path in ROOT.glob("*/__init__.py")} | {ROOT / "tests"}
-    assert {path for package in packages for path in package.rglob("notes.md")} <= led_to
+    assert {*NOTES} <= {ROOT / link for link in links(ROOT / "CONTRIBUTING.md")}

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 # Where the words stand that people read. Generated files repeat others.
 _READ = re.compile(r"(\.(py|cu|cuh|proto|md|ya?ml)|/Makefile|^Makefile)$")
 _GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^docs/(configuration|metrics|modules)\.md$|^tools/words\.py$")
-_QUOTED = re.compile(r"[\"“][\w ]+[\"”]")
+# Quoted words, code, and where links lead.
+_QUOTED = re.compile(r"[\"“][\w ]+[\"”]|`[^`]*`|\]\([^)]*\)")
 # Something that passes on what reaches it.
 _FRONT = r"(it|them|each|(an? |the )?(\w+ )?(Envoy|prox(y|ies)|load balancer|balancer|ingress|gateways?|flag|NAT))\b"
 MOST_WORDS = 10
@@ -51,7 +52,7 @@ def places(paths: Sequence[str]) -> Iterator[Place]:
         for number, line in enumerate(text.splitlines(), 1):
             if _SUSPECT.search(line) is None:
                 continue
-            unquoted = _QUOTED.sub("", line) if '"' in line or "“" in line else line
+            unquoted = _QUOTED.sub("", line)
             for name, pattern in PATTERNS.items():
                 for _ in pattern.finditer(line if name in ("Of", "long name") else unquoted):
                     yield Place(path, number, name, line.strip())

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: adds the notes beside the code to the site, since its pages refer to them."""
+"""A hook of mkdocs: adds the notes in the folders of the code to the site, since its pages refer to them."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A rank: the process that holds one engine. `python -m engine.rank RANK SOCKET_FD PULSE_FD [SHARED...]`.
 
-worker.rank_process starts it; SHARED is what a rank beside others has in common with them (engine.parallel.peers). It
+worker.ranks.process starts it; SHARED is what ranks of a worker have in common (engine.parallel.peers). It
 ends when its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them, and
 may have requests to finish first.
 """
