@@ -23,12 +23,12 @@ class NoExchange(Alone):
         return part.repeat(len(self.place.members(group)), *(1 for _ in part.shape[1:]))
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         wholes = [output.unflatten(0, (-1, len(part))) for output, part in zip(outputs, parts, strict=True)]
-        return super().begin_all_gather(wholes, parts, group, beside=beside)
+        return super().begin_all_gather(wholes, parts, group, overlap=overlap)
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         return Begun(lambda: values[: len(values) // len(self.place.members(group))])
 
 
@@ -49,12 +49,12 @@ class MutedExchange:
         return self._way.all_gather(part, group)
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
-        return self._way.begin_all_gather(outputs, parts, group, beside=beside)
+        return self._way.begin_all_gather(outputs, parts, group, overlap=overlap)
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
-        return self._way.begin_reduce_scatter(values, group, beside=beside)
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
+        return self._way.begin_reduce_scatter(values, group, overlap=overlap)
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         return self._way.all_reduce(values, group)

@@ -1,4 +1,4 @@
-"""How one placement becomes another while tokens go on choosing experts. Pure."""
+"""The moves by which one placement becomes another while steps go on. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -47,8 +47,8 @@ def moves(placement: ExpertPlacement, target: ExpertPlacement) -> Iterator[Move]
             hold(spared, expert)
             yield Move(((spared, source),), ExpertPlacement(tuple(held), parts))
         else:
-            # Each wrong slot holds the only copy of an expert: what its part lacks is in other wrong ones, the best of
-            # which is in a part that lacks what comes in return.
+            # No misplaced expert has a second copy, so two slots must swap. A swap that puts both experts where they
+            # belong is best.
             slot = wrong[0]
             given = held[slot]
             others = [held.index(expert) for expert in sorted(lacking[slot // slots])]

@@ -36,7 +36,7 @@ class ExpertPlacement:
 
 
 def first_placement(experts: int, parts: int, redundant: int) -> ExpertPlacement:
-    """Equally many experts on each part, in order, and behind them copies of the next part's first experts."""
+    """Equally many experts on each part, in order, followed by copies of the next part's first experts."""
     own = experts // parts
     assert experts % parts == 0 and redundant <= (experts - own if parts > 1 else 0)
     held = [(part * own + index) % experts for part in range(parts) for index in range(own + redundant)]
@@ -131,7 +131,8 @@ def _recount(
                 part = roomy[sums[roomy].argmin()]
                 free[part] -= 1
             else:
-                # Parts with room hold it already: one of them takes another expert from a part that does not.
+                # All parts with room hold it already: one of them takes another expert from a part that does not hold
+                # it.
                 (able,) = lacking.nonzero()
                 part, taker = able[sums[able].argmin()], (free > 0).argmax()
                 (movable,) = (holds[part] & ~holds[taker]).nonzero()

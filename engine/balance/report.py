@@ -1,4 +1,4 @@
-"""What a worker says of its experts' balance."""
+"""What a worker reports of its experts' balance."""
 
 import msgspec
 

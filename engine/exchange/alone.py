@@ -14,20 +14,22 @@ class Alone:
     overlaps = False
 
     def __init__(self, place: Place | None = None) -> None:
-        """place: one among other ranks, for a model that is not run but says what a rank there would hold."""
+        """place: by default that of a worker's only rank. A model that is never run may have another: it then tells
+        what a rank at that place would hold.
+        """
         self.place = place or Place()
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         return part
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         for output, part in zip(outputs, parts, strict=True):
             output.copy_(part)
         return Begun(lambda: None)
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         return Begun(lambda: values)
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:

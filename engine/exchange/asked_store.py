@@ -1,4 +1,4 @@
-"""The store through which torch.distributed's groups find each other. Somebody else keeps it and is asked for keys."""
+"""The store through which torch.distributed's groups find each other: the worker's service keeps keys and values."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -7,10 +7,10 @@ from torch._C._distributed_c10d import Store
 
 
 class AskedStore(Store):
-    """Keys and values of some ranks of a worker; its service keeps them, so that no rank listens for this."""
+    """Keys and values of some ranks of a worker. Since the service keeps them, no rank listens on a port for this."""
 
     def __init__(self, name: str, publish: Callable[[str, bytes], None], look_up: Callable[[str], bytes]) -> None:
-        """name: of what these ranks have in common; look_up: returns when the key is there."""
+        """name: shared by these ranks alone; look_up: blocks until there is a value for the key."""
         super().__init__()
         self._name = name
         self._publish = publish

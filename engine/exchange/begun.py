@@ -1,4 +1,4 @@
-"""An exchange on its way, beside which its rank computes."""
+"""An exchange that is under way while its rank computes."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar

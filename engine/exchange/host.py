@@ -19,9 +19,8 @@ BegunT = TypeVar("BegunT", Begun[None], Begun[torch.Tensor])
 class HostExchange:
     """An `engine.exchange.interface.RankExchange`. Tensors larger than a slot of a meeting take several meetings.
 
-    An exchange that is begun brings its tensors to a meeting at once, if they fit a slot. It reads what the others
-    brought when it is finished, or when the next exchange of the group begins. Until then others may still be on their
-    way.
+    An exchange writes its tensors to a meeting's slot when it is begun, if they fit. It reads what the others wrote
+    when it is finished, or when the next exchange of the group begins. Other ranks may arrive until then.
     """
 
     overlaps = False
@@ -37,7 +36,7 @@ class HostExchange:
         return part if len(meeting.members) == 1 else _gathered(meeting, part)
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         meeting = self._meeting(group)
         pairs = [(output, part) for output, part in zip(outputs, parts, strict=True) if part.numel()]
@@ -57,7 +56,7 @@ class HostExchange:
 
         return self._note(group, Begun(collect))
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         meeting = self._meeting(group)
         if len(meeting.members) == 1:
             return Begun(lambda: values)
@@ -117,7 +116,7 @@ class HostExchange:
         """Nothing to do: every call has raised RankLost itself."""
 
     def _meeting(self, group: Group) -> Meeting:
-        """The group's meeting, where nothing that was begun is under way any more."""
+        """The group's meeting, after the exchange that was begun there last is finished."""
         begun = self._begun.pop(group, None)
         if begun is not None:
             begun.finish()
@@ -167,12 +166,12 @@ def _brought(meeting: Meeting, like: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _tensor(memory: memoryview, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape and dtype, in the memory from its beginning on; not empty."""
+    """A tensor of the shape and dtype of `like`, which is not empty, at the beginning of the memory."""
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()).view(like.shape)
 
 
 def _whole(size_bytes: int) -> int:
-    """Round up, so that each tensor in a slot begins where numbers of any size may."""
+    """Rounded up, so that each tensor in a slot is aligned for any dtype."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

@@ -22,7 +22,7 @@ class HostsExchange:
     """An `engine.exchange.interface.RankExchange`. The sums of a reduce-scatter are rounded once on each host, and once
     more.
 
-    An exchange that is begun travels between hosts until it is finished, whether it was begun `beside` or not.
+    An exchange that is begun travels between hosts until it is finished, whether `overlap` is set or not.
     """
 
     overlaps = True
@@ -41,10 +41,10 @@ class HostsExchange:
         return self._spread(self._rail.begin_gather(part).finish())
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         if group is Group.TP:
-            return self._within.begin_all_gather(outputs, parts, group, beside=beside)
+            return self._within.begin_all_gather(outputs, parts, group, overlap=overlap)
         begun = [self._rail.begin_gather(part) for part in parts]
 
         def collect() -> None:
@@ -53,9 +53,9 @@ class HostsExchange:
 
         return Begun(collect)
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         if group is Group.TP:
-            return self._within.begin_reduce_scatter(values, group, beside=beside)
+            return self._within.begin_reduce_scatter(values, group, overlap=overlap)
         by_host = values.unflatten(0, (self._hosts, self._ranks_a_host, len(values) // self.place.layout.world))
         by_number = by_host.transpose(0, 1).flatten(0, 1)
         # For this rank's number on each host, the sum of those on this host.

@@ -1,4 +1,4 @@
-"""What a model asks of the other ranks."""
+"""The calls by which ranks of a worker exchange tensors."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,15 +16,15 @@ STARTING_SECONDS = 120.0
 
 
 class RankExchange(Protocol):
-    """Every rank of a group makes the same calls in the same order, with tensors of one shape and dtype.
+    """Every rank of a group makes the same calls in the same order, with tensors of the same shapes and dtypes.
 
-    Results are new tensors, or the given ones in a group of one rank; nobody changes the given ones. Every call raises
-    RankLost if another rank has ended or hangs. On a GPU that shows only later, in a later call or in `check`: the
-    host does not wait for results, which are worthless then.
+    Results are new tensors, or the given ones in a group of one rank. Only `copy_between` changes the given ones. Every
+    call raises RankLost if another rank has ended or hangs. On a GPU a later call or `check` raises it: the host does
+    not wait for results, which are invalid then.
 
     Attributes:
         place: this rank's place.
-        overlaps: whether what is begun without `beside` travels while this rank computes, too.
+        overlaps: whether what is begun without `overlap` travels while this rank computes, too.
     """
 
     place: Place
@@ -38,20 +38,20 @@ class RankExchange(Protocol):
         ...
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         """`all_gather` of several tensors at once, each into its output.
 
         A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1).
-        beside: what this rank computes before `finish` must not wait for the exchange, which therefore runs on a stream
-        of its own on a GPU. Until it is finished, all exchanges of its group must be begun with `beside`.
+        overlap: what this rank computes before `finish` must not wait for the exchange, which therefore runs on a
+        stream of its own on a GPU. Until it is finished, all exchanges of its group must be begun with `overlap`.
         """
         ...
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         """This rank's part of the sum of all ranks' values: [ranks * rows, ...] becomes [rows, ...].
 
-        beside: as in `begin_all_gather`.
+        overlap: as in `begin_all_gather`.
         """
         ...
 
@@ -76,8 +76,8 @@ class RankExchange(Protocol):
     def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
         """Fill each rank's tensors with those of its source. sources: by index in the group, the index of the source.
 
-        Changes the given tensors, as no other call does. Only ranks that are not their own source receive, all at once,
-        so that two may swap. tensors: at most six, each contiguous.
+        Only ranks that are not their own source receive, all at once, so that two may swap. tensors: at most six, each
+        contiguous.
         """
         ...
 
@@ -86,5 +86,5 @@ class RankExchange(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise RankLost if the GPU has waited for a rank in vain. To be called when a step's results have come."""
+        """Raise RankLost if the GPU has waited for a rank in vain. To be called when a step's results have arrived."""
         ...

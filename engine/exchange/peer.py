@@ -21,8 +21,9 @@ from kernels.peer_exchange.reference import sum_in_order
 from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES
 from mesh.errors import RankLost
 
-# What a GPU sends in the time of a second hop, 1.3 us. If every rank sums everything itself, each may send this many
-# bytes more than if each rank makes one part of the sum and sends it on. For two ranks it is not more.
+# Bytes that a GPU sends in the time of a second hop, 1.3 us. A sum takes one hop if every rank adds up all of it, and
+# two if each rank adds up one part and sends that on. It takes one if each rank then sends at most this many bytes more
+# than in two; with two ranks it never sends more.
 SECOND_HOP_BYTES = 512 << 10
 # Lower numbers go first.
 HIGH_PRIORITY = -1
@@ -31,9 +32,9 @@ HIGH_PRIORITY = -1
 class PeerExchange:
     """An `engine.exchange.interface.RankExchange`. Tensors on the CPU go over host memory, to `peers`.
 
-    On the device a call is a kernel on the current stream, or beside it on one that all such calls share, which may be
-    captured; the host does not wait. All ranks' devices run the calls of a group in the same order, one after another:
-    two never use its memory at once.
+    On the device a call is a kernel on the current stream, or with `overlap` on one side stream for all such calls. It
+    may be captured; the host does not wait. All ranks' devices run the calls of a group in the same order, one after
+    another: two never use its memory at once.
     """
 
     overlaps = False
@@ -45,8 +46,8 @@ class PeerExchange:
         self._device = device
         self._host = HostExchange(peers)
         self._memory = PeerMemory(self._host, device)
-        # Has priority, so that it sends as soon as there is something to send, whatever else the device computes.
-        self._beside = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
+        # Its kernels go before others, so that rows are sent as soon as they are there.
+        self._side_stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
         self._memory.limit(STARTING_SECONDS)
         self._members = {group: self._memory.members(group) for group in Group if len(self.place.members(group)) > 1}
         # Loaded now, and not at the first call, which may be captured.
@@ -73,14 +74,14 @@ class PeerExchange:
         return output
 
     def begin_all_gather(
-        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, overlap: bool = False
     ) -> Begun[None]:
         members = self._members_for(parts[0], group)
         if members is None:
             return self._host.begin_all_gather(outputs, parts, group)
-        return self._begin(lambda: gather.gather(members, outputs, parts), None, parts, beside)
+        return self._begin(lambda: gather.gather(members, outputs, parts), None, parts, overlap)
 
-    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         members = self._members_for(values, group)
         if members is None:
             return self._host.begin_reduce_scatter(values, group)
@@ -94,7 +95,7 @@ class PeerExchange:
         output = values.new_empty(rows // members.ranks, *rest)
         if not output.numel():
             return Begun(lambda: output)
-        return self._begin(lambda: reduce.reduce_scatter(members, output, parts), output, parts, beside)
+        return self._begin(lambda: reduce.reduce_scatter(members, output, parts), output, parts, overlap)
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         members = self._members_for(values, group)
@@ -140,17 +141,17 @@ class PeerExchange:
         if group in self._members:
             gather.barrier(self._members[group], self._device)
 
-    def _begin(self, launch: Callable[[], None], made: ResultT, reads: object, beside: bool) -> Begun[ResultT]:
+    def _begin(self, launch: Callable[[], None], made: ResultT, reads: object, overlap: bool) -> Begun[ResultT]:
         """Launch a kernel that fills what is `made`. All tensors belong to the current stream. The memory of what the
         kernel `reads` is given back to that stream when the exchange is finished, no earlier.
         """
-        if not beside:
+        if not overlap:
             launch()
             return Begun(lambda: made)
-        self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
+        self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side_stream):
             launch()
-        sent = self._beside.record_event()
+        sent = self._side_stream.record_event()
 
         def collect() -> ResultT:
             torch.cuda.current_stream(self._device).wait_event(sent)
@@ -159,7 +160,7 @@ class PeerExchange:
         return Begun(collect, reads)
 
     def _in_two(self, members: ctypes.Structure, given: torch.Tensor, group: Group) -> torch.Tensor:
-        """The sum, each part of which one rank makes; the values may be padded to whole parts."""
+        """The sum of all ranks' values, perhaps with padding after them: each rank adds up one part, then sends it."""
         whole = members.ranks * UNIT_BYTES // given.itemsize
         padded = functional.pad(given, (0, -given.numel() % whole))
         if padded.numel() * padded.itemsize > members.ranks * MOST_WORD_UNITS * UNIT_BYTES:
@@ -175,6 +176,8 @@ class PeerExchange:
 
 
 def _in_place(values: torch.Tensor) -> torch.Tensor:
-    """The values as kernels read them, copied if need be, so that all ranks launch the same wherever theirs lie."""
+    """The values as kernels read them: contiguous and aligned, copied if they are not. All ranks then launch the same
+    kernels, wherever their values lie.
+    """
     whole = values.contiguous()
     return whole if whole.data_ptr() % UNIT_BYTES == 0 else whole.clone()

@@ -33,8 +33,8 @@ class PeerMemory:
         """
         self._place = host.place
         self._device = device
-        # 1 + the number of a rank that was waited for in vain, else 0. A kernel writes it; the host reads it without
-        # waiting.
+        # 0, or 1 + the number of a rank for which a kernel has waited in vain. A kernel writes it; the host reads it
+        # without waiting.
         self._lost = torch.zeros(1, dtype=torch.int32).pin_memory()
         # Torch makes the context that the driver's calls need.
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Ranks with the same number on their hosts, one a host, and how tensors go between them: over torch.distributed."""
+"""A rail: ranks with the same number on their hosts, one on each host. torch.distributed carries their tensors."""
 
 import os
 from datetime import timedelta
@@ -37,7 +37,7 @@ class Rail:
         self.own, self.ranks = own, ranks
         self._limit = timedelta(seconds=limit_seconds)
         try:
-            # Sizes and other things that only hosts need lie on the CPU in any case.
+            # Sizes and other values that only the host needs lie on the CPU in any case.
             self._of_host = distributed.ProcessGroupGloo(_part("gloo", store), own, ranks, self._limit)
             self._of_device = self._of_host if device.type == "cpu" else self._nccl(store, device)
         except RuntimeError as error:

@@ -35,19 +35,19 @@ class DeviceState:
     # A block of the pool that belongs to no request.
     padding_block: int
     # For rows that follow rows of the last launched batch, [most rows] each: int64, a row's last token; int32, how many
-    # tokens fewer it yields than it could; bool, whether the token behind is a thought.
+    # tokens fewer it yields than it could; bool, whether the next token is inside `<think>`.
     drawn: torch.Tensor
     missing: torch.Tensor
     thinks: torch.Tensor
-    # [most rows, most drafts] int64: the guesses behind each row, NO_TOKEN where there are fewer.
+    # [most rows, most drafts] int64: the guesses after each row, NO_TOKEN where there are fewer.
     guessed: torch.Tensor
     # Scratch memory of the stream that runs the steps.
     workspace: Workspace
-    # [modules but the last, blocks and two more, hidden]: by block, what an MTP module made of the last token that it
-    # has read of the block, for the module behind it. The last two entries are the padding block's, and zeros for where
-    # nothing comes before. None if there is one module.
+    # [modules but the last, blocks and two more, hidden]: by block, the hidden state of a module for the last token of
+    # the block that it has computed, which the next module reads. The last two entries are the padding block's, and
+    # zeros for a row's first token. None if there is one module.
     draft_states: torch.Tensor | None = None
-    # None where prompts are computed exactly, whatever they ask for.
+    # None if sparse attention is not offered: all prompts are computed exactly.
     sparse_meter: SparseMeter | None = None
     # Whether attention of prompts in the expanded form multiplies in e4m3.
     quantized_prompts: bool = False
@@ -74,7 +74,7 @@ class SharedLatents:
 
 
 class Cut(Protocol):
-    """Ends a captured piece of a step. Behind it the step's attention runs, and then the piece captured next."""
+    """Ends a captured piece of a step. After it the step's attention runs, then the piece that is captured next."""
 
     def __call__(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
         """between: called with the tensors and a step's context whenever a captured step is run, but not now. The

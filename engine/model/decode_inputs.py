@@ -1,8 +1,8 @@
 """Rows of one token each, or of one token and equally many drafts, as one small integer array that goes to the device
 in one copy. Tokens of a prompt may stand in place of drafts.
 
-What a row follows, slots, context lengths and rotations are computed from it there, so that a captured graph needs no
-other input.
+The rows' first tokens, slots, context lengths and rotations are computed from it there, so that a captured graph needs
+no other input.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Stands for None where a row follows no other, since tensors have no None.
 NO_ROW = -1
-# Beside its tokens a row has: the row that it follows, its position, how many drafts and shared tokens it has, and
-# whether its prompt goes on in a later row.
+# What a row has in addition to its tokens: the row that it follows, its position, how many drafts and shared tokens it
+# has, and whether its prompt goes on in a later row.
 FIELDS = 5
 
 
@@ -28,7 +28,7 @@ FIELDS = 5
 class DecodeRows:
     """Rows of equally many tokens, all of which are on the device."""
 
-    # [rows, tokens] int64; NO_TOKEN where a row has no draft: what is computed there nobody reads.
+    # [rows, tokens] int64; NO_TOKEN where a row has no draft: what is computed there is never read.
     token_ids: torch.Tensor
     # [rows] int32: the position of the first token.
     starts: torch.Tensor
@@ -61,18 +61,18 @@ class DecodeRows:
 class DecodeInputs:
     """Views of the packed array on the device, all int32."""
 
-    # [rows, tokens]: the row's tokens if it follows none; else they are what that row of the batch before drew and
-    # guessed.
+    # [rows, tokens]: the row's tokens if it follows no row. If it does, its tokens are what that row of the last batch
+    # drew and guessed.
     given: torch.Tensor
     # These five are [rows]. Which row it follows: NO_ROW if none, FILLER if the row only fills up a graph.
     follows: torch.Tensor
     # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
-    # How many of the tokens behind the first are drafts, or stand for some.
+    # How many of the tokens after the first are drafts, or take the place of drafts.
     drafts: torch.Tensor
     # See DecodeRows.
     shared: torch.Tensor
-    # 1 if a later row goes on with its prompt. Nothing follows guesses behind it, so their KV is not written.
+    # 1 if a later row goes on with its prompt. The KV of guesses after it is not written: no step follows them.
     goes_on: torch.Tensor
     # [rows, blocks]
     block_table: torch.Tensor
@@ -92,8 +92,8 @@ def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
 def pack_decode_rows(
     rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int, drafts: int = 0, earlier: int = 0
 ) -> npt.NDArray[np.int32]:
-    """`padded_rows` rows of up to `blocks` blocks and 1 + `drafts` tokens. Rows behind `rows` are in `padding_block`,
-    and so are blocks that a row lacks. The prompts of the first `earlier` rows go on in later ones.
+    """`padded_rows` rows of up to `blocks` blocks and 1 + `drafts` tokens. Rows after `rows` lie in `padding_block`,
+    and so do blocks that a row lacks. The prompts of the first `earlier` rows go on in later ones.
     """
     packed = np.zeros(packed_size(padded_rows, blocks, drafts), np.int32)
     first, second = _bounds(padded_rows, drafts)
@@ -126,5 +126,5 @@ def unpack_decode_rows(packed: torch.Tensor, rows: int, drafts: int = 0) -> Deco
 
 
 def _bounds(rows: int, drafts: int) -> tuple[int, int]:
-    """Where tokens begin behind the fields, and block tables behind the tokens."""
+    """Where tokens begin, after the fields, and where block tables begin, after the tokens."""
     return FIELDS * rows, (FIELDS + 1 + drafts) * rows

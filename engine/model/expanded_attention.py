@@ -1,7 +1,7 @@
 """A prompt's attention in the expanded form, some heads at a time, so that not too many keys are expanded at once.
 
 A head attends to all its keys at once. If keys were divided instead, each part would read the queries and begin every
-tile anew, and its outputs would have to be merged with those of the parts before.
+tile again, and its outputs would have to be merged with those of the parts before.
 """
 
 from collections.abc import Callable, Iterator

@@ -36,7 +36,7 @@ class Expansion(Protocol):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes that it holds beside its parameters."""
+        """Bytes that it holds in addition to its parameters."""
 
     def parameters(self, prefix: str) -> NamedParameters: ...
 

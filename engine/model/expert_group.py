@@ -1,6 +1,6 @@
 """The ranks that hold a model's routed experts together (expert parallelism, GShard, 2020).
 
-Few ranks exchange all their rows. Each adds up what its experts make of everybody's rows, and the sums travel back.
+Few ranks exchange all their rows. Each adds up what its experts make of the rows of all, and the sums travel back.
 That moves no more than one copy of a row for each expert that it chose, and every size is known beforehand. Between
 hosts DeepEP sends rows only where they are wanted, if all ranks have the package.
 """
@@ -43,7 +43,7 @@ class ExpertGroup:
         ranks: how many there are.
         rank: which of them this is.
         share: which of the experts this rank holds.
-        width_share: which part of each of them, as neighbours share experts if there are fewer parts than ranks.
+        width_share: which part of their width, since neighbours share experts if there are fewer parts than ranks.
         divides: whether there is more than one rank.
         turns: of a step's parts, which pass where one waits for an exchange that it has begun here.
     """
@@ -74,7 +74,7 @@ class ExpertGroup:
         everybody = self._room_for(rows)
         outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
         begun = self._exchange.begin_all_gather(
-            outputs, [*_tensors(rows), weights, choices], Group.WORLD, beside=self.turns.taken
+            outputs, [*_tensors(rows), weights, choices], Group.WORLD, overlap=self.turns.taken
         )
 
         def collect() -> Dispatched:
@@ -99,7 +99,7 @@ class ExpertGroup:
 
     def sum_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """The sums of all ranks' parts of this rank's rows: [ranks * rows, width] becomes [rows, width]."""
-        return self._finish(self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=self.turns.taken))
+        return self._finish(self._exchange.begin_reduce_scatter(parts, Group.WORLD, overlap=self.turns.taken))
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks: [rows, ...] becomes [ranks * rows, ...]."""

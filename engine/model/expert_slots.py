@@ -1,4 +1,4 @@
-"""The slots of one layer's experts as its tokens find them, on the device."""
+"""The table on the device by which a layer's tokens find the slots of their experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ExpertSlots:
         return route(choices, self._slots, self._copies, self.chosen if counts else self._counted_elsewhere)
 
     def publish(self, placement: ExpertPlacement) -> None:
-        """Send tokens of later steps where the placement says. By then the slots must have the contents that it says.
+        """Send the tokens of later steps by this placement. The slots must hold its experts by then.
 
         On a GPU this is one copy from the host: it begins when all earlier kernels have ended, and later ones begin
         after it.

@@ -10,7 +10,7 @@ from kernels.moe_gate import Routing, gate_logits, moe_gate
 
 class Gate:
     def __init__(self, config: ModelConfig, allocate: Allocator, shared: int) -> None:
-        """shared: experts behind the routed ones that every token goes to, with a weight of 1."""
+        """shared: experts, after the routed ones, to which every token goes with a weight of 1."""
         self._routing = Routing(
             experts_per_token=config.num_experts_per_tok,
             groups=config.n_group,

@@ -43,7 +43,7 @@ def build_context(
 
 
 def blocks_of(rows: Sequence[Row], more: int = 0) -> int:
-    """The most blocks of any of the rows, with `more` tokens behind its own."""
+    """The most blocks of any row, with room for `more` tokens after its own."""
     return blocks_for(max((row.end for row in rows), default=0) + more)
 
 
@@ -116,8 +116,8 @@ def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> b
     """Whether a row of `queries` tokens, the last of `context`, takes fewer multiplications absorbed than expanded.
 
     Per head, expanding costs the projection for every token of the context, absorbing for every query only; but an
-    absorbed score and value are as wide as the latent. At DeepSeek's widths a chunk below about 170 tokens behind a
-    long cached prefix is cheaper absorbed, a prompt without one never.
+    absorbed score and value are as wide as the latent. At DeepSeek's widths a chunk below about 170 tokens after a
+    long cached prefix is cheaper absorbed; a prompt without one never is.
     """
     projection = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
     wider = config.latent_dim + config.kv_lora_rank - config.qk_head_dim - config.v_head_dim
@@ -152,7 +152,7 @@ def _padding_tensors(tokens: int, state: DeviceState) -> TokenTensors:
 
 
 def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
-    """The pool slot that each token's KV goes to; of shared tokens, whose KV is there already, the padding block's."""
+    """The pool slot of each token's KV. The KV of shared tokens is there already: theirs goes to the padding block."""
     slots = slots_between(row, row.start, row.end)
     slots[: row.shared] = padding_block * BLOCK_TOKENS
     return slots

@@ -12,7 +12,7 @@ from kernels.norm import Delta
 
 
 class DecoderLayer:
-    """Attention, then a dense feed-forward layer or experts, each behind a norm and added to the residual.
+    """Attention, then a dense feed-forward layer or experts. A norm precedes each; its output is added to the residual.
 
     Attention and dense layers see all rows of the ranks of a TP group; experts see those of which this rank has the
     residual.

@@ -79,7 +79,7 @@ class Attention:
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes that it holds beside its parameters."""
+        """Bytes that it holds in addition to its parameters."""
         return self._expansion.derived_bytes
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Attention:
         return self._output.forward(values, context.workspace)
 
     def _cut(self, cut: Cut, query: torch.Tensor, latents: torch.Tensor) -> Activations:
-        """As `_values`, which are computed whenever the captured step is run."""
+        """As `_values`, computed outside of the captured pieces whenever the step is run."""
         width = self._heads * self.config.v_head_dim
         if self._output.input_form is InputForm.FP8_GROUPS:
             quantized = empty_quantized(len(query), width, device=query.device)

@@ -61,7 +61,7 @@ class Model:
             yield Part(list(module.parameters(f"model.layers.{index}")), module.layer.finish)
 
     def derived_bytes(self) -> int:
-        """Bytes that it holds beside its parameters, made of them when they are filled."""
+        """Bytes of what it computes from its parameters once they are filled, and keeps in addition to them."""
         drafting = [module.layer for module in self.mtp]
         return sum(layer.attention.derived_bytes for layer in (*self.layers, *drafting))
 

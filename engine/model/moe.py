@@ -30,22 +30,22 @@ CHUNK_TOKENS = 8192
 # doubles too, since all copies may be one rank's.
 DIVIDED_CHUNKS = 2
 # Up to this many tokens a step waits for the gate, the placement of rows and other ranks, not for multiprocessors. So
-# shared experts that are a layer of their own run beside these.
-BESIDE_TOKENS = 256
+# shared experts that are a layer of their own run on a side stream meanwhile.
+ASIDE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """Tokens on their way to their experts."""
 
-    # Rows, weights and choices, of all ranks if these divide the experts.
+    # Rows, weights and choices: of all ranks if these divide the experts.
     sent: Begun[Dispatched]
-    # What shared experts of their own make of the tokens, or this rank's part of that if all ranks have the tokens;
-    # None if they are the routed ones' last, or another rank's.
+    # The output of shared experts that are a layer of their own, or this rank's part of it if all ranks have the
+    # tokens. None if they are among the routed ones, or if another rank computes them.
     shared: torch.Tensor | None
     # Whether `shared` is computed on the side stream.
     aside: bool
-    # Whether the rows went to the experts of all ranks, whose outputs are still to be added up across the ranks.
+    # Whether the rows went to the experts of all ranks, whose outputs are then added up across the ranks.
     exchanges: bool
 
 
@@ -91,8 +91,8 @@ class MixtureOfExperts:
             index,
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
-        # A copy of this rank's share, for few rows that all ranks have: the others would wait for a rank that reads it
-        # all.
+        # A copy of this rank's share, for few rows that all ranks have: the others would wait for one rank that reads
+        # all of it.
         self._shared_part = None
         ranks = allocate.group.share.count
         if not joined and allocate.group.has_everywhere(1) and shared * width % (ranks * BLOCK) == 0:
@@ -186,8 +186,8 @@ class MixtureOfExperts:
         apart = self._shared_of(exchanges)
         if apart is None:
             return _Chosen(self._send(hidden, counted, exchanges=exchanges), None, False, exchanges)
-        if hidden.unquantized().is_cuda and hidden.tokens <= BESIDE_TOKENS and not self._group.turns.taken:
-            with self._side_stream.beside() as own_workspace:
+        if hidden.unquantized().is_cuda and hidden.tokens <= ASIDE_TOKENS and not self._group.turns.taken:
+            with self._side_stream.branch() as own_workspace:
                 shared = apart.forward(hidden, own_workspace)
             return _Chosen(self._send(hidden, counted, exchanges=exchanges), shared, True, exchanges)
         sent = self._send(hidden, counted, exchanges=exchanges)

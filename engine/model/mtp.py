@@ -1,4 +1,4 @@
-"""The module that guesses tokens: one decoder layer behind the model (DeepSeek-V3, 2024, section 2.2)."""
+"""The module that guesses tokens: one decoder layer after the model's (DeepSeek-V3, 2024, section 2.2)."""
 
 import torch
 
@@ -16,11 +16,12 @@ SHARED_WITH_MODEL = ("embed_tokens.weight", "shared_head.head.weight")
 
 
 class MtpModule:
-    """Guesses the token behind a token from that token's embedding and the hidden state of the token before it: of the
-    model for the first module, of the module before for each other (DeepSeek-V3, 2024, section 2.2).
+    """Guesses the token after a token from that token's embedding and the hidden state of the token before it. The
+    first module reads the model's hidden states, each other those of the module before it (DeepSeek-V3, 2024, section
+    2.2).
 
     The KV of (hidden state i, token i + 1) lies at position i + 1, so that a block depends on its own tokens and those
-    before it alone. Nothing comes before the first token: its hidden state is zeros.
+    before it alone. The hidden state before the first token is zeros.
     """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:

@@ -1,4 +1,4 @@
-"""What a norm leaves, in the forms that the layers behind it read."""
+"""The output of a norm, in the forms that the layers after it read."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from kernels.act_quant import Quantized
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """[tokens, hidden], in one form or both; a form is None if no layer behind reads it."""
+    """[tokens, hidden], in one form or both; a form is None if no layer reads it."""
 
-    # As the model computes.
+    # Of the model's dtype.
     plain: torch.Tensor | None
     # In groups of FP8.
     quantized: Quantized | None

@@ -1,4 +1,4 @@
-"""In which form a checkpoint stores its weights: what `config.json` says of it, or TensorRT-LLM's files beside it."""
+"""In which form a checkpoint stores its weights, by `config.json` or by TensorRT-LLM's files next to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

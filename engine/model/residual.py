@@ -56,7 +56,7 @@ class Residual(Protocol):
 
 
 def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, divided: bool) -> Residual:
-    """A residual of zeros. like: [.., hidden], of the same dtype and device; divided: even if there are few tokens."""
+    """A residual of zeros. like: [.., hidden], of the same dtype and device; divided: divide even few rows."""
     if group.has_everywhere(tokens) and not divided:
         return EverywhereResidual(like.new_zeros(tokens, like.shape[1]), epsilon, group)
     return DividedResidual(like.new_zeros(group.own_rows(tokens), like.shape[1]), tokens, epsilon, group)
@@ -125,7 +125,7 @@ class DividedResidual:
 
 class EverywhereResidual:
     """Few rows: each rank has all of them, and computes what its experts make of all. A layer then has two exchanges,
-    both of sums with the norm behind them, instead of four.
+    each a sum followed by the norm, instead of four.
     """
 
     everywhere = True

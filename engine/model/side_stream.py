@@ -1,4 +1,4 @@
-"""A second stream of a CUDA device, for work that need not wait for what its own step does meanwhile."""
+"""A second stream of a CUDA device, for work of a step that may run at the same time as the rest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ import torch
 
 from kernels.fp8_gemm import Workspace, make_workspace
 
-# The priority of captured steps, whose kernels keep it. With a lower one, work here would run after the step's kernels,
-# not beside them.
+# The priority of captured steps, whose kernels keep it. With a lower one, kernels here would run after the step's, not
+# at the same time.
 PRIORITY = -1
 
 
@@ -20,16 +20,16 @@ class SideStream:
         self._device = device
 
     @contextmanager
-    def beside(self) -> Iterator[Workspace]:
-        """What is launched within waits for what the current stream has been given so far, and for nothing later."""
+    def branch(self) -> Iterator[Workspace]:
+        """Kernels launched inside the block wait for those already queued on the current stream, and for none after."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield self._workspace
 
     def join(self) -> None:
-        """Work that the current stream is given from now on waits for all that this stream has been given.
+        """Kernels queued on the current stream from now on wait for all that were launched here.
 
-        Until then the caller keeps the tensors that work here reads: their memory belongs to the current stream.
+        Until then the caller keeps the tensors that these read: their memory belongs to the current stream.
         """
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 

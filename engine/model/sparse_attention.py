@@ -1,4 +1,4 @@
-"""A prompt's attention to what counts in it: found in the absorbed form, then attended to in the expanded one."""
+"""Attention of a prompt to the keys that matter: chosen in the absorbed form, attended to in the expanded form."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from kernels.sparse_prefill import (
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """Tokens [first, stop) of the batch: a row whose attention leaves out what hardly counts."""
+    """Tokens [first, stop) of the batch: a row whose attention leaves out keys that hardly matter."""
 
     first: int
     stop: int

@@ -1,4 +1,4 @@
-"""Samples of what sparse attention keeps, on their way from the device."""
+"""Samples of how much sparse attention keeps, while they are copied from the device."""
 
 from collections import deque
 
@@ -22,7 +22,7 @@ class SparseMeter:
         self._copies.append(HostCopies((recall, density)))
 
     def drain(self) -> list[SparseMeasure]:
-        """What has come to the host since the last call. Waits for nothing."""
+        """The samples that have reached the host since the last call. Does not wait."""
         measures = []
         while self._copies and self._copies[0].done:
             recall, density = self._copies.popleft().read()

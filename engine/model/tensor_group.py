@@ -70,7 +70,7 @@ class TensorGroup:
     def add_rms_norm(
         self, delta: Delta, residual: torch.Tensor, norm: ExchangedNorm
     ) -> tuple[torch.Tensor | None, Quantized | None] | None:
-        """Add `delta` to this rank's rows of the residual and normalize them, with a sum before it or `gather` behind.
+        """Add `delta` to this rank's rows of the residual and normalize them, with a sum before or a `gather` after.
 
         Only for few rows on a GPU; returns None otherwise.
         """

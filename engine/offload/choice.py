@@ -49,8 +49,8 @@ def fewest_layers(need: MemoryNeed, slots: int, most: int) -> int:
 
 
 def spread(layers: Sequence[int], count: int) -> tuple[int, ...]:
-    """`count` of the layers at even distances, the first one among them. Behind the last one there is then as much way
-    as between two, so that the first one's experts can come back for the next step.
+    """`count` of the layers at even distances, the first one among them. As many layers follow the last one as lie
+    between two, so that the first one's experts can be copied back for the next step.
     """
     assert 0 <= count <= len(layers)
     return tuple(layers[index * len(layers) // count] for index in range(count))

@@ -27,7 +27,7 @@ class OffloadConfig(Config):
     def _saves_memory(self) -> Self:
         if self.layers != "auto" and 0 < self.layers <= self.slots:
             raise ValueError(
-                f"engine.offload.layers={self.layers} saves no memory beside engine.offload.slots={self.slots}: set"
+                f"engine.offload.layers={self.layers} saves no memory with engine.offload.slots={self.slots}: set"
                 " more layers, or fewer slots"
             )
         return self

@@ -1,4 +1,4 @@
-"""Host memory from which a GPU copies by itself."""
+"""Page-locked host memory, from which a GPU copies without the processor."""
 
 import mmap
 

@@ -1,8 +1,8 @@
 """The order in which layers' experts come from host memory into a few slots of a GPU's. Pure: copies are a protocol.
 
 Each layer always uses the same slot, so that kernels and captured graphs always find its weights at one
-address. Copies run behind one another beside the steps. A copy into a slot begins when the layers that read the slot
-are computed, and a layer is computed when its copy is done; events on the device see to both, and the host never waits.
+address. Copies run one after another on a stream of their own. A copy into a slot begins when the layers that read the
+slot are computed, and a layer is computed when its copy is done. Events on the device order both; the host never waits.
 
 A step begins and ends with the first layer's experts in their slot and with no copy in flight. So each step, captured
 or not, can follow any other.
@@ -16,14 +16,14 @@ class Copies(Protocol):
     """To be called while steps are launched, which may be captured."""
 
     def start(self, layer: int, slot: int) -> None:
-        """Copy the layer's experts to the slot, behind what the steps' stream and the copies have been given so far."""
+        """Copy the layer's experts to the slot, after what the steps' stream and the copies' have been given so far."""
 
     def wait(self, slot: int) -> None:
         """What the steps' stream is given from now on waits for the slot's last copy."""
 
 
 class Ring:
-    """Steps call `begin`, `take` before each use of a layer's experts, `passed` behind the layer, and `end`."""
+    """Steps call `begin`, `take` before each use of a layer's experts, `passed` after the layer, and `end`."""
 
     def __init__(self, layers: Sequence[int], slots: int, copies: Copies) -> None:
         """layers: those in host memory, in the order in which steps compute them; more than slots."""
@@ -56,7 +56,7 @@ class Ring:
             self._copies.wait(slot)
 
     def passed(self, layer: int) -> None:
-        """The steps' stream has been given all that reads the layer's experts: its slot is free behind that work."""
+        """The steps' stream has been given all that reads the layer's experts: its slot is free after that work."""
         if layer not in self._numbers:
             return
         following = self._numbers[layer] + len(self._held)

@@ -1,1 +1,1 @@
-"""How the ranks of a worker divide a model and keep step. Without torch; tensors go through engine.exchange."""
+"""How the ranks of a worker divide a model and agree on steps. Without torch: engine.exchange carries tensors."""

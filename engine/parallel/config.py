@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mesh.config import Config
 
-# Ranks on all hosts of a worker. Each is a process, so that a number with a digit too many would fill the machine.
+# Of a worker, on all hosts. Each rank is a process: without a limit a mistyped number would fill the machine.
 MOST_WORKER_RANKS = 1024
 # A chunk of fewer tokens takes as long divided over four H200 as on one of them.
 FEWEST_DIVIDED = 1024
@@ -57,7 +57,7 @@ class ParallelConfig(Config):
 
     @property
     def divided_tokens(self) -> int | None:
-        """`context_parallel_tokens` without "auto"; None where no chunk is divided, whatever is asked for."""
+        """`context_parallel_tokens` without "auto"; None if no chunk is divided."""
         # As `Layout.of` does.
         tp = self.tp or self.world // (self.dp or self.world)
         if tp > 1 or self.world == 1:

@@ -1,4 +1,4 @@
-"""Host memory that the ranks of a worker share, and how one of them learns that another has ended."""
+"""Host memory that the ranks of a worker share. Locks on it tell each rank which others have ended."""
 
 import fcntl
 import mmap
@@ -13,7 +13,7 @@ _JOINED = 1
 
 
 def create_memory(size_bytes: int) -> int:
-    """A descriptor of new memory, all zeros; pages that nobody touches take none."""
+    """A descriptor of new memory, all zeros. Pages take physical memory once they are touched."""
     descriptor = os.memfd_create("ranks")
     os.ftruncate(descriptor, size_bytes)
     return descriptor
@@ -24,7 +24,7 @@ class GroupMemory:
 
     def __init__(self, descriptor: int, rank: int) -> None:
         """descriptor: what `create_memory` gave; it may be closed afterwards."""
-        # The lock belongs to this opening of the file alone, which no child inherits.
+        # The lock belongs to the open file description, which no child inherits.
         self._rank = rank
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self.map = mmap.mmap(self._file, os.fstat(self._file).st_size)
@@ -39,7 +39,7 @@ class GroupMemory:
         return bool(found == fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Leave: nobody need wait for this rank. What is mapped stays mapped as long as somebody reads it."""
+        """Leave, so that no rank waits for this one. The map stays as long as objects refer to it."""
         # The map has a descriptor of its own, which would keep the lock.
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(self._rank, fcntl.F_UNLCK))
         os.close(self._file)

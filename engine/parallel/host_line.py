@@ -1,4 +1,4 @@
-"""How the first ranks of a worker's hosts tell one another something: records, which services carry between hosts."""
+"""Records between the first ranks of a worker's hosts, which their services carry."""
 
 import socket
 import struct
@@ -20,9 +20,9 @@ class HostLine:
     def __init__(
         self, connection: socket.socket, host: int, hosts: int, arrived: Callable[[], None], limit_seconds: float
     ) -> None:
-        """connection: a stream on which what is written reaches all other hosts, and what they write comes.
+        """connection: a stream that takes what this host writes to all others, and brings what they write.
 
-        arrived: called in the thread when a record has come; limit_seconds: of each wait for the others.
+        arrived: called in the thread when a record has arrived; limit_seconds: of each wait for the others.
         """
         connection.setblocking(True)
         self._connection = connection
@@ -41,7 +41,7 @@ class HostLine:
         return any(self._records.values())
 
     def exchange(self, record: bytes) -> list[bytes]:
-        """Give this host's record, and return those of the others, in order. Raises RankLost."""
+        """Send this host's record; return those of the others, in their order. Raises RankLost."""
         try:
             self._connection.sendall(HEADER.pack(self._host, len(record)) + record)
         except OSError as error:
@@ -56,7 +56,7 @@ class HostLine:
             return [records.popleft() for records in self._records.values()]
 
     def close(self) -> None:
-        # Without this the thread would go on reading.
+        # Ends the thread's read.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -33,8 +33,8 @@ class HostsLockstep:
         own = packed(shape)
         records = self._line.exchange(own.to_bytes(_RECORD_BYTES, "little"))
         others = (int.from_bytes(record, "little") for record in records)
-        # Packed once more, to be what the other ranks read: if ranks guess unequally deep, that may be more tokens than
-        # any of them proposed.
+        # Packed and unpacked, to equal what other ranks read: if ranks guess unequally deep, that may be more tokens
+        # than any of them proposed.
         return self._within.agree(_unpacked(packed(reduce(agreed, others, _unpacked(own)))))
 
 

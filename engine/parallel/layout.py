@@ -28,7 +28,7 @@ class Layout:
 
     @classmethod
     def of(cls, config: ParallelConfig) -> "Layout":
-        """What is not set is chosen as for a worker that decodes."""
+        """Sizes that are not set are chosen as for a worker that decodes."""
         world = config.world
         tp = config.tp or world // (config.dp or world)
         return cls(tp, world // tp, config.ep or world, config.hosts)

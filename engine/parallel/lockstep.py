@@ -1,8 +1,8 @@
 """Agreement of ranks over host memory: no collective of the device, and no time of it.
 
-A rank that comes last reads what the others have written, and goes on. It makes no system call, and runs as little
-Python in as few functions and libraries as possible, because all of that has left the processor's caches since the step
-before. A rank that has to wait spins for a moment, then it sleeps.
+The rank that proposes last reads what the others have written, and goes on. It makes no system call, and runs as little
+Python in as few functions and libraries as possible, because their code has left the processor's caches since the last
+step. A rank that has to wait spins for a moment, then sleeps.
 """
 
 import mmap
@@ -33,7 +33,7 @@ class Lockstep:
     The word is a packed proposal, written and read in one access. One bit above the proposal tells its round from the
     round before the last, which uses the same place; the next bit says that the rank is idle. An idle rank that has
     proposed sleeps: the next word names the rank that it waits for, which posts the sleeper's semaphore when it
-    proposes. An idle rank that has not proposed rests until somebody wakes it.
+    proposes. An idle rank that has not proposed rests until another rank wakes it.
 
     Attributes:
         rank: this one, among the ranks of its host.
@@ -108,7 +108,7 @@ class Lockstep:
         return word if word >> PACKED_BITS & 1 == bit else None
 
     def _await(self, bit: int, rank: int, place: int) -> int:
-        """The word of another rank, once it is there."""
+        """Wait for the word of another rank."""
         self._wake_rested(bit, place)
         until = time.perf_counter() + SPIN_SECONDS
         while time.perf_counter() < until:
@@ -119,7 +119,7 @@ class Lockstep:
         self._words[own + 1] = rank
         self._words[own] = awake | _IDLE << PACKED_BITS
         found = self._sleep(bit, rank, place)
-        # If both bits stayed, they would mean in the round after the next that this rank rests.
+        # In the round after the next both bits would mean that this rank rests.
         self._words[own] = awake
         return found
 

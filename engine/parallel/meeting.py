@@ -10,15 +10,15 @@ from mesh.errors import RankLost
 
 # How often a rank that waits looks whether the other still lives.
 LOOK_SECONDS = 0.05
-# The longest wait for another rank: longer than any step, and than one rank loads after another. A rank that hangs is
-# noticed earlier, by its heartbeat.
+# The longest wait for another rank: more than any step takes, and more than ranks differ in loading. A rank that hangs
+# is noticed earlier, by its heartbeat.
 LIMIT_SECONDS = 600.0
 # What a rank writes for a meeting is read until it writes for the one after the next.
 _BUFFERS = 2
 
 
 class Meeting:
-    """The same members meet over and over. One rank's end of it.
+    """One rank's end. The same members meet again and again.
 
     It writes `slot`, then calls `arrive` and `wait`, and reads `written` of each member until it arrives again.
     """

@@ -21,7 +21,7 @@ from mesh.event_fd import EventFd
 TENSOR_SLOT_BYTES = 4 << 20
 # Stands for a missing descriptor in arguments.
 _NONE = "-"
-# Behind the lockstep the memory has a meeting of each group that exchanges tensors.
+# In the memory each has a meeting, after the lockstep.
 _GROUPS = (Group.WORLD, Group.TP)
 
 
@@ -86,7 +86,7 @@ class Peers:
         in_worker: this rank's place in the worker.
         place: its place among the ranks of its host; equal to `in_worker` if there is no other host.
         steps: how all agree on the next step.
-        wakeup: is set when another rank needs this one, which may sleep until then.
+        wakeup: set when another rank needs this one, which may sleep until then.
         line: to the other hosts; None if there are none, and on all but the host's first rank.
     """
 
@@ -118,7 +118,7 @@ class Peers:
         return self._tensors[group]
 
     def close(self) -> None:
-        """Leave: nobody waits for this rank any more."""
+        """Leave, so that no rank waits for this one."""
         if self.line is not None:
             self.line.close()
         self._memory.close()

@@ -42,7 +42,7 @@ class Semaphores:
         return not self._try_take(self._addresses[index])
 
     def take(self, index: int, seconds: float) -> bool:
-        """Take one post; sleep until there is one, and return False after about so many seconds without."""
+        """Take one post; sleep until there is one. Returns False if there is none for about this many seconds."""
         address = self._addresses[index]
         nanoseconds = time.time_ns() + int(seconds * 1e9)
         until = _Timespec(*divmod(nanoseconds, 10**9))

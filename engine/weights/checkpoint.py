@@ -43,11 +43,11 @@ def load_weights(
     converted to the place's dtype; quantized weights are dequantized, unless the place has their form.
 
     Places lie on the reader's device and may be views (a part of a fused matrix, or several, as `Parameter` has them).
-    Those on the CPU that are contiguous, of the file's dtype and filled from whole rows are read directly. Beside the
-    parameters there are at most: on the host nine windows of 16 MiB; on the device one of them, what it is converted
-    to, and the largest matrix in parts. unused: prefixes of tensors that may be there and are not read; elsewhere:
-    names of tensors that other ranks read, and that must be there; quiet: show no progress. Raises CheckpointError if
-    a tensor is missing, has the wrong shape, or is not expected, before anything is read.
+    Those on the CPU that are contiguous, of the file's dtype and filled from whole rows are read directly. Memory in
+    addition to the parameters is at most: on the host nine windows of 16 MiB; on the device one of them, what it is
+    converted to, and the largest matrix in parts. unused: prefixes of tensors that may be there and are not read;
+    elsewhere: names of tensors that other ranks read, and that must be there; quiet: show no progress. Raises
+    CheckpointError if a tensor is missing, has the wrong shape, or is not expected, before anything is read.
     """
     shards, parameters = reader.shards, [parameter for part in parts for parameter in part.parameters]
     _check_names(shards, {parameter.name for parameter in parameters} | elsewhere, unused)

@@ -1,4 +1,4 @@
-"""What a checkpoint's weights are, as a digest over every byte; a large one's is kept beside it."""
+"""A digest over every byte of a checkpoint's weights; that of a large checkpoint is kept in its folder."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ from engine.model.json_reader import read_json
 from engine.weights.shards import Entry, open_shards
 from mesh.errors import CheckpointError
 
-# A smaller checkpoint is read again in a second or two, which is not worth a file in a folder of somebody else's.
+# A smaller checkpoint is read again in a second or two, which is not worth a file in a folder that is not ours.
 CACHED_BYTES = 1 << 30
 CACHE = ".deepmesh-fingerprint.json"
 DIGEST_BYTES = 16

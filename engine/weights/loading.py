@@ -97,8 +97,8 @@ def random_model(
 
 
 def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Complete the configuration by what only the tensors say: which scales INT4 experts have beside those of their
-    weights, and what is in NVFP4. Raises CheckpointError if layers that should be alike differ.
+    """Complete the configuration by what only the tensors say: which scales INT4 experts have in addition to those of
+    their weights, and what is in NVFP4. Raises CheckpointError if layers that should be alike differ.
     """
     quantization = config.quantization
     if quantization.experts is Stored.NVFP4:

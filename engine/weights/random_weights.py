@@ -1,4 +1,4 @@
-"""Weights without a checkpoint, for measurements: drawn where they lie, hundreds of gigabytes a second on a GPU."""
+"""Random weights for measurements, drawn on the device: hundreds of gigabytes a second on a GPU."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Reads parts of files ahead of whoever converts them."""
+"""Reads parts of files while those before them are converted."""
 
 import os
 from collections import deque
@@ -113,7 +113,7 @@ class _Buffer:
         self.memory = self._pages.tensor
 
     def copied_to(self, device: torch.device, size_bytes: int) -> torch.Tensor:
-        """The first bytes on a GPU; the copy is behind what its stream has been given so far."""
+        """The first bytes on a GPU; the copy follows what its stream has been given so far."""
         assert self._copied is not None
         copy = self.memory[:size_bytes].to(device, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(device))

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: what they hold, and reads that leave no pages behind.
+"""The safetensors files of a checkpoint: what they hold, and reads that leave no mapped pages.
 
 The safetensors package maps files into memory, and mapped pages count as resident: a model would be held twice while it
 loads. Plain reads into the parameters' own memory do not.

@@ -1,4 +1,4 @@
-"""How large a rank's weights are, before it has any."""
+"""The size of a rank's weights, before it has any."""
 
 from dataclasses import dataclass
 

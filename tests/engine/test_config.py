@@ -91,7 +91,7 @@ def test_quantized_weights_are_refused_in_float32() -> None:
         (["backend=oracle", "max_request=1"], "max_request"),
         (["backend=oracle", "drafts.next_n=6"], "next_n"),
         (["backend=oracle", "drafts.next_n=3", "max_step_tokens=255"], r"max_requests \* \(1 \+ engine.drafts.next_n"),
-        (["backend=oracle", "offload.layers=2"], r"layers=2 saves no memory beside engine\.offload\.slots=2: set more"),
+        (["backend=oracle", "offload.layers=2"], r"layers=2 saves no memory with engine\.offload\.slots=2: set more"),
         (["backend=oracle", "offload.layers=some"], "layers"),
         (
             ["backend=oracle", "offload.layers=auto", "balance.interval_steps=16"],

@@ -73,7 +73,7 @@ def gather_into(exchange: PeerExchange, drawn: random.Random) -> None:
     expected = [reference.all_gather(parts) for parts in several]
     outputs = [torch.empty_like(each) for each in expected]
     given = [parts[_index(exchange, group)] for parts in several]
-    begun = exchange.begin_all_gather(outputs, given, group, beside=drawn.random() < 0.5)
+    begun = exchange.begin_all_gather(outputs, given, group, overlap=drawn.random() < 0.5)
     torch.cuda._sleep(drawn.choice((0, 100_000)))
     begun.finish()
     for output, each in zip(outputs, expected, strict=True):
@@ -99,7 +99,7 @@ def scatter(exchange: PeerExchange, drawn: random.Random) -> None:
     rows, width = _shape(drawn)
     values = _parts(exchange, group, (ranks * rows, width), drawn.choice(SUMMED_DTYPES), drawn)
     expected = reference.sum_in_order(values)[own * rows : (own + 1) * rows]
-    begun = exchange.begin_reduce_scatter(values[own], group, beside=drawn.random() < 0.5)
+    begun = exchange.begin_reduce_scatter(values[own], group, overlap=drawn.random() < 0.5)
     torch.cuda._sleep(drawn.choice((0, 100_000)))
     _assert_equal(begun.finish(), expected)
 
@@ -221,7 +221,7 @@ def replay(exchange: PeerExchange, count: int = 300) -> None:
         with torch.cuda.graph(graph):
             summed = exchange.all_reduce(given, Group.WORLD)
             gathered = exchange.all_gather(summed, Group.WORLD)
-            scattered = exchange.begin_reduce_scatter(gathered, Group.WORLD, beside=True).finish()
+            scattered = exchange.begin_reduce_scatter(gathered, Group.WORLD, overlap=True).finish()
         sums = [reference.sum_in_order(parts) for parts in inputs]
         ranks = exchange.place.layout.world
         scatters = [reference.sum_in_order([each] * ranks) for each in sums]

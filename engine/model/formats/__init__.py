@@ -1,1 +1,1 @@
-"""The forms in which linear weights are kept, each behind the same interface."""
+"""The forms in which linear weights are kept, with one interface."""

@@ -13,7 +13,7 @@ from engine.model.parameters import NamedParameters, cut, joined_columns, joined
 class LinearTensor:
     """One of the tensors that make up a linear layer's weight."""
 
-    # Its name behind that of the published matrix.
+    # The end of its name, after that of the published matrix.
     suffix: str
     # [outputs / unit, ...]
     tensor: torch.Tensor

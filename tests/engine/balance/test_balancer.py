@@ -77,9 +77,7 @@ def moved_model(peers: Peers, directory: Path, weights: KeptWeights, config: Bal
         (Layout(dp=2, ep=2), "nvfp4", 2),
     ],
 )
-def test_moved_experts_are_those_that_a_worker_loads_where_they_are(
-    tmp_path: Path, layout: Layout, form: str, redundant: int
-) -> None:
+def test_moved_experts_equal_those_loaded_in_place(tmp_path: Path, layout: Layout, form: str, redundant: int) -> None:
     directory = tmp_path / "model"
     few: dict[str, Any] = {"num_hidden_layers": 3, "num_nextn_predict_layers": 0}
     if form == "int4":
@@ -150,7 +148,7 @@ def test_padding_is_not_counted(checkpoint: Path) -> None:
         assert counted == [1, 2, 1, 0, 0, 0, 0, 0]
 
 
-def test_a_rank_expects_the_int4_weights_of_experts_that_may_move_to_it(tmp_path: Path) -> None:
+def test_a_rank_is_ready_for_int4_experts_of_other_ranks(tmp_path: Path) -> None:
     directory = int4_checkpoint(tmp_path, num_hidden_layers=2)
 
     def lower(tensors: dict[str, torch.Tensor]) -> None:
@@ -235,7 +233,7 @@ def test_more_copies_than_there_are_experts_elsewhere_are_refused(checkpoint: Pa
     on_each_rank(Layout(dp=2, ep=2), load)
 
 
-def test_experts_that_do_not_divide_are_refused_before_they_are_placed(checkpoint: Path) -> None:
+def test_experts_that_do_not_divide_are_refused(checkpoint: Path) -> None:
     def load(peers: Peers) -> None:
         with pytest.raises(ConfigError, match="ep=3 does not divide the model's 8 routed experts"):
             load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers), balance=BalanceConfig(redundant=1))

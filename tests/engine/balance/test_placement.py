@@ -88,7 +88,7 @@ def test_moves_lose_no_expert_on_their_way(case: tuple[ExpertPlacement, list[flo
     assert all(set(reached.part(part)) == set(target.part(part)) for part in range(placement.parts))
 
 
-def test_the_imbalance_of_layers_is_how_far_the_heaviest_part_is_above_the_mean() -> None:
+def test_imbalance_is_the_heaviest_parts_excess_over_the_mean() -> None:
     held = np.array([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 1], [0, 1, 2, 3, 0, 1]])
     loads = np.array([[2.0, 4, 3, 6], [1, 4, 4, 6], [0, 0, 0, 0]])
     # Loads of the two parts: 6 and 9, 5 and 10, 0 and 0.

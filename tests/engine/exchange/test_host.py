@@ -65,7 +65,7 @@ def test_broadcast_gives_all_the_values_of_one() -> None:
 
 
 @pytest.mark.parametrize("sources", [[0, 1, 2], [2, 1, 0], [0, 0, 2], [1, 2, 0]])
-def test_ranks_get_the_tensors_of_those_that_are_named_for_them(sources: list[int]) -> None:
+def test_each_rank_gets_the_tensors_of_its_source(sources: list[int]) -> None:
     shapes = ((3,), (TENSOR_SLOT_BYTES // 4 + 1,))
 
     def act(own: RankExchange) -> bool:
@@ -77,7 +77,7 @@ def test_ranks_get_the_tensors_of_those_that_are_named_for_them(sources: list[in
     assert all(exchanged(Layout(dp=3), act))
 
 
-def test_a_tensor_that_does_not_lie_in_one_piece_is_exchanged_as_it_reads() -> None:
+def test_a_strided_tensor_is_exchanged_by_its_values() -> None:
     gathered = exchanged(Layout(dp=2), lambda own: own.all_gather(of_rank(own.place.rank, 3, 4).t(), Group.WORLD))
     assert torch.equal(gathered[0], torch.cat([of_rank(0, 3, 4).t(), of_rank(1, 3, 4).t()]))
 
@@ -94,7 +94,7 @@ def test_tensors_larger_than_a_slot_go_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 3, TENSOR_SLOT_BYTES // 4 // 250])
-def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> None:
+def test_later_exchanges_do_not_change_one_that_is_begun(rows: int) -> None:
     """Several tensors are exchanged at once, with an exchange of either group before they are finished."""
     layout = Layout(tp=2, dp=2, ep=4)
 
@@ -102,10 +102,10 @@ def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> No
         rank = own.place.rank
         parts = [of_rank(rank, rows, 250), of_rank(rank, rows + 1, dtype=torch.bfloat16), of_rank(rank, 5, rows).t()]
         outputs = [part.new_empty(4 * len(part), *part.shape[1:]) for part in parts]
-        gathered = own.begin_all_gather(outputs, parts, Group.WORLD, beside=True)
+        gathered = own.begin_all_gather(outputs, parts, Group.WORLD, overlap=True)
         near = own.all_reduce(torch.tensor([float(rank)]), Group.TP)
-        total = own.begin_reduce_scatter(of_rank(rank, 4 * rows, 3), Group.WORLD, beside=True)
-        last = own.begin_reduce_scatter(near.repeat(4), Group.WORLD, beside=True)
+        total = own.begin_reduce_scatter(of_rank(rank, 4 * rows, 3), Group.WORLD, overlap=True)
+        last = own.begin_reduce_scatter(near.repeat(4), Group.WORLD, overlap=True)
         gathered.finish()
         return [*outputs, total.finish(), last.finish(), total.finish()]
 
@@ -136,7 +136,7 @@ def test_groups_that_overlap_do_not_disturb_each_other() -> None:
     assert all(torch.equal(each, expected) for each in exchanged(Layout(tp=2, dp=2, ep=4), act))
 
 
-def test_who_waits_for_a_rank_that_has_left_is_told_so() -> None:
+def test_waiting_for_a_rank_that_has_left_fails() -> None:
     def act(own: RankExchange) -> torch.Tensor:
         if own.place.rank == 1:
             return torch.zeros(0)

@@ -44,9 +44,9 @@ def gathers_into_columns(own: RankExchange) -> None:
     world = own.place.layout.world
     outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
     parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
-    begun = own.begin_all_gather(outputs, parts, Group.WORLD, beside=True)
+    begun = own.begin_all_gather(outputs, parts, Group.WORLD, overlap=True)
     # Another exchange may run meanwhile.
-    sums = own.begin_reduce_scatter(torch.ones(2 * world, 3), Group.WORLD, beside=True)
+    sums = own.begin_reduce_scatter(torch.ones(2 * world, 3), Group.WORLD, overlap=True)
     begun.finish()
     assert torch.equal(sums.finish(), torch.full((2, 3), float(world)))
     assert torch.equal(outputs[0], torch.cat([of_rank(rank, 3, 4) for rank in range(world)]))
@@ -121,7 +121,7 @@ ACTS = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) -> None:
+def test_ranks_of_several_hosts_exchange_tensors_as_on_one(layout: Layout) -> None:
     def act(own: RankExchange) -> None:
         for each in ACTS:
             each(own)
@@ -139,7 +139,7 @@ def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) 
     ],
     ids=["all_gather", "reduce_scatter", "barrier"],
 )
-def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[RankExchange], None]) -> None:
+def test_waiting_for_a_lost_rank_of_another_host_fails(lose: Callable[[RankExchange], None]) -> None:
     def act(own: RankExchange) -> None:
         own.barrier(Group.WORLD)
         if own.place.rank < own.place.layout.world - 1:

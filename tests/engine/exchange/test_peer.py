@@ -25,7 +25,7 @@ def test_graphs_exchange_what_their_inputs_hold_at_each_replay(layout: Layout) -
     on_each_gpu(layout, replay)
 
 
-def test_who_waits_for_a_killed_rank_is_told_so_in_time() -> None:
+def test_waiting_for_a_killed_rank_fails_in_time() -> None:
     first, last = start_ranks(Layout(dp=2), partial(exchanging, lose_the_last))
     assert first.result() < 5 * WAIT_SECONDS
     with pytest.raises(RuntimeError, match="has ended"):

@@ -14,7 +14,7 @@ from mesh.errors import EngineFailed
 from tests.support.rank_threads import on_each_rank
 
 
-def test_what_one_gpu_cannot_do_every_rank_says_of_that_gpu() -> None:
+def test_every_rank_names_the_gpu_that_fails() -> None:
     def act(peers: Peers) -> str:
         unreachable = CUresult.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
         with pytest.raises(EngineFailed) as raised:

@@ -53,7 +53,7 @@ def test_a_model_without_rope_scaling_has_no_yarn() -> None:
     assert parse_model_config(published(rope_scaling=None)).softmax_scale == 192**-0.5
 
 
-def test_yarn_raises_the_softmax_scale_by_the_square_of_its_magnitude() -> None:
+def test_yarn_scales_softmax_by_its_squared_magnitude() -> None:
     config = parse_model_config(published())
     assert config.softmax_scale == pytest.approx(192**-0.5 * (0.1 * 2.0794415 + 1) ** 2)
 
@@ -147,7 +147,7 @@ def test_a_directory_without_config_json_is_no_checkpoint(tmp_path: Path) -> Non
         read_model_config(tmp_path)
 
 
-def test_a_config_that_is_no_json_is_reported_with_its_path(tmp_path: Path) -> None:
+def test_an_error_in_json_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         read_model_config(tmp_path)

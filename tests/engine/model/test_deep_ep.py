@@ -64,9 +64,7 @@ def with_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["bfloat16", "FP8", "INT4's", "INT4's, static"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_rows_go_where_they_are_wanted_and_their_sums_come_back(
-    form: str, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_reach_their_experts_and_sums_come_back(form: str, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic, "MOST_WITHOUT_WAITING", TOKENS - waits)
     rows = torch.randn(4 * TOKENS, HIDDEN).bfloat16()
     weights = torch.rand(4 * TOKENS, CHOICES)

@@ -29,7 +29,7 @@ from tests.support.oracle_model import relative_error
         (20, 40000, [8, 8, 4]),
     ],
 )
-def test_heads_with_all_keys_are_no_more_than_all_heads_with_some(heads: int, keys: int, sizes: list[int]) -> None:
+def test_parts_of_heads_expand_no_more_keys_than_allowed(heads: int, keys: int, sizes: list[int]) -> None:
     parts = list(cut_heads(heads, keys, expanded=16384))
     assert [part.stop - part.start for part in parts] == sizes
     assert [part.start for part in parts] == [sum(sizes[:index]) for index in range(len(sizes))]

@@ -57,7 +57,7 @@ def test_all_else_is_expanded_in_the_models_dtype(heads: int, allocate: Allocato
     assert isinstance(make_expansion(config(), heads, allocate), PlainExpansion)
 
 
-def test_heads_that_end_within_a_block_are_not_cut_from_fp8_weights() -> None:
+def test_fp8_weights_are_not_cut_within_a_block() -> None:
     """Eight heads of 24 rows are a block and a half; sixteen are three blocks."""
     narrow = dataclasses.replace(config(), qk_nope_head_dim=16, v_head_dim=8)
     assert isinstance(make_expansion(narrow, 16, allocator()), PlainExpansion)

@@ -24,7 +24,7 @@ def by_row(rows: torch.Tensor) -> ScaledRows:
 
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize("form", ["bfloat16", "FP8", "FP8 by row"])
-def test_all_ranks_get_everybodys_rows_in_their_form_with_their_experts(tokens: int, form: str) -> None:
+def test_all_ranks_get_all_rows_with_their_experts(tokens: int, form: str) -> None:
     rows = torch.randn(RANKS * tokens, WIDTH).bfloat16()
     weights, choices = torch.rand(RANKS * tokens, 8), torch.randint(64, (RANKS * tokens, 8))
 

@@ -104,7 +104,7 @@ def test_tokens_in_chunks_add_the_same_as_all_at_once(
     assert relative_error(summed(mixture.forward(hidden, workspace)), expected) < (1e-2 if fp8 else 1e-5)
 
 
-def test_chunks_are_as_few_as_may_be_and_none_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_few_and_about_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_with(1, "float32")
     mixture = mixture_of(config, torch.float32, shared_apart=False)
     fill_randomly(mixture.parameters("mlp"), CPU)
@@ -183,11 +183,11 @@ def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: 
     for _ in range(20):
         plain.normal_()
         graph.replay()
-        beside = forward()
+        eager = forward()
         with monkeypatch.context() as patch:
-            patch.setattr(moe, "BESIDE_TOKENS", 0)
+            patch.setattr(moe, "ASIDE_TOKENS", 0)
             assert torch.equal(captured, forward())
-        assert torch.equal(captured, beside)
+        assert torch.equal(captured, eager)
 
 
 def test_experts_of_one_format_are_computed_together() -> None:

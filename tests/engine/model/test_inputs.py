@@ -98,7 +98,7 @@ def test_short_chunks_behind_long_prefixes_are_cheaper_absorbed(queries: int, co
     assert absorbed_is_cheaper(small_config(), queries=queries, context=context) == absorbed
 
 
-def test_a_step_is_filled_up_with_tokens_that_belong_to_no_row() -> None:
+def test_a_step_is_padded_with_tokens_of_no_row() -> None:
     context = context_of([row(5, 1, [0]), row(0, 3, [1])], size=7)
     assert context.padding == 3 and len(context.token_ids) == len(context.rotations) == 7
     assert context.slots.tolist() == [5, 64, 65, 66, *[9 * 64] * 3]
@@ -138,7 +138,7 @@ def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
     assert torch.allclose(found[0], found[1], atol=1e-4)
 
 
-def test_a_row_that_follows_begins_where_the_row_before_ended_with_its_guesses() -> None:
+def test_a_following_row_begins_where_the_row_before_ended() -> None:
     rows = [
         Row((), 100, [1, 2], GREEDY, follows=1, drafts=1),
         Row((), 100, [3, 4], GREEDY, follows=2, drafts=2),

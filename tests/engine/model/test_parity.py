@@ -173,7 +173,7 @@ def test_a_cached_prefix_of_another_request_serves_as_ones_own(checkpoint: Path,
     assert_greedy(oracle, prompt, [sample.token_ids[0]])
 
 
-def test_a_mixed_step_draws_for_every_row_what_it_draws_alone(checkpoint: Path, oracle: DeepseekV3ForCausalLM) -> None:
+def test_each_row_of_a_mixed_step_draws_its_own_token(checkpoint: Path, oracle: DeepseekV3ForCausalLM) -> None:
     lengths = [64, 1, 130, 31, 65]
     prompts = [random_prompt(length, seed=length) for length in lengths]
     blocks = [[10 * index + 2, 10 * index + 1, 10 * index + 4] for index in range(len(prompts))]

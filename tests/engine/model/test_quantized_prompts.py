@@ -46,7 +46,7 @@ def test_kv_of_a_prompt_is_near_the_exact_one(backend: ModelBackend, exact: torc
     assert 1e-4 < difference(found[1:], exact[1:]) < 0.15
 
 
-def test_a_long_prompt_is_attended_to_by_one_head_at_a_time(
+def test_a_long_prompt_is_attended_to_head_by_head(
     backend: ModelBackend, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 192)

@@ -84,7 +84,7 @@ def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model.mla.select_lines", select_all)
 
 
-def test_the_chain_of_hashes_turns_at_the_first_block_with_a_sparse_token() -> None:
+def test_hashes_differ_from_the_first_sparse_token_on() -> None:
     exact = chain_hashes(PROMPT, b"salt")
     for from_tokens, common in [(0, 0), (63, 0), (64, 1), (256, 4), (257, 4), (10_000, 12)]:
         found = chain_hashes(PROMPT, b"salt", SparsePrefill(from_tokens, 0.9))
@@ -119,7 +119,7 @@ def test_blocks_of_sparse_tokens_are_never_found_by_exact_requests(worker: Worke
     assert not torch.allclose(exact[1:, 4:], sparse[1:, 4:], atol=1e-3)
 
 
-def test_exact_requests_in_one_step_with_sparse_ones_have_the_same_tokens(worker: Worker) -> None:
+def test_sparse_requests_change_no_token_of_exact_ones(worker: Worker) -> None:
     prompts = [random_prompt(length, seed=length) for length in (40, 300, 600)]
     expected = worker.run(*[(prompt, None) for prompt in prompts]).token_ids
     mixed = worker.start().run(*[(prompt, sparse) for prompt in prompts for sparse in (SPARSE, None)])
@@ -161,17 +161,13 @@ def test_attention_of_draft_layers_that_leaves_nothing_out_is_exact(
     assert_nothing_is_left_out(Worker(checkpoint, drafts=DraftsConfig(next_n=1)), 250)
 
 
-def test_attention_to_a_compressed_pool_that_leaves_nothing_out_is_exact(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sparse_attention_that_keeps_all_keys_is_exact(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept attention is measured with the latents as they are stored."""
     keep_everything(monkeypatch)
     assert_nothing_is_left_out(Worker(checkpoint, kv_dtype="float8_e4m3fn"), 250)
 
 
-def test_outputs_that_are_quantized_on_the_way_are_those_of_layers_that_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantized_outputs_equal_those_of_measured_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the last bit in three layers, for an FP8 checkpoint computed in bfloat16 with heads in two parts."""
     monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 512)
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
@@ -193,14 +189,14 @@ def test_what_is_kept_is_measured(worker: Worker) -> None:
     assert all(0.05 < measure.recall < 1 and 0 < measure.density < 1 for measure in measures)
 
 
-def test_a_worker_that_does_not_offer_it_computes_exactly_and_keeps_the_blocks_apart(checkpoint: Path) -> None:
+def test_a_worker_without_the_offer_computes_exactly(checkpoint: Path) -> None:
     worker = Worker(checkpoint, offers=False)
     exact, asked = worker.run((PROMPT, None)), worker.run((PROMPT, SPARSE))
     assert asked.token_ids == exact.token_ids and asked.cached_tokens[0] == FROM_TOKENS
     assert torch.equal(worker.blocks(PROMPT, None), worker.blocks(PROMPT, SPARSE))
 
 
-def test_a_sparse_prompt_moves_from_prefill_to_decode_under_its_own_hashes() -> None:
+def test_a_sparse_prompt_moves_under_its_own_hashes() -> None:
     rng = random.Random(0)
     pair = make_pair(rng, max_step_tokens=128)
     prompt = prompt_of(600)

@@ -86,7 +86,7 @@ def computed(model: Model, prompt: list[int], chunks: list[int]) -> tuple[torch.
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Path, tp: int) -> None:
+def test_each_rank_of_a_tp_group_computes_one_ranks_logits(checkpoint: Path, tp: int) -> None:
     # A first chunk, chunks with fewer rows than ranks, and one with rows that the ranks cannot divide evenly.
     prompt, chunks = random_prompt(110), [65, 1, 2, 3, 39]
     expected, _ = computed(load_model(checkpoint, torch.float32, CPU), prompt, chunks)
@@ -190,7 +190,7 @@ def test_few_rows_are_exchanged_in_two_sums_a_layer(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_latents_of_a_tp_group_are_equal_bit_by_bit(checkpoint: Path, dtype: torch.dtype) -> None:
+def test_ranks_of_a_tp_group_write_equal_latents(checkpoint: Path, dtype: torch.dtype) -> None:
     prompt = random_prompt(110)
 
     def compute(peers: Peers) -> torch.Tensor:
@@ -202,7 +202,7 @@ def test_the_latents_of_a_tp_group_are_equal_bit_by_bit(checkpoint: Path, dtype:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_the_ranks_of_a_tp_group_hold_their_shares_of_the_weights(checkpoint: Path, tp: int) -> None:
+def test_ranks_of_a_tp_group_divide_the_weights(checkpoint: Path, tp: int) -> None:
     assert_shares(checkpoint, torch.float32, "dequantized", tp)
 
 
@@ -211,7 +211,7 @@ def test_shares_of_fp8_weights_consist_of_their_blocks(fp8_checkpoint: Path, wei
     assert_shares(fp8_checkpoint, torch.bfloat16, weights, 2)
 
 
-def test_a_group_over_fp8_weights_is_as_exact_as_one_rank(fp8_checkpoint: Path) -> None:
+def test_fp8_weights_divided_are_as_exact_as_whole(fp8_checkpoint: Path) -> None:
     prompt, chunks = random_prompt(70), [69, 1]
     exact, _ = computed(load_model(fp8_checkpoint, torch.float32, CPU), prompt, chunks)
     alone, _ = computed(load_model(fp8_checkpoint, torch.bfloat16, CPU, "quantized"), prompt, chunks)

@@ -81,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("chunk_tokens", [8192, 64])
 @pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(tp=2, dp=2, ep=4)], ids=str)
-def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
+def test_two_micro_batches_compute_what_one_does(
     checkpoint: Path, layout: Layout, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """chunk_tokens: experts compute few tokens at once, or all."""
@@ -108,9 +108,7 @@ def test_two_micro_batches_come_to_the_logits_the_keys_and_the_counts_of_one(
     assert torch.equal(torch.as_tensor(halved), torch.as_tensor(whole)) and torch.as_tensor(whole).sum() > 0
 
 
-def test_a_half_with_fewer_chunks_of_experts_waits_for_the_keys_of_the_half_before(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_with_fewer_chunks_waits_for_earlier_keys(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first half has 33 of 65 tokens, in two chunks; the second has 32 in one chunk, which attend to the first
     half.
     """

@@ -86,7 +86,7 @@ def test_its_experts_differ_from_exact_ones_by_their_inputs_rounding(
     assert relative_error(found, expected) < 0.1
 
 
-def test_a_model_keeps_experts_in_int4_and_all_else_in_fp8(tmp_path: Path) -> None:
+def test_experts_stay_in_int4_and_other_layers_in_fp8(tmp_path: Path) -> None:
     directory = int4_checkpoint(tmp_path, static=True)
     places = {each.name: each.place for each in load_model(directory, torch.bfloat16, CPU, "quantized").parameters()}
     assert places["model.layers.1.mlp.experts.3.up_proj.weight"].dtype == torch.int8
@@ -106,7 +106,7 @@ def test_kept_in_int4_a_model_is_near_its_dequantized_self(tmp_path: Path) -> No
     assert len(generate(backend, prompt, 5, BLOCKS)) == 5
 
 
-def test_a_token_is_quantized_once_by_the_largest_scale_of_gate_and_up(tmp_path: Path) -> None:
+def test_the_larger_scale_of_gate_and_up_quantizes_a_token(tmp_path: Path) -> None:
     directory = int4_checkpoint(tmp_path, static=True, num_hidden_layers=2)
     hidden, choices = torch.randn(4, 256), torch.arange(8).view(4, 2)
     before = outputs_of(experts_of(directory), hidden, choices)

@@ -18,7 +18,7 @@ def test_no_layer_is_in_host_memory_if_all_fit() -> None:
 
 
 @pytest.mark.parametrize(("weights", "layers"), [(131, 3), (133, 3), (134, 4), (188, 22)])
-def test_as_few_layers_as_make_the_rest_and_the_slots_fit(weights: int, layers: int) -> None:
+def test_the_fewest_layers_that_make_the_rest_fit(weights: int, layers: int) -> None:
     assert fewest_layers(need(weights, 140), 2, 58) == layers
     saved = (layers - 2) * 3
     assert weights + 10 - saved <= 140 < weights + 10 - saved + 3
@@ -33,7 +33,7 @@ def test_too_little_memory_for_all_else_is_said_in_numbers() -> None:
         fewest_layers(need(300, 140), 2, 58)
 
 
-def test_layers_in_host_memory_are_spread_evenly_from_the_first_on() -> None:
+def test_layers_in_host_memory_are_spread_evenly() -> None:
     assert spread(range(3, 61), 3) == (3, 22, 41)
     assert spread(range(3, 61), 58) == tuple(range(3, 61))
     assert spread(range(3, 61), 0) == ()

@@ -70,7 +70,7 @@ def served(directory: Path, offload: OffloadConfig, **settings: Any) -> tuple[di
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", QUANTIZATION)
-def test_experts_in_host_memory_change_no_token_and_free_the_gpu_s(tmp_path: Path, form: str) -> None:
+def test_offloaded_experts_free_gpu_memory_and_change_no_token(tmp_path: Path, form: str) -> None:
     directory = write_model(tmp_path, form)
     expected, whole = served(directory, OffloadConfig())
     for layers, slots in ((3, 2), (7, 2), (4, 1)):
@@ -91,7 +91,7 @@ def test_drafts_with_experts_in_host_memory_change_no_token(tmp_path: Path, sett
 
 
 @pytest.mark.gpu
-def test_auto_leaves_as_many_experts_on_the_device_as_memory_allows(tmp_path: Path) -> None:
+def test_auto_keeps_as_many_experts_on_the_device_as_fit(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "plain")
     _, taken = served(directory, OffloadConfig(layers="auto", kv_tokens=64))
     assert taken > 7 * 64 * 3 * 512 * 512 * 2

@@ -93,7 +93,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["alone", "dp 2", "tp 2"],
 )
-def test_ranks_with_drafts_and_two_micro_batches_get_the_same_tokens(
+def test_ranks_with_drafts_and_micro_batches_get_the_same_tokens(
     checkpoint: Path,
     parallel: ParallelConfig,
     chunk_tokens: int,
@@ -188,7 +188,7 @@ def test_experts_that_host_memory_cannot_hold_are_refused(checkpoint: Path, monk
         load_model(checkpoint, torch.float32, CPU, offloading=offloading(4))
 
 
-def test_a_layer_is_passed_when_all_parts_of_a_step_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_passed_when_all_parts_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, told = Turns(), list[str]()
     layers = OffloadedLayers([0, 1], 1, CPU, turns)
     monkeypatch.setattr(layers.ring, "begin", lambda: told.append("begins"))

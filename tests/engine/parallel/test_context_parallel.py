@@ -28,7 +28,7 @@ LAYERS = 3
 
 @pytest.mark.parametrize("next_n", [0, 2])
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.check("layouts"))])
-def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
+def test_a_prompt_that_all_ranks_compute_gets_transformers_tokens(
     tmp_path: Path, ranks: int, next_n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rank has whole chunks, a short last one by itself, and a prompt after cached blocks; another
@@ -68,9 +68,7 @@ def test_tokens_are_those_of_transformers_when_all_ranks_compute_a_prompt(
     assert {rank for rank, _ in divided} == {0} and min(tokens for _, tokens in divided) >= 20
 
 
-def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_compute_a_sparse_prompt_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of 512 tokens is four pieces, two on each rank. After the first two, half of the attention is left
     out.
     """
@@ -106,7 +104,7 @@ def test_a_sparse_prompt_is_computed_by_all_ranks_as_one_computes_it_in_such_pie
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_ranks_have_each_token_of_a_chunk_once_and_one_piece_from_each_end(ranks: int) -> None:
+def test_ranks_divide_a_chunk_by_pieces_from_both_ends(ranks: int) -> None:
     for tokens in [*range(1, 40), 1000]:
         division = Division(tokens, ranks)
         shares: list[int | None] = []
@@ -120,7 +118,7 @@ def test_ranks_have_each_token_of_a_chunk_once_and_one_piece_from_each_end(ranks
     assert {sum(begin + end for begin, end in whole.pieces(rank)) for rank in range(ranks)} == {32 * ranks}
 
 
-def test_the_longest_chunk_is_divided_if_that_makes_the_step_shorter() -> None:
+def test_the_longest_chunk_is_divided_if_steps_get_shorter() -> None:
     assert chosen([Offer(100, 5), Offer(0, 9)]) == 0
     assert chosen([Offer(0, 0), Offer(60, 0), Offer(60, 4), Offer(0, 0)]) is None
     assert chosen([Offer(0, 0), Offer(60, 0), Offer(80, 0), Offer(20, 0)]) is None
@@ -130,7 +128,7 @@ def test_the_longest_chunk_is_divided_if_that_makes_the_step_shorter() -> None:
     assert chosen([Offer(90, 0), Offer(90, 0)]) is None
 
 
-def test_rows_that_decode_and_tokens_that_are_known_are_not_divided() -> None:
+def test_decoding_rows_and_known_tokens_are_not_divided() -> None:
     def row(tokens: int, drafts: int = 0, shared: int = 0) -> Row:
         return Row([0] * tokens, 0, [0], GREEDY, drafts=drafts, shared=shared)
 

@@ -115,7 +115,7 @@ async def test_several_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, la
 @pytest.mark.parametrize(
     "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1:2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
 )
-async def test_drafts_experts_in_host_memory_and_steps_that_are_not_captured_change_no_token(
+async def test_drafts_offloaded_experts_and_eager_steps_change_no_token(
     checkpoint: Path, layout: tuple[int, int, int], settings: dict[str, Any]
 ) -> None:
     async with running_group(config_of(checkpoint, *layout, **settings)) as (group, transcript):
@@ -140,7 +140,7 @@ async def test_quantized_weights_and_kv_are_served_by_several_gpus(
     "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1:2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
-async def test_a_rank_that_dies_or_freezes_in_a_step_ends_the_worker_in_time(
+async def test_a_rank_that_dies_or_freezes_ends_the_worker(
     checkpoint: Path, layout: tuple[int, int, int], number: signal.Signals
 ) -> None:
     group, transcript = await RankGroup.start(config_of(checkpoint, *layout, total_blocks=200)), Transcript()

@@ -3,7 +3,7 @@ import os
 from engine.parallel.group_memory import HEADER_BYTES, GroupMemory, create_memory
 
 
-def test_a_rank_has_ended_once_it_has_closed_its_memory_though_its_map_lives_on() -> None:
+def test_a_rank_that_closes_its_memory_has_ended() -> None:
     descriptor = create_memory(HEADER_BYTES)
     first, second = GroupMemory(descriptor, 0), GroupMemory(descriptor, 1)
     os.close(descriptor)

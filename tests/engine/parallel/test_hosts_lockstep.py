@@ -19,7 +19,7 @@ LAYOUTS = [Layout(dp=2, ep=2, hosts=2), Layout(tp=2, dp=2, ep=4, hosts=2)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_ranks_of_all_hosts_agree_on_shapes_that_hold_all_proposals(layout: Layout) -> None:
+def test_hosts_agree_on_a_shape_that_holds_all_proposals(layout: Layout) -> None:
     def act(peers: Peers) -> list[StepShape]:
         own, rank = agreement_of(peers), peers.in_worker.rank
         return [own.agree(decoding(step * 10 + rank, waiting_prompts=1)) for step in range(100)]
@@ -48,7 +48,7 @@ def test_ranks_stop_when_all_hosts_want_to() -> None:
     assert on_each_rank(Layout(dp=4, ep=4, hosts=2), act) == [[False, False, False, True, True]] * 4
 
 
-def test_a_proposal_wakes_every_rank_of_the_other_host_and_is_due_until_they_answer() -> None:
+def test_a_proposal_wakes_every_rank_of_the_other_host() -> None:
     asleep = threading.Barrier(4)
 
     def act(peers: Peers) -> list[bool]:
@@ -67,7 +67,7 @@ def test_a_proposal_wakes_every_rank_of_the_other_host_and_is_due_until_they_ans
     assert on_each_rank(Layout(dp=4, ep=4, hosts=2), act) == [[False, False]] * 4
 
 
-def test_a_line_that_has_ended_is_a_lost_rank_once_its_records_are_read() -> None:
+def test_a_broken_line_fails_once_its_records_are_read() -> None:
     ours, theirs = socket.socketpair()
     others, arrived = HostLine(theirs, 1, 2, lambda: None, 20.0), threading.Event()
     line = HostLine(ours, 0, 2, arrived.set, 20.0)
@@ -81,7 +81,7 @@ def test_a_line_that_has_ended_is_a_lost_rank_once_its_records_are_read() -> Non
         line.exchange(b"more")
 
 
-def test_a_host_that_does_not_answer_ends_the_wait_with_its_name() -> None:
+def test_an_error_names_the_host_that_does_not_answer() -> None:
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(RankLost, match=r"host 1 has not answered for 0.2 s"):
         HostLine(ours, 0, 2, lambda: None, 0.2).exchange(b"ours")

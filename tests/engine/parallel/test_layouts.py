@@ -88,7 +88,7 @@ def test_greedy_tokens_are_those_of_transformers(
     "layout",
     [pytest.param(each, marks=() if each == (2, 2, 4) else pytest.mark.check("layouts")) for each in ON_TWO_HOSTS],
 )
-def test_greedy_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
+def test_greedy_tokens_of_two_hosts_are_those_of_transformers(
     checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int]
 ) -> None:
     tp, dp, ep = layout
@@ -111,7 +111,7 @@ def seeded(checkpoint: Path) -> dict[int, list[int]]:
 
 
 @layouts(((2, 1, 1), "off", 0), ((1, 2, 2), "on", 0), ((2, 2, 2), "off", 2))
-def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
+def test_preempted_and_cancelled_requests_keep_one_ranks_seeded_tokens(
     checkpoint: Path, seeded: dict[int, list[int]], layout: ParallelConfig, next_n: int
 ) -> None:
     ranks, preempted = Layout.of(layout).dp, set[Engine]()
@@ -150,7 +150,7 @@ class SecondTurns:
 
 
 @layouts(((2, 1, 1), "off", 0), ((1, 2, 2), "on", 2), ((2, 2, 2), "on", 0))
-def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
+def test_a_second_turn_gets_the_tokens_of_transformers(
     checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: ParallelConfig, next_n: int
 ) -> None:
     config, second = config_of(checkpoint, layout, drafts=DraftsConfig(next_n=next_n)), SecondTurns()
@@ -158,7 +158,7 @@ def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
     second.check(transcript, reference)
 
 
-def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_there_before_it(checkpoint: Path) -> None:
+def test_an_idle_rank_stops_though_another_is_always_first(checkpoint: Path) -> None:
     steps_without_requests = 0
 
     def between_steps(engine: Engine, transcript: Transcript) -> None:
@@ -175,7 +175,7 @@ def test_a_rank_stops_when_its_requests_have_ended_though_another_is_always_ther
 
 
 @layouts(((1, 2, 2), "off", 0), ((2, 2, 2), "off", 2))
-def test_ranks_compute_second_turns_in_graphs_that_all_have_agreed_on(
+def test_ranks_compute_second_turns_in_graphs_they_agree_on(
     checkpoint: Path,
     reference: DeepseekV3ForCausalLM,
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,7 @@ def test_ranks_agree_on_a_shape_that_holds_all_proposals() -> None:
     assert agreed == [StepShape(300, decode_only=False, drafts=1, rows=3)] * 3
 
 
-def test_ranks_that_propose_the_same_again_and_again_agree_on_it_and_count_all_waiting_prompts() -> None:
+def test_repeated_proposals_add_up_their_waiting_prompts() -> None:
     def act(peers: Peers) -> list[StepShape]:
         return [peers.steps.agree(StepShape(7, waiting_prompts=waiting)) for waiting in (0, 0, 1, 1, 0)]
 
@@ -44,7 +44,7 @@ def test_many_agreements_follow_one_another_in_order(ranks: int) -> None:
     assert on_each_rank(Layout(dp=ranks), act) == [[step * 10 + ranks - 1 for step in range(200)]] * ranks
 
 
-def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
+def test_a_proposal_wakes_others_and_waits_for_answers() -> None:
     asleep = threading.Event()
 
     def act(peers: Peers) -> list[bool]:
@@ -63,7 +63,7 @@ def test_a_proposal_wakes_the_others_and_is_due_until_they_answer() -> None:
     assert on_each_rank(Layout(dp=2), act) == [[False, True, False], [False]]
 
 
-def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proposal_that_a_rank_awaits_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # So that a sleeping rank does not wake by itself to look.
     monkeypatch.setattr("engine.parallel.lockstep.LOOK_SECONDS", 60.0)
 
@@ -81,7 +81,7 @@ def test_a_rank_that_sleeps_is_woken_by_the_proposal_that_it_waits_for(monkeypat
     assert max(first) < 20
 
 
-def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> None:
+def test_a_busy_rank_is_not_woken_after_a_rest() -> None:
     rests = [threading.Event(), threading.Event()]
 
     def act(peers: Peers) -> list[bool]:
@@ -113,7 +113,7 @@ def test_a_rank_that_is_busy_is_not_woken_though_it_has_slept_and_rested() -> No
     assert on_each_rank(Layout(dp=2), act) == [[False] * 8] * 2
 
 
-def test_a_rank_that_does_not_answer_ends_the_wait_with_its_name() -> None:
+def test_an_error_names_the_rank_that_does_not_answer() -> None:
     done = threading.Event()
 
     def act(peers: Peers) -> None:
@@ -129,7 +129,7 @@ def test_a_rank_that_does_not_answer_ends_the_wait_with_its_name() -> None:
     on_each_rank(Layout(dp=2), act, limit_seconds=0.2)
 
 
-def test_a_rank_that_has_ended_is_lost_but_not_what_it_proposed() -> None:
+def test_the_last_proposal_of_a_lost_rank_counts() -> None:
     def act(peers: Peers) -> StepShape:
         if peers.place.rank == 0:
             time.sleep(ASLEEP)

@@ -208,7 +208,7 @@ def test_a_part_of_fp8_blocks_is_dequantized_alone(tmp_path: Path, rows: slice, 
     assert torch.equal(loaded_into(tmp_path, name, place, rows, columns), whole[rows, columns])
 
 
-def test_a_part_of_an_fp8_weight_stays_as_it_is_published(tmp_path: Path) -> None:
+def test_a_part_of_an_fp8_weight_stays_as_published(tmp_path: Path) -> None:
     published = read_tensors(tiny_checkpoint(tmp_path, dtype="float8"))
     name = "model.layers.1.self_attn.q_b_proj.weight"
     place = torch.empty(64, 32, dtype=torch.float8_e4m3fn)
@@ -229,7 +229,7 @@ print(peak() - before)
 """
 
 
-def test_loading_peaks_under_one_and_a_fifth_of_the_checkpoints_size(tmp_path: Path) -> None:
+def test_loading_peaks_below_a_fifth_more_than_the_checkpoint(tmp_path: Path) -> None:
     tiny_checkpoint(
         tmp_path, dtype="bfloat16", hidden_size=1024, moe_intermediate_size=1024, num_nextn_predict_layers=0
     )

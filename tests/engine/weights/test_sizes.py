@@ -23,7 +23,7 @@ def sizes_on(layout: Layout) -> Sizes:
     return sizes_of(config, make_allocator(config, torch.bfloat16, torch.device("meta"), "quantized", exchange))
 
 
-def test_a_model_that_is_kept_as_published_takes_what_its_file_holds(tmp_path: Path) -> None:
+def test_a_model_kept_as_published_takes_its_files_size(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path)
     config = read_model_config(directory)
     sizes = sizes_of(config, make_allocator(config, torch.float32, torch.device("meta"), "dequantized"))
@@ -32,7 +32,7 @@ def test_a_model_that_is_kept_as_published_takes_what_its_file_holds(tmp_path: P
     assert sizes.weights == sum(each.nbytes for name, each in published.items() if not name.startswith(drafts))
 
 
-def test_ranks_divide_the_experts_and_nothing_else_unless_they_compute_the_same_tokens() -> None:
+def test_dp_ranks_divide_experts_alone_and_tp_ranks_the_rest() -> None:
     whole, four = sizes_on(Layout()), sizes_on(Layout(dp=4, ep=4))
     apart = sizes_on(Layout(dp=2, ep=2))
     # Two layers have experts. On a single rank the shared experts count among them.
@@ -40,7 +40,7 @@ def test_ranks_divide_the_experts_and_nothing_else_unless_they_compute_the_same_
     assert four.layer_experts == pytest.approx(whole.layer_experts * 256 / 257 / 4)
 
 
-def test_a_rank_of_a_worker_that_is_one_tp_group_has_its_share_of_shared_experts_twice() -> None:
+def test_a_rank_of_one_tp_group_holds_shared_experts_twice() -> None:
     alone, beside_another = sizes_on(Layout(tp=4, ep=4)), sizes_on(Layout(tp=4, dp=2, ep=8))
     without_routed = [sizes.weights - 2 * sizes.layer_experts for sizes in (alone, beside_another)]
     assert without_routed[0] - without_routed[1] == pytest.approx(2 * SHARED_EXPERT / 4, rel=1e-3)
