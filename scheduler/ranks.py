@@ -224,11 +224,11 @@ class Rank:
         """A placed request has ended. If the rank has not reported since the placement, it may never report the prompt,
         so the prompt's time is taken back.
 
-        False if it was settled before.
+        False if nothing was known of it any more.
         """
-        self.ends.remove(key)
+        had_end = self.ends.remove(key)
         if key not in self.placed:
-            return False
+            return had_end
         placed_at, work = self.placed[key]
         if self.prompts_until is not None and placed_at >= self._load_at:
             self.prompts_until -= work.prompt_seconds

@@ -20,10 +20,13 @@ class Ends:
         self._by_key[key] = ends_at
         insort(self._ordered, ends_at)
 
-    def remove(self, key: PlacementKey) -> None:
+    def remove(self, key: PlacementKey) -> bool:
+        """False if it was not there."""
         ends_at = self._by_key.pop(key, None)
-        if ends_at is not None:
-            del self._ordered[bisect_left(self._ordered, ends_at)]
+        if ends_at is None:
+            return False
+        del self._ordered[bisect_left(self._ordered, ends_at)]
+        return True
 
     def first(self, count: int) -> list[float]:
         """The earliest ends, ascending."""
