@@ -26,11 +26,10 @@ from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineCo
 from engine.engine import Engine
 from engine.exchange.interface import RankExchange
 from engine.exchange.peer import PeerExchange
-from engine.model.activations import InputForm
+from engine.model.activations import InputForm, Normalized
 from engine.model.config import ModelConfig
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import Normalized
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import Peers

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.exchange.alone import Alone
-from engine.exchange.begun import Begun
-from engine.exchange.interface import RankExchange
+from engine.exchange.interface import Begun, RankExchange
 from engine.parallel.layout import Group
 from kernels.act_quant import Quantized
 from kernels.norm import Delta

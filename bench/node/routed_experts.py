@@ -7,14 +7,13 @@ import torch
 from capacity.floor import FP8, INT4
 from capacity.shapes import DEEPSEEK_R1, EXPERTS
 from engine.exchange.interface import RankExchange
-from engine.model.activations import InputForm
+from engine.model.activations import InputForm, Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import Experts
 from engine.model.gate import Gate
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import Normalized
 from engine.model.quantization import Stored
 from engine.weights.loading import make_allocator
 from engine.weights.random_weights import fill_randomly

@@ -17,8 +17,7 @@ from engine.model.config import ModelConfig
 from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
-from engine.weights.loading import make_allocator
-from engine.weights.making import make_model
+from engine.weights.loading import make_allocator, make_model
 
 # The engine's names of number formats, by short names. "auto" means bfloat16 here.
 DTYPES: Mapping[str, str] = MappingProxyType({"bf16": "auto", "fp8": "float8_e4m3fn"})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.exchange.begun import Begun
+from engine.exchange.interface import Begun
 from engine.parallel.layout import Group, Place
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.exchange.begun import Begun
+from engine.exchange.interface import Begun
 from engine.parallel.layout import Group
 from engine.parallel.meeting import Meeting
 from engine.parallel.peers import TENSOR_SLOT_BYTES, Peers

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.exchange.begun import Begun
-from engine.exchange.interface import RankExchange
+from engine.exchange.interface import Begun, RankExchange
 from engine.exchange.rail import Rail
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized

@@ -1,18 +1,35 @@
 """The calls by which ranks of a worker exchange tensors."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from engine.exchange.begun import Begun
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
 from kernels.norm import Delta
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm
 
+ResultT = TypeVar("ResultT")
+
 # How long a GPU waits for another rank's GPU while ranks load and compile, each at its own pace.
 STARTING_SECONDS = 120.0
+
+
+class Begun(Generic[ResultT]):
+    """An exchange that is under way while its rank computes."""
+
+    def __init__(self, collect: Callable[[], ResultT], reads: object = None) -> None:
+        """collect: called once, by the first `finish`; reads: what the exchange reads, kept until then."""
+        self._collect: Callable[[], ResultT] | None = collect
+        self._reads = reads
+
+    def finish(self) -> ResultT:
+        """Wait for the exchange; on a GPU the current stream waits, not the host. Raises RankLost."""
+        if self._collect is not None:
+            self._result = self._collect()
+            self._collect = self._reads = None
+        return self._result
 
 
 class RankExchange(Protocol):

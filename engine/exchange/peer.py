@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from engine.exchange.begun import Begun, ResultT
 from engine.exchange.host import HostExchange
-from engine.exchange.interface import STARTING_SECONDS
+from engine.exchange.interface import STARTING_SECONDS, Begun, ResultT
 from engine.exchange.peer_memory import PeerMemory
 from engine.parallel.layout import Group
 from engine.parallel.peers import Peers

@@ -1,5 +1,6 @@
-"""The forms in which a layer takes its input."""
+"""The forms in which layers take their input, as norms leave it."""
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
@@ -18,3 +19,36 @@ class InputForm(Enum):
 Activations = torch.Tensor | Quantized
 # What travels to experts on other ranks.
 Sent = Activations | ScaledRows
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """The output of a norm: [tokens, hidden], in one form or both; a form is None if no layer reads it."""
+
+    # Of the model's dtype.
+    plain: torch.Tensor | None
+    # In groups of FP8.
+    quantized: Quantized | None
+
+    @property
+    def tokens(self) -> int:
+        values = self.plain if self.quantized is None else self.quantized.values
+        assert values is not None
+        return values.shape[0]
+
+    def unquantized(self) -> torch.Tensor:
+        """The plain form, if a layer asked for it."""
+        assert self.plain is not None
+        return self.plain
+
+    def in_form(self, form: InputForm) -> Activations:
+        """form: one of those that were asked for."""
+        if form is InputForm.PLAIN:
+            return self.unquantized()
+        assert self.quantized is not None
+        return self.quantized
+
+    def rows(self, rows: slice) -> "Normalized":
+        """Some of the tokens, which begin at a multiple of `SCALE_ALIGNMENT` if they are quantized."""
+        plain, quantized = self.plain, self.quantized
+        return Normalized(None if plain is None else plain[rows], None if quantized is None else quantized[rows])

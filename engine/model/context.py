@@ -7,8 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.model.expanded_attention import ExpandedRows
-from engine.model.sparse_attention import SparseRow
-from engine.model.sparse_meter import SparseMeter
+from engine.model.sparse_attention import SparseMeter, SparseRow
 from kernels.fp8_gemm import Workspace
 from kernels.mla_decode import DecodePlan
 

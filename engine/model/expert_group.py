@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from engine.exchange.begun import Begun
-from engine.exchange.interface import RankExchange
+from engine.exchange.interface import Begun, RankExchange
 from engine.exchange.turns import Turns
 from engine.model.activations import Sent
 from engine.model.deep_ep import DeepEp

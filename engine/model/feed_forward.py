@@ -4,9 +4,8 @@ from collections.abc import Set
 
 import torch
 
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Normalized
 from engine.model.allocator import Allocator
-from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut
 from engine.model.quantization import LinearKind
 from engine.model.share import ModelShare

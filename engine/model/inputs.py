@@ -13,8 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, DeviceState, ForwardContext
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
 from engine.model.expanded_attention import ExpandedRows
-from engine.model.sparse_attention import SparseRow
-from engine.model.sparse_meter import MOST_SAMPLES, SparseMeter
+from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
 from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill

@@ -6,13 +6,12 @@ from operator import itemgetter
 import torch
 
 from engine.model import expanded_attention, sparse_attention
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, Cut, ForwardContext, SharedLatents
 from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Latents, make_expansion
-from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow, measure

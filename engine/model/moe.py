@@ -7,15 +7,14 @@ from itertools import islice
 
 import torch
 
-from engine.exchange.begun import Begun
-from engine.model.activations import InputForm
+from engine.exchange.interface import Begun
+from engine.model.activations import InputForm, Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
 from engine.model.formats.interface import ExpertShape
 from engine.model.gate import Gate
-from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters
 from kernels.act_quant.quantized import aligned_rows
 from kernels.fp8_gemm import Workspace

@@ -5,8 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.model.activations import InputForm
-from engine.model.normalized import Normalized
+from engine.model.activations import InputForm, Normalized
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine

@@ -1,12 +1,14 @@
 """Attention of a prompt to the keys that matter: chosen in the absorbed form, attended to in the expanded form."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 from engine.model.expanded_attention import Expand, cut_heads
-from engine.model.sparse_meter import SparseMeter
+from engine.requests.sparse_measure import SparseMeasure
 from kernels.act_quant import QuantizedRows
+from kernels.host_copy import HostCopies
 from kernels.sparse_prefill import (
     BLOCK_KEYS,
     TILE_QUERIES,
@@ -16,6 +18,30 @@ from kernels.sparse_prefill import (
     sparse_prefill,
     sparse_prefill_and_quantize,
 )
+
+# Queries of a chunk that are measured, spread evenly: together they cost as much as one block of exact attention.
+MOST_SAMPLES = 16
+
+
+class SparseMeter:
+    """Samples of how much sparse attention keeps, while they are copied from the device: layers write, the backend
+    reads. A chunk is measured in one layer, and which one changes from chunk to chunk.
+    """
+
+    def __init__(self) -> None:
+        self._copies: deque[HostCopies] = deque()
+
+    def note(self, recall: torch.Tensor, density: torch.Tensor) -> None:
+        """Both are tensors of one number."""
+        self._copies.append(HostCopies((recall, density)))
+
+    def drain(self) -> list[SparseMeasure]:
+        """The samples that have reached the host since the last call. Does not wait."""
+        measures = []
+        while self._copies and self._copies[0].done:
+            recall, density = self._copies.popleft().read()
+            measures.append(SparseMeasure(float(recall), float(density)))
+        return measures
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.context import DeviceState
 from engine.model.model import model_rotations
-from engine.model.sparse_meter import SparseMeter
+from engine.model.sparse_attention import SparseMeter
 from kernels.decode_rows import NO_TOKEN
 from kernels.fp8_gemm import make_workspace
 from mesh.blocks import BLOCK_TOKENS

@@ -10,9 +10,8 @@ from engine.model.activations import Activations, InputForm, Sent
 from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import Experts, ExpertShape, WeightFormat
 from engine.model.parameters import NamedParameters
-from engine.offload.memory import SlotMemory
+from engine.offload.memory import Room, SlotMemory, endless_room
 from engine.offload.ring import Ring
-from engine.offload.room import Room, endless_room
 
 
 class OffloadedLayers:

@@ -86,9 +86,8 @@ class Backends:
     def _over_hosts(self, place: Place, within: "RankExchange", device: str) -> "RankExchange":
         import torch
 
-        from engine.exchange.asked_store import AskedStore
         from engine.exchange.hosts import HostsExchange
-        from engine.exchange.rail import Rail
+        from engine.exchange.rail import AskedStore, Rail
 
         assert self._rendezvous is not None
         number, hosts = place.on_host.rank, place.layout.hosts

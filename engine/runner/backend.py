@@ -35,7 +35,7 @@ from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, warm_up
-from engine.weights.making import make_model
+from engine.weights.loading import make_model
 from kernels.host_copy import to_indices
 from mesh.observe import span
 from mesh.start_times import StartTimes

@@ -1,4 +1,4 @@
-"""From a checkpoint's directory to a model that computes."""
+"""From a configuration or a checkpoint's directory to a model that computes."""
 
 import re
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import torch
 from engine.balance.config import BalanceConfig
 from engine.balance.placement import ExpertPlacement
 from engine.balance.placements import first_placements
+from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import RankExchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
@@ -37,6 +38,25 @@ _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
 # How quantized weights are kept: as they are published, or in the model's dtype.
 KeptWeights = Literal["quantized", "dequantized"]
+
+
+def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = None) -> Model:
+    """exchange: with the worker's other ranks, if there are any. Raises CheckpointError, ConfigError."""
+    config = resolved.config
+    assert config.model_dir is not None
+    make = random_model if config.random_weights else load_model
+    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
+    return make(
+        config.model_dir,
+        dtype,
+        device,
+        resolved.weights,
+        drafts=config.drafts.most,
+        fp8_queries=config.query_weights == "fp8",
+        exchange=exchange,
+        balance=config.settled_balance,
+        offloading=Offloading(resolved),
+    )
 
 
 def load_model(

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from engine.batch import Row
+from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.context import ForwardContext
 from engine.model.feed_forward import FeedForward
@@ -18,7 +19,6 @@ from engine.model.formats.choice import choose_formats
 from engine.model.gate import Gate
 from engine.model.inputs import build_context
 from engine.model.mla import Attention
-from engine.model.normalized import Normalized
 from engine.model.quantization import Quantization
 from engine.model.state import make_state
 from kernels.norm.reference import rms_norm

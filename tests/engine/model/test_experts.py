@@ -7,12 +7,11 @@ import torch
 
 from engine.exchange.alone import Alone
 from engine.model import moe
-from engine.model.activations import Sent
+from engine.model.activations import Normalized, Sent
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.formats.choice import choose_formats
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, merged_shape
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize

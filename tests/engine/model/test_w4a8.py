@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.exchange.alone import Alone
+from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import read_model_config
 from engine.model.expert_group import ExpertGroup
@@ -16,7 +17,6 @@ from engine.model.formats.interface import Experts, ExpertShape
 from engine.model.formats.plain import PlainExperts
 from engine.model.formats.w4a8 import W4A8Experts
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import Normalized
 from engine.model.parameters import Part
 from engine.model.quantization import Quantization, Stored
 from engine.weights.checkpoint import load_weights

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from engine.exchange.asked_store import AskedStore
-from engine.exchange.rail import Rail
+from engine.exchange.rail import AskedStore, Rail
 from worker.hosts.rendezvous import Rendezvous
 
 
