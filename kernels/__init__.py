@@ -1,0 +1,1 @@
+"""Operations on tensors, one folder each: a plain reference defines it, kernels compute it."""
