@@ -54,6 +54,8 @@ class ModelConfig:
     draft_quantization: Quantization | None = field(default=None, kw_only=True)
     # How many MTP modules are computed.
     draft_layers: int = 0
+    # Whether the checkpoint has gates in float32; its tensors decide.
+    float32_gates: bool = False
 
     @property
     def qk_head_dim(self) -> int:

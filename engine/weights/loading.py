@@ -117,9 +117,12 @@ def random_model(
 
 
 def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Complete the configuration by what only the tensors say: which scales INT4 experts have in addition to those of
-    their weights, and what is in NVFP4. Raises CheckpointError if layers that should be alike differ.
+    """Complete the configuration by what only the tensors say: whether gates are in float32, which scales INT4 experts
+    have in addition to those of their weights, and what is in NVFP4. Raises CheckpointError if layers that should be
+    alike differ.
     """
+    gates = (entry for name, entry in shards.entries.items() if name.endswith(".mlp.gate.weight"))
+    config = replace(config, float32_gates=any(gate.dtype == "F32" for gate in gates))
     quantization = config.quantization
     if quantization.experts is Stored.NVFP4:
         layers = config.num_hidden_layers
@@ -148,7 +151,9 @@ def make_allocator(
     quantized = weights == "quantized"
 
     def formats_of(stored: Quantization) -> Formats:
-        return choose_formats(stored, dtype, dequantize=not quantized, fp8_queries=fp8_queries)
+        return choose_formats(
+            stored, dtype, dequantize=not quantized, fp8_queries=fp8_queries, float32_gates=config.float32_gates
+        )
 
     drafts = config.draft_quantization or config.quantization
     placements: dict[int, ExpertPlacement] = {}

@@ -7,6 +7,7 @@ from kernels.fp8_gemm.operands import BlockScaled
 from kernels.grouped_gemm import deep_gemm, reference
 from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import ContiguousLayout, Layout
+from kernels.swiglu import swiglu
 
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -20,7 +21,30 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
     if x.is_cuda and x.dtype == torch.float32:
         # torch's own makes the host wait in float32, and only small models use float32.
         return reference.all_groups_gemm(x, weights, ends)
+    if x.is_cuda:
+        # Imported here: a machine without a GPU may lack Triton.
+        from kernels.grouped_gemm import few_rows
+
+        if few_rows.takes(x, weights):
+            return few_rows.grouped_gemm(x, weights, ends)
     return reference.grouped_gemm(x, weights, ends)
+
+
+def grouped_swiglu(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """`swiglu` of `grouped_gemm`: the first half of a group's outputs gates the second half.
+
+    weights: [groups, 2 * width, inputs]; the others as `grouped_gemm` takes them. Returns [rows, width]; with few rows
+    on a GPU the product is rounded once, after the gate.
+    """
+    assert x.shape[1] == weights.shape[2] and x.dtype == weights.dtype and x.is_contiguous()
+    assert weights.shape[1] % 2 == 0 and ends.shape == weights.shape[:1] and ends.dtype == torch.int32
+    if x.is_cuda:
+        # Imported here: a machine without a GPU may lack Triton.
+        from kernels.grouped_gemm import few_rows
+
+        if few_rows.takes(x, weights):
+            return few_rows.grouped_gemm(x, weights, ends, gated=True)
+    return swiglu(grouped_gemm(x, weights, ends))
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:

@@ -27,14 +27,22 @@ class Formats:
     fp8_expansion: bool = False
 
 
-def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool, fp8_queries: bool = False) -> Formats:
+def choose_formats(
+    stored: Quantization,
+    dtype: torch.dtype,
+    *,
+    dequantize: bool,
+    fp8_queries: bool = False,
+    float32_gates: bool = False,
+) -> Formats:
     """Quantized weights stay as they are published, or are converted to the model's dtype if `dequantize`. fp8_queries:
     unless `dequantize`, projections of queries that are published plain are quantized when they are loaded.
+    float32_gates: gates are published in float32, and stay so, because rounding would change their choices.
     """
+    gate_dtype = torch.float32 if float32_gates else dtype
     if dequantize or not (stored.quantized or fp8_queries):
-        # The gate's choice must not depend on the model's dtype.
         linear: dict[LinearKind, WeightFormat] = dict.fromkeys(LinearKind, PlainFormat())
-        return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=torch.float32)
+        return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=gate_dtype)
     linear = {kind: _format_of(stored.linear_of(kind), stored) for kind in LinearKind}
     if fp8_queries and stored.linear_of(LinearKind.QUERY) is Stored.PLAIN:
         linear[LinearKind.QUERY] = Fp8AtLoadFormat()
@@ -43,8 +51,7 @@ def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool
         experts=_format_of(stored.experts, stored),
         # One grouped product for all experts is as fast as two, or faster, if all have one format.
         shared_apart=stored.experts is Stored.NVFP4 or stored.experts is not stored.linear_of(LinearKind.FEED_FORWARD),
-        # Quantized checkpoints hold the gate in bfloat16.
-        gate_dtype=dtype if stored.quantized else torch.float32,
+        gate_dtype=gate_dtype,
         fp8_expansion=stored.linear is Stored.FP8,
     )
 

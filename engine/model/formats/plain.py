@@ -11,9 +11,8 @@ from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
 from kernels.fp8_gemm import Workspace
-from kernels.grouped_gemm import grouped_gemm
+from kernels.grouped_gemm import grouped_gemm, grouped_swiglu
 from kernels.moe_permute import expand
-from kernels.swiglu import swiglu
 
 
 class PlainFormat:
@@ -73,5 +72,5 @@ class PlainExperts:
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, torch.Tensor)
         placed = expand(hidden, choices, self._shape.count, self._shape.first)
-        inner = swiglu(grouped_gemm(placed.rows, self._gate_up, placed.ends))
+        inner = grouped_swiglu(placed.rows, self._gate_up, placed.ends)
         return grouped_gemm(inner, self._down, placed.ends), placed.positions
