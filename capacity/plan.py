@@ -16,7 +16,7 @@ from capacity.ceilings import Ceilings
 from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
-from engine.memory.pool_room import blocks_for_others
+from engine.memory.memory_plan import blocks_for_others
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
 from engine.offload.choice import MemoryNeed, fewest_layers

@@ -3,14 +3,14 @@
 Structs of msgspec because hundreds are made in every step, and frozen dataclasses take ten times as long.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from engine.balance.report import BalanceReport
-from engine.pace.step_times import StepTimes
-from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
@@ -158,6 +158,29 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     # Whether prompts of some rank must wait after this step too (engine.pace.mixed_steps). False unless `decode_only`.
     owes: bool = False
+
+
+class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """What sparse attention kept of one chunk, in one layer."""
+
+    # Which share of the exact attention was kept: the mean over the heads and some of the queries.
+    recall: float
+    # Which share of the blocks that exact attention computes was computed.
+    density: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a decode step by its rows and its drafts."""
+
+    # Ascending numbers of rows.
+    rows: Sequence[int]
+    # For each of these numbers: the seconds with no drafts, with one draft a row, ...
+    seconds: Sequence[Sequence[float]]
+
+    def of(self, rows: int) -> Sequence[float]:
+        """By depth, at the nearest measured number of rows that is no smaller; at the largest if all are smaller."""
+        return self.seconds[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
 
 
 class Launched(Protocol):

@@ -15,7 +15,7 @@ from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.moves.transfers import Transfers
 from engine.pace.pacing import Pacing
-from engine.plan.schedule import Schedule
+from engine.plan.schedule import RequestSchedule
 from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.requests.intake import Intake
@@ -70,7 +70,7 @@ class Engine:
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
-        self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
+        self._schedule = RequestSchedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
         self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter)
         self._requests: dict[int, Request] = {}
         self._wakefulness = Wakefulness(

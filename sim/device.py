@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from itertools import accumulate, repeat
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, StepShape
-from engine.pace.step_times import StepTimes
+from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
 from engine.plan.step_plan import Chunk
 from engine.requests.request import Request
-from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import ThinkTokens
 from engine.step.step_work import StepWork
 from mesh.costs import CostModel

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol.pulse import Progress
+from engine.protocol.pulse import LoopProgress
 
 # If a rank has made no progress for STALLED_SECONDS beyond the longest step that it announced, its worker gets no new
 # requests. After END_SECONDS the worker is ended, so that its requests move. With the time between two heartbeats, that
@@ -26,11 +26,11 @@ class Watchdog:
     """Watches one rank."""
 
     def __init__(self) -> None:
-        self._last: Progress | None = None
+        self._last: LoopProgress | None = None
         # Seconds since each of the counts last grew.
         self._beat_age = self._step_loop_age = self._transfer_age = 0.0
 
-    def observe(self, progress: Progress, elapsed_seconds: float) -> Stall:
+    def observe(self, progress: LoopProgress, elapsed_seconds: float) -> Stall:
         """Take a reading, `elapsed_seconds` after the last. Time in which this process did not run must not count."""
         last, self._last = self._last, progress
         if last is None:

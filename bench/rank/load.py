@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import torch
 
-from engine.batch import Backend
+from engine.batch import Backend, SparseMeasure
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
-from engine.requests.sparse_measure import SparseMeasure
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from engine.plan.standing import Standing
+from engine.plan.tenants import TenantStanding
 from engine.requests.progress import Progress
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.shares import Share
@@ -30,7 +30,7 @@ class BlocksUnderWay:
     For all other requests, only blocks that a step in flight computes count.
     """
 
-    def __init__(self, decoding: Iterable[Computed], prompts: Iterable[Computed], standing: Standing) -> None:
+    def __init__(self, decoding: Iterable[Computed], prompts: Iterable[Computed], standing: TenantStanding) -> None:
         self._standing = standing
         self._prompts = list(prompts)
         self._admitted: list[Computed] = []

@@ -12,9 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from llguidance import LLTokenizer
 
 from engine.config import EngineConfig
-from engine.constraints.answer import ConstrainedAnswer
-from engine.constraints.masks import AnswerMasks, in_words
-from engine.constraints.shared_grammar import SharedGrammar
+from engine.constraints.answer import AnswerMasks, ConstrainedAnswer, in_words
+from engine.constraints.grammar import SharedGrammar
 from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError

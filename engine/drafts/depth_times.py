@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from engine.batch import Backend, Batch, Launched, Row, StepShape
-from engine.pace.step_times import StepTimes
+from engine.batch import Backend, Batch, Launched, Row, StepShape, StepTimes
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.progress import ProgressLog

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from engine.batch import Row, StepShape
-from engine.drafts.guesses import guess, note_guesses
-from engine.drafts.layers import RowEnds, compute_draft_layers, no_block
+from engine.drafts.layers import RowEnds, compute_draft_layers, guess, no_block, note_guesses
 from engine.drafts.plan import Draws, leading_rows, plan_draft_prompts, plan_draws
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows

@@ -16,9 +16,9 @@ from engine.drafts.plan import are_first
 from engine.drafts.relaxation import Relaxation, RelaxationRule
 from engine.model.context import DeviceState
 from engine.model.model import Model
+from engine.runner.launched_step import StepEvents
 from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.sampler import PendingSamples, Sampler, keep
-from engine.runner.step_events import StepEvents
 from kernels.decode_rows import NO_TOKEN
 from kernels.host_copy import HostCopies, to_indices
 from mesh.domain.outputs import PromptLogprobs

@@ -11,8 +11,7 @@ import torch
 
 from engine.batch import Row
 from engine.drafts.draft_pass import Verified
-from engine.drafts.guesses import guess, note_guesses
-from engine.drafts.layers import RowEnds, compute_draft_layers
+from engine.drafts.layers import RowEnds, compute_draft_layers, guess, note_guesses
 from engine.drafts.plan import are_first, plan_draws
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows

@@ -10,7 +10,7 @@ from engine.drafts.draft_pass import Verified
 from engine.drafts.graph import DraftGraph
 from engine.drafts.plan import plan_draws
 from engine.model.context import DeviceState
-from engine.runner.graph_rows import graph_rows
+from engine.runner.graphs import graph_rows
 from kernels.decode_rows import NO_TOKEN
 from kernels.host_copy import to_device, to_indices
 

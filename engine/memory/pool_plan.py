@@ -5,8 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig, ResolvedEngineConfig
-from engine.memory.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
-from engine.memory.pool_room import blocks_for_others, check_room
+from engine.memory.memory_plan import (
+    CPU_POOL_BYTES,
+    affordable_blocks,
+    blocks_for_others,
+    check_room,
+    free_bytes,
+    transfer_bytes,
+)
 from engine.memory.profiling import graph_bytes, workspace_bytes
 from engine.model.context import DeviceState
 from engine.model.model import Model

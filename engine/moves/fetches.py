@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.blocks.kv_pool import BlockPool
-from engine.drafts.draft_parts import DraftParts
+from engine.moves.landings import DraftParts
 from engine.requests.request import Request
 from mesh.observe import span
 from transfer.events import Fetched

@@ -1,12 +1,12 @@
 """Requests whose prompt is computed elsewhere, from the opened landing until they can go on here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.blocks.kv_pool import BlockPool
-from engine.drafts.draft_parts import DraftParts
 from engine.protocol.messages import LandingOpened
+from engine.requests.progress import Progress
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 from transfer.config import TransferConfig
@@ -15,8 +15,22 @@ if TYPE_CHECKING:
     from transfer.agent import TransferAgent
 
 
+class DraftParts:
+    """Blocks serve as well without their draft layers, since guesses change no token: only the guesses get worse."""
+
+    def __init__(self, clear: Callable[[Sequence[int]], None]) -> None:
+        """clear: empties the draft layers of blocks, which hold what another request left there."""
+        self._clear = clear
+
+    def lacking(self, progress: Progress, first_block: int, block_ids: Sequence[int]) -> None:
+        """Only base layers came to these blocks, the first of which is block `first_block` of the request's table."""
+        if block_ids:
+            self._clear(block_ids)
+            progress.lack_drafts(first_block)
+
+
 @dataclass(slots=True, eq=False)
-class _Landing:
+class _PromptLanding:
     request: Request
     transfer_id: bytes
     blocks: Sequence[int]
@@ -24,7 +38,7 @@ class _Landing:
     landed: bool = False
 
 
-class Landings:
+class PromptLandings:
     """Holds every landing's blocks until the agent reports that nothing writes to them, even if the request ends first.
 
     A request goes on once its KV has landed and its first token is known, in either order.
@@ -39,10 +53,10 @@ class Landings:
         self._drafts = drafts
         self._pool = pool
         self._config = config
-        # Landings that something may write to, by transfer id.
-        self._open: dict[bytes, _Landing] = {}
-        # Landings that a request waits for, by the request's key.
-        self._awaited: dict[int, _Landing] = {}
+        # PromptLandings that something may write to, by transfer id.
+        self._open: dict[bytes, _PromptLanding] = {}
+        # PromptLandings that a request waits for, by the request's key.
+        self._awaited: dict[int, _PromptLanding] = {}
 
     @property
     def open(self) -> int:
@@ -66,7 +80,7 @@ class Landings:
             request.sender_slot_bytes,
             with_drafts,
         )
-        landing = _Landing(request, ticket.transfer_id, blocks, with_drafts)
+        landing = _PromptLanding(request, ticket.transfer_id, blocks, with_drafts)
         self._open[ticket.transfer_id] = self._awaited[request.key] = landing
         return LandingOpened(request.key, ticket, held)
 
@@ -105,7 +119,7 @@ class Landings:
         del self._awaited[landing.request.key]
         return landing.request
 
-    def _close(self, transfer_id: bytes) -> _Landing:
+    def _close(self, transfer_id: bytes) -> _PromptLanding:
         landing = self._open.pop(transfer_id)
         self._pool.release(landing.blocks)
         return landing

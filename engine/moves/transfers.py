@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from engine.blocks.kv_pool import BlockPool
-from engine.drafts.draft_parts import DraftParts
 from engine.moves.fetches import Fetches
-from engine.moves.landings import Landings
+from engine.moves.landings import DraftParts, PromptLandings
 from engine.moves.pushes import Pushes
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
 from engine.requests.request import Request
@@ -42,7 +41,7 @@ class Transfers:
         # None is never used: `check` lets no request in that would begin a transfer.
         used = cast("TransferAgent", agent)
         drafts = DraftParts(clear_drafts)
-        self._landings = Landings(used, pool, config, namespace.draft_layers, drafts)
+        self._landings = PromptLandings(used, pool, config, namespace.draft_layers, drafts)
         self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens)
         self._fetches = Fetches(used, pool, namespace.draft_layers, drafts)
         # Requests whose wait is over; with an error if their KV is not coming.

@@ -14,12 +14,10 @@ import numpy as np
 import psutil
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
+from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
-from engine.memory.pool_room import check_room
+from engine.memory.memory_plan import check_room
 from engine.oracle.tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers
-from engine.pace.step_times import StepTimes
-from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs, PromptLogprobs

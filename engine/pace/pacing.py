@@ -7,13 +7,12 @@ from engine.config import EngineConfig
 from engine.pace.alignment import Alignment
 from engine.pace.draft_depth import DraftDepth
 from engine.pace.mixed_steps import MixedSteps
-from engine.pace.prompt_pace import NO_PROMPTS
-from engine.pace.step_meter import StepMeter
+from engine.pace.step_meter import NO_PROMPTS, StepMeter
 from engine.pace.tails import Tails
 from engine.parallel.layout import Layout
 from engine.plan.step_plan import PromptLimits
 from engine.protocol.messages import DraftCounts
-from engine.step.in_flight import CollectedStep
+from engine.step.pipeline import CollectedStep
 from engine.step.step_work import Proposal, StepWork
 
 

@@ -16,8 +16,8 @@ from itertools import chain, islice
 
 from engine.blocks.under_way import BlocksUnderWay
 from engine.plan.preemption import giving_way, make_room_to_grow
-from engine.plan.standing import ALONE, Standing
 from engine.plan.step_plan import UNLIMITED, Candidate, Chunk, Limits, PromptLimits, RequestT, Schedulable, StepPlan
+from engine.plan.tenants import ALONE, TenantStanding
 
 # At most this many waiting requests are passed over in a step: each costs a look into the pool.
 MOST_PASSED_OVER = 32
@@ -33,7 +33,7 @@ def plan_step(
     limits: Limits,
     suspended: int = 0,
     prompt_limits: PromptLimits = UNLIMITED,
-    standing: Standing = ALONE,
+    standing: TenantStanding = ALONE,
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
@@ -94,13 +94,13 @@ def _order(request: Schedulable) -> tuple[int, int, int, int]:
     return request.share.priority, batch, request.progress.left, position
 
 
-def _level(request: Schedulable, standing: Standing) -> tuple[float, int]:
+def _level(request: Schedulable, standing: TenantStanding) -> tuple[float, int]:
     """What the request's tenant has had, and what it holds. Lower goes first."""
     return standing.of(request.share.tenant)
 
 
 def _chunks(
-    prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: Standing
+    prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: TenantStanding
 ) -> list[Chunk[RequestT]]:
     """Chunks of prompts in the order of their tenants: running prompts before admitted ones, these in their order.
 
@@ -129,7 +129,7 @@ def _chunks(
 class _Budget:
     """The step's tokens that are left for waiting requests, which are admitted in order."""
 
-    def __init__(self, prompts: Iterable[Schedulable], tokens: int, standing: Standing) -> None:
+    def __init__(self, prompts: Iterable[Schedulable], tokens: int, standing: TenantStanding) -> None:
         self._left = tokens
         self._standing = standing
         # Running prompts that `left` has not deducted yet; the last entry is deducted first.

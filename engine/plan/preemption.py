@@ -7,8 +7,8 @@ neither is one whose blocks are promised to another worker.
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.plan.standing import Standing
 from engine.plan.step_plan import Candidate, Limits, RequestT
+from engine.plan.tenants import TenantStanding
 
 
 def make_room_to_grow(
@@ -42,7 +42,7 @@ def giving_way(
     free_blocks: int,
     references: Sequence[int],
     limits: Limits,
-    standing: Standing,
+    standing: TenantStanding,
 ) -> list[RequestT]:
     """Running requests to preempt so that the head of the queue is admitted; none if that cannot be.
 

@@ -7,11 +7,9 @@ from itertools import takewhile
 from engine.blocks.block_tables import BlockTables
 from engine.blocks.kv_pool import BlockPool
 from engine.plan.batcher import plan_step
-from engine.plan.running import Running
-from engine.plan.standing import Standing
+from engine.plan.queues import Running, WaitingQueue
 from engine.plan.step_plan import Candidate, Limits, PromptLimits, StepPlan
-from engine.plan.tenants import Tenants
-from engine.plan.waiting import WaitingQueue
+from engine.plan.tenants import Tenants, TenantStanding
 from engine.requests.request import Request
 from engine.step.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
@@ -21,7 +19,7 @@ from mesh.tails import is_tail
 OUTPUT_WEIGHT = 4
 
 
-class Schedule:
+class RequestSchedule:
     """The queues and block tables of all requests, and the plans made of them.
 
     A request is queued, then admitted with its blocks, then runs: at once, or when its KV has come from elsewhere.
@@ -144,7 +142,7 @@ class Schedule:
         self._block_tables.release(request)
         self._tenants.leave(request.key)
 
-    def _candidates(self, standing: Standing, prompt_limits: PromptLimits) -> Iterator[Candidate[Request]]:
+    def _candidates(self, standing: TenantStanding, prompt_limits: PromptLimits) -> Iterator[Candidate[Request]]:
         candidates = self._all_candidates(standing)
         if prompt_limits.begin:
             return candidates
@@ -156,7 +154,7 @@ class Schedule:
         divided = divided_tokens is not None and min(tokens, self._limits.max_step_tokens) >= divided_tokens
         return candidate.waits or divided or is_tail(tokens, len(candidate.cached_blocks))
 
-    def _all_candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
+    def _all_candidates(self, standing: TenantStanding) -> Iterator[Candidate[Request]]:
         for request in self._waiting.in_order(standing):
             cached = self._block_tables.match(request)
             new_blocks = self._block_tables.lacking(request, cached)

@@ -6,10 +6,28 @@ comes back begins with as much as the least served of those present: it saves no
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from engine.plan.standing import ALONE, Standing
 from mesh.domain.shares import Share
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStanding:
+    """A tenant that is not named has had nothing and holds nothing."""
+
+    # What was computed for each tenant, in prompt tokens, over its weight.
+    served: Mapping[str, float]
+    # Admitted requests.
+    held: Mapping[str, int]
+
+    def of(self, tenant: str) -> tuple[float, int]:
+        return self.served.get(tenant, 0.0), self.held.get(tenant, 0)
+
+
+# Nobody to be fair to: all requests are one tenant's.
+ALONE = TenantStanding({}, {})
+
 
 # How many tenants are remembered while they have no request here.
 MAX_ABSENT = 1024
@@ -28,8 +46,8 @@ class Tenants:
         self._floor = 0.0
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self._served, self._held) if len(self._requests) > 1 else ALONE
+    def standing(self) -> TenantStanding:
+        return TenantStanding(self._served, self._held) if len(self._requests) > 1 else ALONE
 
     @property
     def several(self) -> bool:

@@ -12,7 +12,7 @@ ranks on several hosts find each other, before they are Ready.
 import msgspec
 
 from engine.balance.report import BalanceReport
-from engine.requests.sparse_measure import SparseMeasure
+from engine.batch import SparseMeasure
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget

@@ -8,7 +8,7 @@ _WORDS = 4
 _SIZE_BYTES = mmap.PAGESIZE
 
 
-class Progress(NamedTuple):
+class LoopProgress(NamedTuple):
     """Counts only grow. A pass count is odd while the thread is at work, and even while it waits for work."""
 
     beats: int
@@ -32,9 +32,9 @@ class Pulse:
         os.ftruncate(descriptor, _SIZE_BYTES)
         return cls(descriptor), descriptor
 
-    def write(self, progress: Progress) -> None:
+    def write(self, progress: LoopProgress) -> None:
         for index, value in enumerate(progress):
             self._words[index] = value
 
-    def read(self) -> Progress:
-        return Progress(*self._words)
+    def read(self) -> LoopProgress:
+        return LoopProgress(*self._words)

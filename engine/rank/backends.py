@@ -11,7 +11,7 @@ from engine.oracle.backend import OracleBackend
 from engine.parallel.layout import Place
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
-from engine.rank.rendezvous import Rendezvous
+from engine.rank.link import Rendezvous
 from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:

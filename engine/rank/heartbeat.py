@@ -4,7 +4,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.protocol.pulse import Progress, Pulse
+from engine.protocol.pulse import LoopProgress, Pulse
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
@@ -52,7 +52,7 @@ class Heartbeat:
         while True:
             beats += 1
             transfer_passes = 0 if self._agent is None else self._agent.passes
-            self._pulse.write(Progress(beats, self._step_loop_passes, transfer_passes, self._longest_step_ms))
+            self._pulse.write(LoopProgress(beats, self._step_loop_passes, transfer_passes, self._longest_step_ms))
             if self._stopping.wait(BEAT_SECONDS):
                 return
 

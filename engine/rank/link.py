@@ -1,4 +1,4 @@
-"""The rank's end of the socket to its service."""
+"""The rank's end of the socket to its service, over which ranks on several hosts also find each other."""
 
 import select
 import socket
@@ -7,7 +7,8 @@ from contextlib import suppress
 import msgspec
 
 from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
-from engine.protocol.messages import ToRank
+from engine.protocol.messages import Found, LookUp, Publish, ToRank
+from mesh.errors import EngineFailed
 from mesh.event_fd import EventFd
 
 # While more bytes wait for the service to read them, the engine pauses and still receives: a slow service neither fills
@@ -82,3 +83,23 @@ class RankLink:
                     del self._outgoing[: self._connection.send(self._outgoing)]
         except ConnectionError:
             self.closed = True
+
+
+class Rendezvous:
+    """One rank's way to all ranks of its worker. Nobody else may receive from the link meanwhile."""
+
+    def __init__(self, link: RankLink) -> None:
+        self._link = link
+
+    def publish(self, key: str, value: bytes) -> None:
+        self._link.send(Publish(key, value))
+
+    def look_up(self, key: str) -> bytes:
+        """What some rank publishes under the key. Raises EngineFailed if the worker ends before."""
+        self._link.send(LookUp(key))
+        messages: list[ToRank] = []
+        while not (messages or self._link.closed):
+            messages = self._link.receive(wait=True)
+        if not (messages and isinstance(messages[0], Found)):
+            raise EngineFailed("the worker ends before its ranks have met")
+        return messages[0].value

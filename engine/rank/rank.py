@@ -18,10 +18,9 @@ from engine.protocol.pulse import Pulse
 from engine.rank.backends import Backends
 from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat, longest_step_seconds
-from engine.rank.link import RankLink
+from engine.rank.link import RankLink, Rendezvous
 from engine.rank.loop import RankLoop
-from engine.rank.rendezvous import Rendezvous
-from engine.requests.submission import longest_context
+from engine.requests.intake import longest_context
 from engine.role_change import check_keeps_weights
 from engine.step.agreement import OneRank
 from mesh.errors import EngineFailed, MeshError, RankLost

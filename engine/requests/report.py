@@ -6,7 +6,7 @@ from engine.config import MOST_DRAFTS
 from engine.moves.transfers import Transfers
 from engine.pace.smoothing import SmoothedRatio
 from engine.pace.step_meter import StepMeter
-from engine.plan.schedule import Schedule
+from engine.plan.schedule import RequestSchedule
 from engine.protocol.messages import DraftCounts, Output, StepResult
 from mesh.domain.workers import WorkerLoad
 
@@ -23,7 +23,7 @@ class Report:
         drafts: what became of drafts; None if no row of a request with drafts was collected.
     """
 
-    def __init__(self, pool: BlockPool, transfers: Transfers, schedule: Schedule, meter: StepMeter) -> None:
+    def __init__(self, pool: BlockPool, transfers: Transfers, schedule: RequestSchedule, meter: StepMeter) -> None:
         self._pool = pool
         self._transfers = transfers
         self._schedule = schedule

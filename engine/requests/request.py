@@ -3,17 +3,60 @@
 from dataclasses import dataclass, field
 
 from engine.batch import History
-from engine.constraints.masks import AnswerMasks
+from engine.constraints.answer import AnswerMasks
 from engine.protocol.messages import PushTarget
 from engine.requests.progress import Progress
-from engine.requests.prompt_scores import PromptScores
-from engine.requests.stages import Stages
 from engine.requests.thinking import ThinkingPhase
 from mesh.blocks import BLOCK_TOKENS, block_hash, parent_hash
+from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
+from mesh.observe import span
+from mesh.tracing import TraceContext
+
+
+class Stages:
+    """One stage follows another, until the request ends. Outside traces it keeps nothing."""
+
+    __slots__ = ("_stage", "context")
+
+    def __init__(self, traceparent: str | None) -> None:
+        self.context = TraceContext.parse(traceparent)
+        self._stage: span | None = None
+
+    def enter(self, name: str, **attributes: object) -> None:
+        """End the stage before, and begin this one."""
+        self.end()
+        if self.context is not None:
+            self._stage = span(name, **attributes).begin(self.context)
+
+    def end(self) -> None:
+        """The request has ended, or goes on as another stage."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.end()
+
+
+class PromptScores:
+    """Scores of one request's prompt, until its first token. The prompt is computed whole: cached tokens have no
+    logits.
+    """
+
+    def __init__(self, alternatives: int) -> None:
+        self.alternatives = alternatives
+        self._parts: list[PromptLogprobs] = []
+
+    def add(self, start: int, part: PromptLogprobs) -> None:
+        """What the row that begins at `start` computed."""
+        if not start:
+            # A preempted prompt begins again.
+            self._parts.clear()
+        self._parts.append(part)
+
+    def whole(self) -> PromptLogprobs:
+        return PromptLogprobs.joined(self.alternatives, self._parts)
 
 
 @dataclass(slots=True, eq=False)

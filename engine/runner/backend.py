@@ -8,7 +8,7 @@ import torch
 
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, StepShape
+from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.depth_times import measure_depths
 from engine.drafts.draft_steps import DraftSteps
@@ -18,19 +18,17 @@ from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.pool_plan import device_state, plan_pool
 from engine.model.model import Model
-from engine.pace.step_times import StepTimes
-from engine.requests.sparse_measure import SparseMeasure
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
 from engine.runner.captured import capture_prompts, captured_prompts, graph_sizes
 from engine.runner.following import Following
+from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
 from engine.runner.plain_steps import PlainSteps
 from engine.runner.sampler import Sampler
 from engine.runner.spreading import Spreading
-from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch

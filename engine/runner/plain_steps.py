@@ -12,11 +12,10 @@ from engine.runner import step_parts
 from engine.runner.capture import Capture
 from engine.runner.captured import capture_decoding
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.launched_step import LaunchedStep
+from engine.runner.launched_step import LaunchedStep, StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sampler import Sampler
-from engine.runner.step_events import StepEvents
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import to_indices
 

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from engine.batch import Batch, Launched, StepShape
 from engine.runner.capture import Capture
+from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
-from engine.runner.step_events import StepEvents
 from engine.step.two_batch import TwoBatch
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.plan.schedule import Schedule
+from engine.plan.schedule import RequestSchedule
 from engine.plan.step_plan import StepPlan
 from engine.requests.request import Request
 from engine.step.step_work import StepWork
@@ -12,7 +12,7 @@ from mesh.blocks import BLOCK_TOKENS
 STRETCH = BLOCK_TOKENS
 
 
-def take_quiet_steps(schedule: Schedule, tokens: Sequence[Sequence[int]]) -> Sequence[Request]:
+def take_quiet_steps(schedule: RequestSchedule, tokens: Sequence[Sequence[int]]) -> Sequence[Request]:
     """Give each request that decodes its tokens, with the same blocks, registered in the same order, as if one step
     after the other were launched and collected. Returns these requests.
 
@@ -25,7 +25,7 @@ def take_quiet_steps(schedule: Schedule, tokens: Sequence[Sequence[int]]) -> Seq
     return requests
 
 
-def _take_stretch(schedule: Schedule, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> None:
+def _take_stretch(schedule: RequestSchedule, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> None:
     """Take at most STRETCH steps. Each request fills at most one block in them and is given at most one."""
     events, steps = [], len(tokens[0])
     for index, request in enumerate(requests):

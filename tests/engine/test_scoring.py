@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, StepShape
-from engine.pace.step_times import StepTimes
-from engine.requests.sparse_measure import SparseMeasure
+from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
 from engine.requests.thinking import ThinkTokens
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS

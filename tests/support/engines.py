@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.batch import Batch, Launched, Sample, StepShape
+from engine.batch import Batch, Launched, Sample, StepShape, StepTimes
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
-from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Output, StepResult, Submit
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest

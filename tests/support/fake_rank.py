@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from engine.protocol.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
-from engine.protocol.pulse import Progress
+from engine.protocol.pulse import LoopProgress
 from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
 from transfer.ticket import StoreSession, Ticket
@@ -41,9 +41,9 @@ class FakeRankClient(FakeRank):
         self.closed.set_result(9)
         self._messages.put_nowait(None)
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoopProgress:
         self.beats += not self.frozen
-        return Progress(self.beats, 0, 0, 0)
+        return LoopProgress(self.beats, 0, 0, 0)
 
     def first_token(self, first: FirstToken) -> None:
         super().first_token(first)

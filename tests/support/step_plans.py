@@ -7,8 +7,8 @@ from typing import TypeAlias
 from hypothesis import strategies as st
 
 from engine.plan.batcher import plan_step
-from engine.plan.standing import ALONE, Standing
 from engine.plan.step_plan import Candidate, Limits, PromptLimits, StepPlan
+from engine.plan.tenants import ALONE, TenantStanding
 from engine.requests.progress import Progress
 from mesh.blocks import blocks_for
 from mesh.domain.shares import ONE_TENANT, Share
@@ -63,7 +63,7 @@ def plan(
     free_blocks: int = 100,
     limits: Limits = LIMITS,
     suspended: int = 0,
-    standing: Standing = ALONE,
+    standing: TenantStanding = ALONE,
     most_prompt_tokens: int | None = None,
 ) -> StepPlan[Request]:
     held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]

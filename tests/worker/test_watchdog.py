@@ -1,19 +1,19 @@
-from engine.protocol.pulse import Progress, Pulse
+from engine.protocol.pulse import LoopProgress, Pulse
 from worker.watchdog import Stall, Watchdog, blamed
 
 TICK = 0.5
 
 
-def observed(*readings: Progress) -> Stall:
+def observed(*readings: LoopProgress) -> Stall:
     """What a watchdog says after these readings, half a second apart."""
     watchdog = Watchdog()
     stalls = [watchdog.observe(reading, TICK) for reading in readings]
     return stalls[-1]
 
 
-def beating(count: int, step_loop: int = 0, transfer: int = 0, longest_step_ms: int = 0) -> list[Progress]:
+def beating(count: int, step_loop: int = 0, transfer: int = 0, longest_step_ms: int = 0) -> list[LoopProgress]:
     """Readings of a process that runs, whose threads do not go on."""
-    return [Progress(beats, step_loop, transfer, longest_step_ms) for beats in range(count)]
+    return [LoopProgress(beats, step_loop, transfer, longest_step_ms) for beats in range(count)]
 
 
 def test_a_rank_that_waits_for_work_is_not_stalled() -> None:
@@ -22,7 +22,7 @@ def test_a_rank_that_waits_for_work_is_not_stalled() -> None:
 
 
 def test_a_process_without_a_heartbeat_is_stalled_since_its_last() -> None:
-    readings = [*beating(3), *[Progress(2, 0, 0, 0)] * 4]
+    readings = [*beating(3), *[LoopProgress(2, 0, 0, 0)] * 4]
     assert observed(*readings) == Stall(4 * TICK, "its process does not run", is_first=True)
 
 
@@ -32,7 +32,7 @@ def test_a_step_that_does_not_end_is_a_stall_beyond_the_longest_that_was_announc
 
 
 def test_steps_that_follow_each_other_are_progress() -> None:
-    readings = [Progress(beats, 2 * beats + 1, 0, 100) for beats in range(30)]
+    readings = [LoopProgress(beats, 2 * beats + 1, 0, 100) for beats in range(30)]
     assert observed(*readings).seconds < TICK
 
 
@@ -41,7 +41,7 @@ def test_a_transfer_thread_that_does_not_end_its_pass_is_a_stall() -> None:
 
 
 def test_the_first_beat_after_a_stall_ends_it() -> None:
-    readings = [*[Progress(2, 0, 0, 0)] * 8, Progress(3, 0, 0, 0)]
+    readings = [*[LoopProgress(2, 0, 0, 0)] * 8, LoopProgress(3, 0, 0, 0)]
     assert observed(*readings).seconds == 0
 
 
@@ -55,6 +55,6 @@ def test_a_rank_that_does_not_run_is_blamed_and_not_those_whose_steps_wait_for_i
 def test_what_one_process_writes_another_reads() -> None:
     pulse, descriptor = Pulse.create()
     other = Pulse(descriptor)
-    assert other.read() == Progress(0, 0, 0, 0)
-    pulse.write(Progress(1, 2, 3, 2**40))
-    assert other.read() == Progress(1, 2, 3, 2**40)
+    assert other.read() == LoopProgress(0, 0, 0, 0)
+    pulse.write(LoopProgress(1, 2, 3, 2**40))
+    assert other.read() == LoopProgress(1, 2, 3, 2**40)

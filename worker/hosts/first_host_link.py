@@ -12,7 +12,7 @@ import grpc
 from deepmesh.internal.v1 import hosts_pb2, hosts_pb2_grpc
 
 from engine.layout_choice import choose_parallel
-from engine.protocol.pulse import Progress
+from engine.protocol.pulse import LoopProgress
 from mesh.backoff import Backoff
 from mesh.channel import service_channels
 from mesh.domain.workers import WorkerRole
@@ -134,7 +134,7 @@ class FirstHostLink:
     async def ended(self, rank: int, status: int) -> None:
         await self._outgoing.put(wire.ended(rank, status))
 
-    async def progress(self, ranks: Mapping[int, Progress]) -> None:
+    async def progress(self, ranks: Mapping[int, LoopProgress]) -> None:
         await self._outgoing.put(wire.progress(ranks))
 
     async def record(self, record: bytes) -> None:

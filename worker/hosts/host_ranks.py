@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from engine.parallel.peers import GroupDescriptors
 from engine.protocol.frames import RECEIVE_BYTES, FrameEncoder
-from engine.protocol.pulse import Progress
+from engine.protocol.pulse import LoopProgress
 from mesh.errors import EngineFailed
 from worker.config import WorkerConfig
 from worker.hosts.line import Line
@@ -25,7 +25,7 @@ class FirstHost(Protocol):
 
     async def ended(self, rank: int, status: int) -> None: ...
 
-    async def progress(self, ranks: Mapping[int, Progress]) -> None: ...
+    async def progress(self, ranks: Mapping[int, LoopProgress]) -> None: ...
 
     async def record(self, record: bytes) -> None: ...
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from engine.protocol.frames import RECEIVE_BYTES
-from engine.protocol.pulse import Progress, Pulse
+from engine.protocol.pulse import LoopProgress, Pulse
 from mesh.errors import EngineFailed
 
 
@@ -47,7 +47,7 @@ class RemoteRank:
     def received(self, data: bytes) -> None:
         self.reader.feed_data(data)
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: LoopProgress) -> None:
         if self._pulse is not None:
             self._pulse.write(progress)
 

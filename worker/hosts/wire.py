@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from deepmesh.internal.v1 import hosts_pb2
 
-from engine.protocol.pulse import Progress
+from engine.protocol.pulse import LoopProgress
 
 
 def join(worker_id: str, host: int, engine: bytes) -> hosts_pb2.JoinWorkerRequest:
@@ -19,13 +19,13 @@ def ended(rank: int, status: int) -> hosts_pb2.JoinWorkerRequest:
     return hosts_pb2.JoinWorkerRequest(ended=hosts_pb2.RankEnd(rank=rank, status=status))
 
 
-def progress(ranks: Mapping[int, Progress]) -> hosts_pb2.JoinWorkerRequest:
+def progress(ranks: Mapping[int, LoopProgress]) -> hosts_pb2.JoinWorkerRequest:
     told = [hosts_pb2.RankProgress(rank=rank, **each._asdict()) for rank, each in ranks.items()]
     return hosts_pb2.JoinWorkerRequest(progress=hosts_pb2.RanksProgress(ranks=told))
 
 
-def progress_of(told: hosts_pb2.RankProgress) -> Progress:
-    return Progress(**{name: getattr(told, name) for name in Progress._fields})
+def progress_of(told: hosts_pb2.RankProgress) -> LoopProgress:
+    return LoopProgress(**{name: getattr(told, name) for name in LoopProgress._fields})
 
 
 def record_from_host(record: bytes) -> hosts_pb2.JoinWorkerRequest:

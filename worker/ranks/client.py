@@ -31,7 +31,7 @@ from engine.protocol.messages import (
     ToRank,
     TransferNews,
 )
-from engine.protocol.pulse import Progress, Pulse
+from engine.protocol.pulse import LoopProgress, Pulse
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
 from transfer.block_macs import Authorship
@@ -161,7 +161,7 @@ class RankClient:
         assert not isinstance(self._process, RemoteRank)
         return self._process.pid
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoopProgress:
         """The rank's progress at its last heartbeat."""
         return self._pulse.read()
 

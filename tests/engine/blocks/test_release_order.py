@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks.release_order import ReleaseOrder
+from engine.blocks.kv_pool import ReleaseOrder
 
 BLOCKS = 6
 

@@ -9,9 +9,8 @@ from typing import cast
 import pytest
 from llguidance import LLTokenizer
 
-from engine.constraints.answer import ConstrainedAnswer, Masks
-from engine.constraints.masks import AnswerMasks
-from engine.constraints.shared_grammar import SharedGrammar
+from engine.constraints.answer import AnswerMasks, ConstrainedAnswer, Masks
+from engine.constraints.grammar import SharedGrammar
 from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint

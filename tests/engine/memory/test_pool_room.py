@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.memory.pool_room import blocks_for_others
+from engine.memory.memory_plan import blocks_for_others
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import SparsePrefillConfig
 from engine.engine import Engine
-from engine.pace.prompt_pace import NO_PROMPTS, PromptPaceMeter, PromptTokens
+from engine.pace.step_meter import NO_PROMPTS, PromptPaceMeter, PromptTokens
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import PromptPace
 from tests.support.engines import Transcript, oracle_engine, prompt_of, submit_of

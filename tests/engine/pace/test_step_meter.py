@@ -1,7 +1,6 @@
 import pytest
 
-from engine.pace.prompt_pace import PromptTokens
-from engine.pace.step_meter import StepMeter
+from engine.pace.step_meter import PromptTokens, StepMeter
 
 
 def test_speeds_are_zero_while_unknown() -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given
 
-from engine.plan.standing import Standing
 from engine.plan.step_plan import Limits
+from engine.plan.tenants import TenantStanding
 from mesh.domain.shares import Share
 from tests.support.step_plans import Situation, alike, candidate, plan, running, situations
 
@@ -14,7 +14,7 @@ def test_nobody_gives_way_to_a_prompt_that_waits_for_blocks_of_another() -> None
     busy[0].contents = contents = [b"a", b"b"]
     waiting = candidate(3, 129)
     waiting.request.share = Share("quiet")
-    full, standing = Limits(max_step_tokens=256, max_requests=3), Standing({"busy": 400.0}, {"busy": 3})
+    full, standing = Limits(max_step_tokens=256, max_requests=3), TenantStanding({"busy": 400.0}, {"busy": 3})
     assert plan(busy, waiting=[waiting], limits=full, standing=standing).preempted == [busy[2]]
     assert plan(busy, waiting=[alike(waiting, contents)], limits=full, standing=standing).preempted == []
 
@@ -75,7 +75,7 @@ def test_prompts_are_bounded_only_while_somebody_decodes() -> None:
     waiting = candidate(2, 100)
     prompt.share = decoding.share = Share("busy")
     waiting.request.share = Share("quiet")
-    full, standing = Limits(max_step_tokens=256, max_requests=2), Standing({"busy": 400.0}, {"busy": 2})
+    full, standing = Limits(max_step_tokens=256, max_requests=2), TenantStanding({"busy": 400.0}, {"busy": 2})
     step = plan([decoding], [prompt], [waiting], limits=full, standing=standing, most_prompt_tokens=0)
     assert step.preempted == [decoding] and step.chunks
     # In the other case they stall, because the prompt, whose KV is being pushed, holds the blocks that they lack.

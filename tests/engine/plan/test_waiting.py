@@ -1,5 +1,5 @@
-from engine.plan.standing import ALONE
-from engine.plan.waiting import WaitingQueue
+from engine.plan.queues import WaitingQueue
+from engine.plan.tenants import ALONE
 from engine.requests.progress import Progress
 from engine.requests.request import Request
 from mesh.domain.sampling import Sampling

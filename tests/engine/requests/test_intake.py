@@ -4,8 +4,7 @@ import pytest
 
 from engine.constraints.constraints import load_constraints
 from engine.oracle.backend import OracleBackend
-from engine.requests.intake import Intake
-from engine.requests.submission import longest_context
+from engine.requests.intake import Intake, longest_context
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.constraints import Constraint
 from mesh.errors import ContextExceeded, InvalidConstraint, InvalidRequest

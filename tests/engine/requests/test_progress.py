@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.blocks.block_tables import BlockTables
 from engine.blocks.kv_pool import BlockPool
+from engine.requests.intake import make_request
 from engine.requests.progress import Progress
 from engine.requests.request import Request
-from engine.requests.submission import make_request
 from tests.support.engines import prompt_of, submit_of
 
 TOTAL_BLOCKS = 64

@@ -13,7 +13,7 @@ from transformers import DeepseekV3ForCausalLM
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.protocol.messages import Submit
-from engine.requests.prompt_scores import PromptScores
+from engine.requests.request import PromptScores
 from launcher.shipped_model import shipped_model
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sampling import MAX_PROMPT_LOGPROBS, Sampling

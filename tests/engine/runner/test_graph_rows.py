@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Row
-from engine.runner.graph_rows import graph_rows
+from engine.runner.graphs import graph_rows
 from tests.support.checkpoints import GREEDY
 
 

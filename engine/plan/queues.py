@@ -1,13 +1,52 @@
-"""Requests that hold no blocks yet, in order of admission."""
+"""Requests that hold no blocks yet, in order of admission, and requests that take part in steps."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from engine.plan.standing import ALONE, Standing
+from engine.plan.tenants import ALONE, TenantStanding
 from engine.requests.request import Request
 from mesh.domain.sparse_prefill import sparse_part
+
+
+class Running:
+    """Requests with one token left to compute decode; the others are prompts.
+
+    A request whose last token is in flight is in neither list, and no step takes it on again.
+    """
+
+    def __init__(self) -> None:
+        self.decoding: list[Request] = []
+        self.prompts: list[Request] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens left to compute in prompts."""
+        return sum(request.progress.left for request in self.prompts)
+
+    @property
+    def sparse_tokens(self) -> int:
+        """How many of the `prompt_tokens` will be attended to sparsely."""
+        return sum(
+            sparse_part(request.progress.computed_at_most, request.progress.tokens_at_most, request.sparse_from)
+            for request in self.prompts
+        )
+
+    def add(self, request: Request) -> None:
+        (self.decoding if request.progress.left == 1 else self.prompts).append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take the request out of the steps, if it is in them."""
+        for running in (self.prompts, self.decoding):
+            if request in running:
+                running.remove(request)
+
+    def sort(self) -> None:
+        """After a launch: computed prompts begin to decode, and requests whose last token is in flight leave."""
+        running = [request for request in (*self.decoding, *self.prompts) if not request.will_end]
+        self.decoding = [request for request in running if request.progress.left == 1]
+        self.prompts = [request for request in running if request.progress.left > 1]
 
 
 class _Entry(NamedTuple):
@@ -54,7 +93,7 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         return request.key in self._entry_by_key
 
-    def in_order(self, standing: Standing) -> Iterator[Request]:
+    def in_order(self, standing: TenantStanding) -> Iterator[Request]:
         """The tenant that was served least goes first; among equals the one that holds least. A request that was
         yielded counts as served and held for those behind it.
         """
@@ -81,7 +120,7 @@ class WaitingQueue:
         self.blocks -= entry.blocks
         self.sparse_tokens -= entry.sparse_tokens
 
-    def _interleaved(self, standing: Standing) -> Iterator[Request]:
+    def _interleaved(self, standing: TenantStanding) -> Iterator[Request]:
         heads = [(*standing.of(tenant), tenant, 0) for tenant in self._entries]
         heapify(heads)
         while heads:
