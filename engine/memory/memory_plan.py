@@ -62,13 +62,13 @@ def affordable_blocks(
     return blocks
 
 
-# Limits of the room for other ranks' prompts, unless it is configured: so many tokens, and one part in so many of the
-# blocks that there is room for. Prompts of usual length are then divided even where little is left for KV.
+# Unless configured, room for other ranks' prompts is the smaller of MOST_TOKENS tokens and 1 / LEAST_POOL_PART of the
+# blocks that there is room for. Prompts of usual length are then divided even if little is left for KV.
 MOST_TOKENS, LEAST_POOL_PART = 32768, 10
 
 
 def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
-    """Raises ConfigError if a pool of so many blocks takes more than there is."""
+    """Raises ConfigError if a pool of this many blocks takes more than there is."""
     if total_blocks * block_bytes > there_bytes:
         asked, there = (f"{size / 1e9:,.1f} GB" for size in (total_blocks * block_bytes, there_bytes))
         raise ConfigError(
@@ -78,7 +78,7 @@ def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
 
 
 def blocks_for_others(longest: int, affordable: int, reach: int | None = None) -> int:
-    """Blocks beside the pool for the keys of other ranks' prompts, which have `longest` tokens at most.
+    """Blocks, in addition to the pool, for keys of other ranks' prompts, which have `longest` tokens at most.
 
     affordable: blocks that there is room for in all; reach: engine.parallel.context_parallel_reach.
     """

@@ -1,4 +1,4 @@
-"""How large a model's KV pool is on its device, and what must fit beside it."""
+"""The size of a model's KV pool on its device, and of what must fit next to it."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ from mesh.blocks import BLOCK_TOKENS, blocks_for
 class PoolPlan:
     block_bytes: int
     total_blocks: int
-    # Blocks behind those of the pool, for a prompt of another rank.
+    # Blocks after those of the pool, for a prompt of another rank.
     foreign_blocks: int
     # Tokens of the longest request: one that does not fit the pool alone would never end.
     context_tokens: int
@@ -102,7 +102,7 @@ def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: in
 
 
 def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
-    """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
+    """Memory that steps, graphs and transfers need next to weights and pool; steps and graphs are run to find out."""
     config = resolved.config
     transfers = transfer_bytes(config.transfer)
     state = device_state(model, resolved, 1, longest)

@@ -33,7 +33,7 @@ def workspace_bytes(
     """The most memory that the tensors of a step and the counts of the sampler take at a time. two_batch: steps are run
     in two micro-batches too.
 
-    All blocks of a context may be the pool's first one, since nobody reads what is computed. sparse: the attention of
+    All blocks of a context may be the pool's first one, since no result is read. sparse: the attention of
     long prompts that ask for it; None if it is exact.
     """
     before = torch.cuda.memory_allocated()

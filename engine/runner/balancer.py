@@ -58,7 +58,7 @@ class Balancer:
         # [layers, slots]: the expert that each slot holds.
         self._held = np.array([layer.slots.placement.experts for layer in self._layers])
         # [layers, experts]: the sums of all ranks when last read. They begin with what steps for measuring and warming
-        # up have counted, whose tokens nobody asked for, so that these do not weigh.
+        # up have counted, whose tokens no request asked for, so that these do not weigh.
         self._counts = _read(HostCopies([self._sums()]))
         self._loads = np.zeros(self._counts.shape)
         self._counted: HostCopies | None = None

@@ -60,7 +60,7 @@ class DeviceSlot:
         # the two would keep each other, and the pool, for as long as the process lives.
         self.tensor = torch.as_tensor(self._allocation, device=pool.device)
         self.segment = SegmentBuffer(pool, self.tensor)
-        # Recorded behind the slot's last job.
+        # Recorded after the slot's last job.
         self.done = torch.cuda.Event(blocking=True)
 
     @property
@@ -73,7 +73,7 @@ class DeviceSlot:
 
 
 class DeviceMemory:
-    """A `transfer.memory.KvMemory` over a KV pool on a GPU, with a stream of its own beside the engine's.
+    """A `transfer.memory.KvMemory` over a KV pool on a GPU, with a stream of its own next to the engine's.
 
     The host alone orders the two streams: it gathers KV of steps or layers that it knows to be over, it lands KV in
     blocks that no step in flight uses, and it launches steps that read these blocks after the landing has completed.

@@ -94,7 +94,7 @@ class DecodeGraphs:
         return shape.decode_only and shape.rows <= self.most_rows
 
     def run(self, rows: Sequence[Row], shape: StepShape) -> torch.Tensor:
-        """Logits [rows, vocabulary] behind each row, if the shape fits; to be read before the next run."""
+        """Logits [rows, vocabulary] of each row's last token, if the shape fits; to be read before the next run."""
         graph = next(graph for graph in self._graphs if graph.rows >= shape.rows)
         computed, earlier = graph_rows(rows, 1)
         packed = pack_decode_rows(computed, graph.rows, self._blocks, self._padding_block)
@@ -108,7 +108,7 @@ class _DecodeGraph:
         self, model: Model, state: DeviceState, rows: int, blocks: int, two_batch: TwoBatch, capture: Capture
     ) -> None:
         self.rows = rows
-        # All rows are padding: they write one slot of the padding block, which nobody reads.
+        # All rows are padding: they write one slot of the padding block, which is never read.
         padding = pack_decode_rows([], rows, blocks, state.padding_block)
         self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
         copy_to_device(padding, self.packed)

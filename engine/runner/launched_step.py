@@ -18,7 +18,7 @@ _LOOK_SECONDS = 1e-4
 
 
 class StepEvents:
-    """Events on the current stream: one behind each layer, if somebody waits for layers, and one behind the step."""
+    """Events on the current stream: one after each layer, if layers are reported, and one after the step."""
 
     def __init__(self, on_layers: Callable[[int], None] | None, check: Callable[[], None]) -> None:
         """on_layers: see engine.batch.Batch; check: raises if what the step computed is worthless."""
@@ -30,7 +30,7 @@ class StepEvents:
 
     @property
     def layer_hook(self) -> Callable[[int], None] | None:
-        """A function to call when the first n layers are enqueued; None if nobody waits for layers."""
+        """A function to call when the first n layers are enqueued; None if layers are not reported."""
         return None if self._on_layers is None else self._layer_enqueued
 
     def enqueued(self) -> None:

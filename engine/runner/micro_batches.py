@@ -19,7 +19,7 @@ from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
 from engine.step.two_batch import TwoBatch
 
-# Halves may differ by this share of the step's tokens if no prompt has to be cut then: what is behind a cut has to read
+# Halves may differ by this share of the step's tokens if no prompt has to be cut then: tokens after a cut have to read
 # the keys before it from the pool, and to expand them once more.
 UNEVEN = 1 / 8
 
@@ -68,8 +68,8 @@ class MicroBatches:
         contexts: Sequence[ForwardContext],
         on_layers: OnLayers | None,
     ) -> torch.Tensor:
-        """States of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden]; to be
-        read before the next step.
+        """States of the step's own tokens in their order, and perhaps others after them: [tokens or more, hidden]; to
+        be read before the next step.
         """
         graphs = self.captured(contexts)
         if graphs is None:
@@ -112,7 +112,7 @@ def _place(rows: Sequence[Row], bounds: Sequence[int], first_size: int, second_s
 
 
 def _cut(row: Row, tokens: int) -> tuple[Row, Row]:
-    """A prompt's row before and behind its first `tokens` tokens."""
+    """A prompt's row as its first `tokens` tokens and the rest."""
     head = msgspec.structs.replace(row, token_ids=row.token_ids[:tokens], sampling=None, shared=min(row.shared, tokens))
     tail = msgspec.structs.replace(
         row, token_ids=row.token_ids[tokens:], start=row.start + tokens, shared=max(row.shared - tokens, 0)

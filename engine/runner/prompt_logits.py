@@ -47,9 +47,9 @@ def wanted(rows: Sequence[Row]) -> bool:
 
 
 def _targets(row: Row) -> list[int]:
-    """The tokens that the row's logits score. A row that draws scores nothing behind its last token."""
-    behind = [] if row.next_token is None else [row.next_token]
-    return [*row.token_ids[1:], *behind]
+    """The tokens that the row's logits score. A row that draws scores nothing after its last token."""
+    following = [] if row.next_token is None else [row.next_token]
+    return [*row.token_ids[1:], *following]
 
 
 def _scored(

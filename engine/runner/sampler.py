@@ -42,17 +42,17 @@ class Sampler:
         drawn: torch.Tensor,
         replace: Replace = keep,
         positions: torch.Tensor | None = None,
-        behind: torch.Tensor | None = None,
+        drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One token per row, all of which have `sampling`: [rows] int64 on the device. A row that draws several is
         listed as often, one after the other.
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow;
-        positions: [rows], of the tokens that are drawn, by default the rows' ends; behind: [rows, n] int64, the drafts
-        that a row draws behind, NO_TOKEN where there are fewer. If it is given, call `count_yields` afterwards.
+        positions: [rows], of the tokens that are drawn, by default the rows' ends; drafts: [rows, n] int64, those
+        before each drawn token, NO_TOKEN where there are fewer. If they are given, call `count_yields` afterwards.
         """
         if self._group.leads:
-            token_ids = self._draw(logits, rows, drawn, replace, positions, behind)
+            token_ids = self._draw(logits, rows, drawn, replace, positions, drafts)
         else:
             token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         return self._group.from_first(token_ids)
@@ -74,7 +74,7 @@ class Sampler:
         drawn: torch.Tensor,
         replace: Replace,
         positions: torch.Tensor | None,
-        behind: torch.Tensor | None,
+        drafts: torch.Tensor | None,
     ) -> torch.Tensor:
         masks = _masks(rows)
         changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits or index in masks]
@@ -95,7 +95,7 @@ class Sampler:
             [masks.get(index) for index in changed],
             drawn,
             _some(positions, chosen),
-            _some(behind, chosen),
+            _some(drafts, chosen),
             lambda logits, found, rows: replace(logits, found, [changed[row] for row in rows]),
         )
         return token_ids
@@ -107,7 +107,7 @@ class Sampler:
         allowed: Sequence[npt.NDArray[np.uint8] | None],
         drawn: torch.Tensor,
         positions: torch.Tensor | None,
-        behind: torch.Tensor | None,
+        drafts: torch.Tensor | None,
         replace: Replace,
     ) -> torch.Tensor:
         """As `_draw`, for rows that change their logits [rows, vocabulary] float32, which are overwritten.
@@ -116,8 +116,8 @@ class Sampler:
         """
         counting = [row for row in rows if _sampling(row).counts_tokens]
         if counting:
-            drafts = None if behind is None else behind[: len(counting)]
-            self._counts.penalize(logits[: len(counting)], counting, drawn, drafts)
+            before = None if drafts is None else drafts[: len(counting)]
+            self._counts.penalize(logits[: len(counting)], counting, drawn, before)
         biases = [
             (index, token_id, bias)
             for index, row in enumerate(rows)
@@ -129,7 +129,7 @@ class Sampler:
         if masks:
             forbid(logits, list(masks), np.stack(list(masks.values())))
         token_ids = replace(logits, draw_tokens(logits, rows, positions), range(len(rows)))
-        if counting and behind is None:
+        if counting and drafts is None:
             self._counts.count(counting, token_ids[: len(counting)])
         return token_ids
 

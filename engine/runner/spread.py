@@ -77,5 +77,5 @@ def chosen(offers: Sequence[Offer]) -> int | None:
 
 
 def tokens_beside(offers: Sequence[Offer], source: int) -> int:
-    """The most tokens that a rank computes beside its share of the source's chunk."""
+    """The most tokens that a rank computes in addition to its share of the source's chunk."""
     return max(offer.rest + (0 if rank == source else offer.chunk) for rank, offer in enumerate(offers))

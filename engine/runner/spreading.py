@@ -41,7 +41,7 @@ class Spread(NamedTuple):
     around: tuple[int, int] | None
 
     def gathered(self, hidden: torch.Tensor, everybody: ExpertGroup) -> torch.Tensor:
-        """The states of the step's own tokens in their order, and perhaps others behind: [tokens or more, hidden].
+        """The states of the step's own tokens in their order, and perhaps others after them: [tokens or more, hidden].
 
         hidden: [tokens, hidden] of `rows`. Every rank calls it.
         """

@@ -35,24 +35,24 @@ class TokenCounts:
         self._slots: OrderedDict[int, _Slot] = OrderedDict()
 
     def penalize(
-        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, behind: torch.Tensor | None = None
+        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, drafts: torch.Tensor | None = None
     ) -> None:
         """Lower the logits of rows with a history, in place. logits: [rows, vocabulary] float32.
 
-        drawn: [most rows] int64, the tokens that rows may follow; behind: [rows, n] int64, drafts that a row draws
-        behind, NO_TOKEN where there are fewer. If it is given, rows may be listed several times, and for a row that
-        follows another `count_yields` has counted.
+        drawn: [most rows] int64, the tokens that rows may follow; drafts: [rows, n] int64, those before the token that
+        the row draws, NO_TOKEN where there are fewer. If they are given, rows may be listed several times, and
+        `count_yields` has counted for a row that follows another.
         """
         slots = self._slots_of(rows)
         for row, slot in zip(rows, slots, strict=True):
-            counted = behind is not None and row.follows is not None
+            counted = drafts is not None and row.follows is not None
             if not counted and slot.position != row.end - row.drafts:
                 self._count(slot, row, drawn)
         counts, places = self._counts, [slot.index for slot in slots]
-        if behind is not None:
-            indices = to_indices(places, behind.device)
+        if drafts is not None:
+            indices = to_indices(places, drafts.device)
             counts, places = counts[indices], list(range(len(rows)))
-            count_drawn(counts, torch.arange(len(rows), device=behind.device), behind)
+            count_drawn(counts, torch.arange(len(rows), device=drafts.device), drafts)
         penalize(logits, counts, [_penalty(row, place) for row, place in zip(rows, places, strict=True)])
 
     def count(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What steps take as one batch and as two micro-batches, measured before a worker serves."""
+"""Times of steps as one batch and as two micro-batches, measured before a worker serves."""
 
 import logging
 import time
@@ -77,7 +77,7 @@ class StepTimer:
         return [Row([0] * (1 + drafts), start, self._blocks(), Sampling(), drafts=drafts)] * count
 
     def prompts(self, tokens: int) -> list[Row]:
-        """As few whole prompts as have so many tokens together."""
+        """As few whole prompts as have this many tokens together."""
         whole, rest = divmod(tokens, self._longest)
         lengths = [self._longest] * whole + [rest] * (rest > 0)
         return [Row([0] * length, 0, self._blocks(), Sampling()) for length in lengths]
@@ -110,7 +110,7 @@ class StepTimer:
             torch.cuda.synchronize(self.device)
 
     def _blocks(self) -> list[int]:
-        """Blocks that nobody reads."""
+        """Padding blocks, whose contents do not matter."""
         return [self._state.padding_block] * blocks_for(self._longest)
 
 

@@ -30,11 +30,11 @@ PENALIZED = Sampling(temperature=1.0, min_p=0.1, frequency_penalty=1.0, logit_bi
 BIASED = Sampling(logit_bias={0: 1.0})
 WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED, BIASED)
 # A key that no request has.
-NOBODY = -1
+NO_REQUEST = -1
 # What decides which kernels a step of the warm-up needs: see `_kind_of`.
 StepKind: TypeAlias = tuple[object, ...]
-# Behind a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
-MOST_BEHIND_PREFIX = 512
+# After a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
+MOST_AFTER_PREFIX = 512
 
 
 def warm_up_steps(
@@ -47,14 +47,14 @@ def warm_up_steps(
 ) -> Iterator[list[Row]]:
     """The rows of each step, the largest first, so that the others share its memory.
 
-    sizes: from `step_sizes`, none above max_requests * context_tokens. All blocks of all rows are `block`, since nobody
-    reads what is computed. drafts: the most of a row; sparse: how long prompts are computed, None if exactly.
+    sizes: from `step_sizes`, none above max_requests * context_tokens. All blocks of all rows are `block`, since no
+    result is read. drafts: the most of a row; sparse: how long prompts are computed, None if exactly.
     """
     rows = _Rows(context_tokens, block)
     for size in reversed(sizes):
         yield rows.prompts(size)
     for size in sizes:
-        if size <= min(MOST_BEHIND_PREFIX, context_tokens - 1) and size.bit_count() == 1:
+        if size <= min(MOST_AFTER_PREFIX, context_tokens - 1) and size.bit_count() == 1:
             yield [rows.last(size, GREEDY)]
     if sparse is not None and context_tokens > 1:
         yield [replace(rows.last(min(sizes[-1], context_tokens - 1), GREEDY), sparse=sparse)]
@@ -62,12 +62,12 @@ def warm_up_steps(
         if count < sizes[-1] and context_tokens > 1:
             yield [*[rows.last(1, GREEDY)] * (count - 1), rows.last(2, GREEDY)]
     together = [rows.last(1, sampling) for sampling in WAYS_TO_DRAW]
-    beside = min(max_requests - 1, sizes[-1] - 2)
-    if beside > 0 and context_tokens > 1:
-        yield [*together[:beside], rows.last(2, None)]
+    decoding = min(max_requests - 1, sizes[-1] - 2)
+    if decoding > 0 and context_tokens > 1:
+        yield [*together[:decoding], rows.last(2, None)]
     if context_tokens > 2 + drafts:
-        # Rows with drafts beside a prompt; then alone, ever more of them.
-        for depth in range(1, 1 + drafts if beside > 0 else 1):
+        # Rows with drafts next to a prompt; then alone, more and more of them.
+        for depth in range(1, 1 + drafts if decoding > 0 else 1):
             yield [rows.drafted(depth), rows.last(2, GREEDY)]
         for count in step_sizes(max_requests) if drafts else ():
             if count <= min(max_requests, sizes[-1] // (1 + drafts)):
@@ -117,7 +117,7 @@ class _Rows:
         self._block_ids = [block] * blocks_for(context_tokens)
 
     def prompts(self, tokens: int) -> list[Row]:
-        """As few whole prompts as have so many tokens together."""
+        """As few whole prompts as have this many tokens together."""
         whole, rest = divmod(tokens, self._context_tokens)
         lengths = [self._context_tokens] * whole + [rest] * (rest > 0)
         # As the engine orders them: rows of one token come first.
@@ -126,12 +126,12 @@ class _Rows:
         ]
 
     def drafted(self, drafts: int) -> Row:
-        """A row that decodes, with so many drafts."""
+        """A row that decodes, with this many drafts."""
         start = self._context_tokens - 1 - drafts
         return Row([0] * (1 + drafts), start, self._block_ids, GREEDY, drafts=drafts)
 
     def last(self, tokens: int, sampling: Sampling | None) -> Row:
         """A row of the context's last tokens."""
         start = self._context_tokens - tokens
-        history = History(NOBODY, 0, [0] * self._context_tokens) if sampling is PENALIZED else None
+        history = History(NO_REQUEST, 0, [0] * self._context_tokens) if sampling is PENALIZED else None
         return Row([0] * tokens, start, self._block_ids, sampling, history=history)

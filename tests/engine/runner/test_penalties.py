@@ -124,11 +124,11 @@ def test_counts_made_room_for_others_and_are_made_again(
     penalize = TokenCounts.penalize
 
     def forget_and_penalize(
-        self: TokenCounts, logits: torch.Tensor, rows: Any, drawn: torch.Tensor, behind: torch.Tensor | None
+        self: TokenCounts, logits: torch.Tensor, rows: Any, drawn: torch.Tensor, drafts: torch.Tensor | None
     ) -> None:
         for slot in self._slots.values():
             slot.position = None
-        penalize(self, logits, rows, drawn, behind)
+        penalize(self, logits, rows, drawn, drafts)
 
     monkeypatch.setattr(TokenCounts, "penalize", forget_and_penalize)
     assert run(checkpoint, submits(), overlap="on").token_ids == undisturbed
