@@ -14,7 +14,7 @@ def expanded(heads: int, keys: int) -> int:
 
 @pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("longest", [1000, 16384, 20000, 32768, 65536, 131072, 140000, 163840, 300000])
-def test_no_context_takes_more_room_for_its_keys_than_those_that_are_measured(heads: int, longest: int) -> None:
+def test_measured_contexts_take_the_most_room_for_keys(heads: int, longest: int) -> None:
     measured = max(expanded(heads, end) for end in ends_of_prompts(longest))
     assert all(expanded(heads, keys) <= measured for keys in [*range(500, longest, 500), longest])
     assert max(ends_of_prompts(longest)) == longest

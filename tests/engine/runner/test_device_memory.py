@@ -46,7 +46,7 @@ def test_staged_bytes_and_checksums_are_those_of_host_memory(first_layer: int, l
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_what_is_as_announced_lands_where_it_belongs_and_nowhere_else_and_the_rest_not_at_all(flipped: bool) -> None:
+def test_only_pieces_as_announced_land_where_they_belong(flipped: bool) -> None:
     pool, before = random_pool().cuda(), random_pool()
     target = before.cuda()
     sender = device_memory(pool)
@@ -62,7 +62,7 @@ def test_what_is_as_announced_lands_where_it_belongs_and_nowhere_else_and_the_re
     assert torch.equal(target.cpu(), before)
 
 
-def test_a_pool_is_freed_with_the_memory_that_moved_its_blocks() -> None:
+def test_a_pool_is_freed_with_its_kv_memory() -> None:
     pool = random_pool().cuda()
     memory, gone = DeviceMemory(pool), weakref.ref(pool)
     staging = memory.allocate_staging(memory.piece_bytes)

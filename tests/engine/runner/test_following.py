@@ -63,9 +63,7 @@ def test_every_rank_has_the_tokens_that_the_first_draws(checkpoint: Path, sampli
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
-def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_reads_it(
-    checkpoint: Path, kv_dtype: str
-) -> None:
+def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_dtype: str) -> None:
     prompt = random_prompt(70)
 
     def compute(peers: Peers) -> torch.Tensor:
@@ -86,7 +84,7 @@ def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_read
     assert torch.equal(first, second)
 
 
-def test_draft_layers_that_the_first_rank_empties_are_empty_in_all_pools(checkpoint: Path) -> None:
+def test_draft_layers_that_are_cleared_are_empty_everywhere(checkpoint: Path) -> None:
     prompt = random_prompt(70)
 
     def compute(peers: Peers) -> torch.Tensor:
@@ -103,14 +101,14 @@ def test_draft_layers_that_the_first_rank_empties_are_empty_in_all_pools(checkpo
         assert pool[:-1, [3, 5]].all() and pool[-1, [2, 4]].all()
 
 
-def test_pools_have_as_many_blocks_as_the_smallest_of_their_group(checkpoint: Path) -> None:
+def test_pools_are_as_large_as_the_groups_smallest(checkpoint: Path) -> None:
     def make(peers: Peers) -> int:
         return backend_of(checkpoint, peers, total_blocks=8 - peers.place.rank).total_blocks
 
     assert on_each_rank(TP2, make) == [7, 7]
 
 
-def test_a_dummy_of_the_first_rank_is_one_on_every_rank(checkpoint: Path) -> None:
+def test_a_dummy_step_is_one_on_every_rank(checkpoint: Path) -> None:
     def compute(peers: Peers) -> list[Sample | None]:
         return execute(backend_of(checkpoint, peers), Batch(0, ()), StepShape(3))
 

@@ -14,7 +14,7 @@ def prompt_of(start: int, tokens: int, shared: int = 0) -> Row:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), max_size=6), st.integers(1, 5))
-def test_a_graphs_rows_are_the_tokens_of_the_steps_rows_each_once(prompts: list[tuple[int, int]], width: int) -> None:
+def test_graph_rows_hold_each_token_of_a_step_once(prompts: list[tuple[int, int]], width: int) -> None:
     # A batch has rows of one token first.
     prompts.sort(key=lambda each: each[0] > 1)
     rows = [prompt_of(100 * index + 1, tokens, min(shared, tokens)) for index, (tokens, shared) in enumerate(prompts)]

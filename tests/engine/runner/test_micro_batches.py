@@ -52,7 +52,7 @@ def test_a_prompt_is_cut_where_half_of_the_tokens_are() -> None:
     assert second.rows == [Row([67, 68, 69], 67, BLOCKS, GREEDY, shared=1)]
 
 
-def test_prompts_stay_whole_where_that_is_about_even_and_has_room() -> None:
+def test_prompts_stay_whole_if_halves_are_about_even() -> None:
     prompts = [prompt(300), prompt(270), prompt(230)]
     assert halved(prompts) == [[300, 100], [170, 230]]
     # Another rank has more tokens, so that there is room to cut between prompts.
@@ -78,7 +78,7 @@ def test_a_rank_without_work_pads_both_micro_batches() -> None:
     st.integers(0, 500),
     st.booleans(),
 )
-def test_micro_batches_have_the_steps_tokens_in_order_and_fit_their_sizes(
+def test_micro_batches_hold_a_steps_tokens_in_order(
     most_drafts: int, drafts: list[int], prompts: list[tuple[int, int, int]], others: int, pads: bool
 ) -> None:
     """Sizes depend on the agreed shape alone, not on what this rank computes."""
@@ -108,12 +108,12 @@ def test_micro_batches_have_the_steps_tokens_in_order_and_fit_their_sizes(
     ("two_batch", "sizes"),
     [(NEVER, [112]), (ALWAYS, [64, 64]), (TwoBatch(prompts=[(64, False), (256, True)]), [64, 64])],
 )
-def test_a_step_is_computed_as_was_chosen_for_its_kind_and_size(two_batch: TwoBatch, sizes: list[int]) -> None:
+def test_a_step_is_halved_by_its_kind_and_size(two_batch: TwoBatch, sizes: list[int]) -> None:
     batches = MicroBatches(two_batch, padded)
     assert [batch.size for batch in batches.of([prompt(100)], StepShape(100, decode_only=False))] == sizes
 
 
-def test_a_number_of_tokens_counts_as_the_next_that_was_measured() -> None:
+def test_a_token_count_takes_the_next_measured_choice() -> None:
     chosen = TwoBatch(decoding=[(64, False), (128, True), (256, False)], prompts=[(512, True)])
     wanted = {tokens: chosen.wanted(tokens, decode_only=True) for tokens in (1, 2, 64, 65, 128, 129, 999)}
     assert [tokens for tokens, two in wanted.items() if two] == [65, 128]

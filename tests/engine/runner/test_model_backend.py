@@ -32,7 +32,7 @@ def namespace_of(directory: Path, **settings: Any) -> KvNamespace:
     return model_backend(directory, **settings).namespace
 
 
-def test_fp8_and_int4_of_a_model_share_kv_only_where_the_operator_says_so(tmp_path: Path) -> None:
+def test_fp8_and_int4_share_kv_only_if_told_to(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "fp8", "tiny", dtype="float8", overrides=WIDE)
     make_checkpoint(tmp_path / "int4", "tiny", dtype="w4a8", overrides=WIDE)
     assert namespace_of(tmp_path / "fp8") != namespace_of(tmp_path / "int4")
@@ -73,9 +73,7 @@ def test_a_bfloat16_model_generates(tmp_path: Path) -> None:
     assert generate(model_backend(checkpoint, dtype="bfloat16"), prompt, 1, [0, 1]) == exact
 
 
-def test_experts_that_see_a_prompt_in_chunks_make_the_same_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_compute_a_prompt_in_chunks_as_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, prompt = model_backend(tiny_checkpoint(tmp_path)), random_prompt(60)
     whole = first_logprobs(backend, prompt, 60)
     monkeypatch.setattr("engine.model.moe.CHUNK_TOKENS", 16)
@@ -95,7 +93,7 @@ def first_logprobs(backend: ModelBackend, prompt: list[int], chunk: int) -> torc
 
 
 @pytest.mark.parametrize("chunk", [1, 50])
-def test_a_compressed_pool_changes_the_answer_a_little_and_the_namespace(tmp_path: Path, chunk: int) -> None:
+def test_a_compressed_pool_has_other_answers_and_another_namespace(tmp_path: Path, chunk: int) -> None:
     checkpoint, prompt = tiny_checkpoint(tmp_path), random_prompt(100)
     exact, compressed = model_backend(checkpoint), model_backend(checkpoint, kv_dtype="float8_e4m3fn")
     expected, found = (first_logprobs(backend, prompt, chunk) for backend in (exact, compressed))
@@ -113,7 +111,7 @@ def test_a_compressed_pool_holds_more_blocks_in_the_same_memory(tmp_path: Path) 
     assert compressed == pytest.approx(4 * exact, rel=0.2)
 
 
-def test_sampling_depends_on_seed_and_position_and_not_on_the_batch(tmp_path: Path) -> None:
+def test_sampling_depends_on_seed_and_position_alone(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path))
     prompt = random_prompt(20)
     rows = [Row(prompt, 0, [block], Sampling(temperature=2.0, seed=seed)) for block, seed in enumerate([1, 2, 1, 3, 4])]
@@ -155,7 +153,7 @@ def blocks(**changes: int | None) -> int:
     return affordable_blocks(**(defaults | changes))
 
 
-def test_the_pool_holds_all_requests_at_full_context_and_no_more() -> None:
+def test_the_pool_holds_all_requests_at_full_context() -> None:
     assert blocks() == 512
 
 
@@ -168,7 +166,7 @@ def test_the_cap_limits_the_pool_but_not_below_one_context() -> None:
     assert blocks(cap_bytes=10 << 20) == 64
 
 
-def test_a_pool_that_is_too_large_names_its_key_what_was_asked_and_what_is_there(tmp_path: Path) -> None:
+def test_a_too_large_pools_error_names_key_and_sizes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"total_blocks=4000000000 takes [\d,]+\.\d GB and \d+\.\d GB are free"):
         model_backend(tiny_checkpoint(tmp_path), total_blocks=4_000_000_000)
     check_room(100, 1 << 30, 100 << 30)
@@ -181,7 +179,7 @@ def test_a_pool_of_less_than_two_blocks_is_refused() -> None:
         blocks(budget_bytes=1 << 20)
 
 
-def test_a_backend_on_cpu_reports_every_layer_as_it_is_written(tmp_path: Path) -> None:
+def test_a_backend_on_a_cpu_reports_each_written_layer(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path))
     memory = backend.kv_memory()
     seen: list[tuple[int, list[bool]]] = []
@@ -213,7 +211,7 @@ def test_a_backend_logs_where_it_computes(tmp_path: Path, caplog: pytest.LogCapt
     assert vars(record)["fields"] == {"device": "CPU", "dtype": "float32", "kv_dtype": "float32", "kv_blocks": 7}
 
 
-def test_transfers_reserve_their_slots_and_the_sums_of_what_is_staged_in_them() -> None:
+def test_transfers_reserve_their_slots_and_hashes() -> None:
     assert transfer_bytes(TransferConfig(slots=4, slot_bytes=1 << 20)) == 4 * ((1 << 20) + (1 << 10) * 64)
     assert transfer_bytes(None) == 0
 
@@ -228,7 +226,7 @@ def test_a_dummy_step_writes_to_no_block_of_a_request(tmp_path: Path, shape: Ste
     assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
 
 
-def test_a_step_as_large_as_that_of_another_rank_draws_the_same_tokens(tmp_path: Path) -> None:
+def test_a_step_padded_to_another_ranks_draws_the_same(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path))
     rows = [Row(random_prompt(length, seed=length), 0, [block], Sampling()) for block, length in enumerate((1, 30))]
     assert execute_batch(backend, Batch(0, rows), StepShape(50, decode_only=False)) == execute(backend, *rows)

@@ -140,7 +140,7 @@ def test_graphs_of_a_gpu_give_the_tokens_of_single_launches(checkpoint: Path, ne
 
 
 @pytest.mark.gpu
-def test_captured_steps_of_a_quantized_model_write_the_kv_of_single_launches(tmp_path: Path) -> None:
+def test_captured_steps_write_the_kv_of_eager_ones(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", **WIDTHS)
     settings = {"model_dir": checkpoint, "device": "cuda", "warm_up": "off", **settings_of()}
     pools = []

@@ -7,7 +7,7 @@ from engine.runner.step_sizes import padded_size, step_sizes
 
 
 @given(most=st.integers(1, 1 << 17), share=st.floats(0, 1))
-def test_a_step_is_padded_by_less_than_an_eighth_or_to_the_next_multiple_of_sixteen(most: int, share: float) -> None:
+def test_padding_is_below_an_eighth_or_sixteen_tokens(most: int, share: float) -> None:
     tokens = max(round(share * most), 1)
     size = padded_size(tokens, step_sizes(most))
     assert tokens <= size <= most
@@ -15,7 +15,7 @@ def test_a_step_is_padded_by_less_than_an_eighth_or_to_the_next_multiple_of_sixt
 
 
 @given(most=st.integers(1, 1 << 17))
-def test_sizes_ascend_to_the_most_and_are_as_aligned_as_one_another(most: int) -> None:
+def test_sizes_ascend_to_the_largest_and_are_aligned(most: int) -> None:
     *sizes, last = step_sizes(most)
     assert last == most
     assert all(one < other for one, other in pairwise([*sizes, last]))

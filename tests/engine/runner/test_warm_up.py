@@ -49,12 +49,12 @@ def test_rows_attend_in_every_form() -> None:
     assert len(rows) > len(behind) and forms == {True, False}
 
 
-def test_any_number_of_rows_that_draw_is_near_one_that_was_run_beside_a_prompt() -> None:
+def test_prompts_run_with_each_number_of_drawing_rows() -> None:
     drawing = {len(rows) for rows in steps_of(2048, 16384, 100)[1] if max(row.end - row.start for row in rows) > 1}
     assert drawing.issuperset(step_sizes(100))
 
 
-def test_rows_have_as_many_drafts_as_they_can_have_beside_a_prompt_and_alone() -> None:
+def test_rows_run_with_all_drafts_alone_and_with_prompts() -> None:
     sizes = step_sizes(2048)
     steps = list(warm_up_steps(sizes, 4096, 16, block=7, drafts=2))
     drafted = [[row.drafts for row in rows] for rows in steps if any(row.drafts for row in rows)]
