@@ -80,7 +80,7 @@ def demo(
     """
     console = make_console()
     model = model or shipped_model()
-    if not (model / "config.json").exists():
+    if not model.exists():
         console.print(f"making a random checkpoint in {model}")
         make_checkpoint(model)
     stores = tuple(free_port() for _ in range(kvstore))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.model.config import read_model_config
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
@@ -56,11 +57,12 @@ def check_ports(ports: dict[str, int], host: str = HOST) -> None:
 
 
 def check_model_dir(directory: Path) -> None:
-    """Raises CheckpointError if files are missing. The worker that loads the files checks their content."""
-    if not directory.is_dir():
-        raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
+    """Raises CheckpointError for a model that is not served, or if files are missing. The worker that loads the files
+    checks their content.
+    """
+    read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
-    needed = ["config.json", vocabulary.name, *_shards(directory)]
+    needed = [vocabulary.name, *_shards(directory)]
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")

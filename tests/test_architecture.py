@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "kvstore": {"transfer", "mesh", PROTOS},
     "prefill_svc": {"worker", "engine", "transfer", "mesh", PROTOS},
     "decode_svc": {"worker", "engine", "transfer", "mesh", PROTOS},
-    "launcher": {"mesh", PROTOS},
+    # It looks at a model before it starts anything.
+    "launcher": {"engine", "mesh", PROTOS},
     # Keys of every service, checked and described before one starts.
     "cli/settings": {"launcher", "gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore", "mesh"},
     "tools": {"engine", "kernels", "mesh", "eval"},

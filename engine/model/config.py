@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from engine.model.checkpoint_dir import check_directory
 from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
 from engine.model.yarn import Yarn, read_rope
@@ -96,6 +97,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 
     Raises CheckpointError if it is missing, unreadable or describes another architecture.
     """
+    check_directory(model_dir)
     values = read_json(model_dir / "config.json")
     generation = model_dir / "generation_config.json"
     eos: object = read_json(generation).get("eos_token_id") if generation.exists() else None

@@ -34,6 +34,8 @@ from mesh.errors import CheckpointError
 from mesh.progress import ProgressLog
 
 _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
+# The tensor by which a layer's folder is recognized as an MTP module.
+_MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 # What to do about a model without what drafts need.
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
 # How quantized weights are kept: as they are published, or in the model's dtype.
@@ -88,7 +90,7 @@ def load_model(
         quiet = exchange is not None and exchange.place.rank > 0
         elsewhere = _on_other_ranks(model)
         reader = Reader(shards, device)
-        load_weights(reader, list(model.parts()), unused=_prefixes(config), elsewhere=elsewhere, quiet=quiet)
+        load_weights(reader, list(model.parts()), unused=_prefixes(config, shards), elsewhere=elsewhere, quiet=quiet)
     return model
 
 
@@ -213,11 +215,20 @@ def _check_draft_module(config: ModelConfig, shards: Shards) -> None:
             raise CheckpointError(f"the checkpoint holds no MTP module ({prefix}*): {NO_DRAFTS}")
 
 
-def _prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """Prefixes of the names of tensors that are not read: layers not computed, and copies of shared tensors."""
+def _prefixes(config: ModelConfig, shards: Shards) -> tuple[str, ...]:
+    """Prefixes of the names of tensors that are not read: layers not computed, MTP modules that config.json does not
+    count, and copies of shared tensors.
+    """
     drafting = range(config.num_hidden_layers, config.kv_layers)
     copies = [f"model.layers.{layer}.{name}" for layer in drafting for name in SHARED_WITH_MODEL]
-    return (*copies, *(f"model.layers.{layer}." for layer in config.unused_layers))
+    not_computed = [f"model.layers.{layer}." for layer in config.unused_layers]
+    return (*copies, *not_computed, *undescribed_modules(config, shards))
+
+
+def undescribed_modules(config: ModelConfig, shards: Shards) -> tuple[str, ...]:
+    """Prefixes of the names of MTP modules that config.json does not count, as where it says that there are 0."""
+    layers = [int(match[1]) for name in shards.entries if (match := _MTP_MODULE.fullmatch(name)) is not None]
+    return tuple(f"model.layers.{layer}." for layer in layers if layer >= config.unused_layers.stop)
 
 
 def _on_other_ranks(model: Model) -> set[str]:

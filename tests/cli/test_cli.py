@@ -233,7 +233,7 @@ async def test_up_refuses_a_taken_port_before_it_starts_anything() -> None:
 async def test_up_refuses_a_model_that_is_not_there(tmp_path: Path) -> None:
     status, out, err = await deepmesh("up", "--model", str(tmp_path / "none"))
     assert (status, out) == (2, "")
-    assert err.startswith(f"deepmesh: no directory {tmp_path / 'none'}: write a model with")
+    assert err.startswith(f"deepmesh: there is no directory {tmp_path / 'none'}: deepmesh serves")
 
 
 async def test_up_refuses_a_setting_of_no_service() -> None:

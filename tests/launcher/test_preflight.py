@@ -17,12 +17,14 @@ from launcher.preflight import (
 )
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import free_port
+from tools.make_checkpoint import checkpoint_config
 
 
 def checkpoint(directory: Path, shards: int = 2) -> Path:
     names = [f"model-{number}.safetensors" for number in range(shards)]
     (directory / INDEX).write_text(json.dumps({"weight_map": {f"layer.{name}": name for name in names}}))
-    for name in ("config.json", "tokenizer.json", *names):
+    (directory / "config.json").write_text(json.dumps(checkpoint_config("tiny")))
+    for name in ("tokenizer.json", *names):
         (directory / name).write_text("{}")
     return directory
 
@@ -36,15 +38,35 @@ def test_a_checkpoint_of_one_file_passes_without_an_index(tmp_path: Path) -> Non
     check_model_dir(tmp_path)
 
 
-def test_a_missing_directory_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="write a model with deepmesh make-checkpoint"):
-        check_model_dir(tmp_path / "none")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none", "there is no directory none: deepmesh serves"),
+        ("deepseek-ai/DeepSeek-R1", r"there is no directory .*\(hf download deepseek-ai/DeepSeek-R1 --local-dir DIR"),
+        ("model.gguf", r"model\.gguf is GGUF: deepmesh serves"),
+        ("a.safetensors", r"a\.safetensors is a file: deepmesh serves"),
+        ("ggufs", "ggufs has weights in GGUF: deepmesh serves"),
+        ("llama", "unsupported architecture LlamaForCausalLM: deepmesh serves .*DeepseekV3ForCausalLM"),
+    ],
+)
+def test_what_is_no_model_of_ours_is_told_in_one_sentence(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.safetensors").touch()
+    Path("ggufs").mkdir()
+    Path("ggufs/model.gguf").touch()
+    Path("llama").mkdir()
+    Path("llama/config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(CheckpointError, match=why) as refused:
+        check_model_dir(Path(name))
+    assert "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-1.safetensors"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     (checkpoint(tmp_path) / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} missing"):
+    with pytest.raises(CheckpointError, match=rf"{name} (is )?missing"):
         check_model_dir(tmp_path)
 
 

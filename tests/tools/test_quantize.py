@@ -135,6 +135,15 @@ def test_a_source_that_is_not_whole_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_modules_that_a_source_does_not_count_are_left_out(tmp_path: Path) -> None:
+    source = made(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    module = f"model.layers.{config['num_hidden_layers']}."
+    assert any(name.startswith(module) for name in read_tensors(source))
+    assert not any(name.startswith(module) for name in read_tensors(quantized(source, tmp_path / "out")))
+
+
 def test_an_fp8_source_without_scales_is_refused(tmp_path: Path) -> None:
     rewrite_as_one_file(made(tmp_path / "source", "float8"), lambda tensors: tensors.pop(f"{EXPERT}_scale_inv"))
     with pytest.raises(CheckpointError, match=rf"lacks {EXPERT}_scale_inv"):

@@ -14,6 +14,7 @@ from engine.model.parameters import NamedParameters, Part
 from engine.model.quantization import Quantization, Stored
 from engine.weights.checkpoint import load_weights, read_matrices, read_stored, some_of
 from engine.weights.fingerprint import weights_fingerprint
+from engine.weights.loading import undescribed_modules
 from engine.weights.reader import Reader
 from engine.weights.shards import Shards
 from engine.weights.stored import SCALE_SUFFIX, is_unused, matrix_shape, scale_of
@@ -83,7 +84,9 @@ class Source:
         missing = [name for name in specs if name not in entries]
         if missing:
             raise CheckpointError(f"{self.directory} lacks {some_of(missing)}")
-        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and not is_unused(name)]
+        skipped = undescribed_modules(self.config, self._shards)
+        left_out = {name for name in entries if name.startswith(skipped) or is_unused(name)}
+        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and name not in left_out]
         if unknown:
             problem = f"{self.directory} holds tensors that its config.json does not describe"
             raise CheckpointError(f"{problem}: {some_of(unknown)}")

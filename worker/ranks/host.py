@@ -14,6 +14,7 @@ from prometheus_client import Counter
 
 from engine.balance.report import BalanceReport
 from engine.layout_choice import choose_parallel
+from engine.model.config import read_model_config
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
@@ -91,8 +92,11 @@ class RankHost:
         role.
 
         `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
-        if it has several. Raises as RankClient.start does.
+        if it has several. Raises CheckpointError for a model that is not served, and as RankClient.start does.
         """
+        if config.engine.backend == "model" and config.engine.model_dir is not None:
+            # A rank, which takes seconds to start, would find the same.
+            read_model_config(config.engine.model_dir)
         parallel, why = choose_parallel(config.engine, role)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
         if parallel.world > 1:

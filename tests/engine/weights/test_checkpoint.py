@@ -131,6 +131,13 @@ def test_unexpected_tensors_are_named(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
+def test_modules_that_the_configuration_does_not_count_are_skipped(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path / "with", num_nextn_predict_layers=2)
+    expected = loaded(tmp_path / "with").keys()
+    edit_config(tmp_path / "with", num_nextn_predict_layers=0)
+    assert loaded(tmp_path / "with").keys() == expected
+
+
 def test_rotary_buffers_of_older_tools_are_ignored(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     rewrite_as_one_file(tiny_checkpoint(tmp_path), lambda tensors: tensors.update({name: torch.ones(8)}))
