@@ -50,7 +50,7 @@ def computed(model: Model, ends: list[int], *, quantized: bool) -> tuple[torch.T
     )
     state.kv_pool.zero_()
     for start, end in zip([0, *ends], [*ends, 300], strict=True):
-        # A whole prompt stands beside the chunk.
+        # A whole prompt is in the same step as the chunk.
         rows = [Row(tokens[start:end], start, blocks, GREEDY), Row(tokens[:40], 0, [5], None)]
         logits = model.forward(build_context(model.config, rows, state))
     return logits, state.kv_pool[:, :5].clone()

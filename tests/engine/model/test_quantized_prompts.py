@@ -1,4 +1,4 @@
-"""Prompts whose attention multiplies in e4m3, in float32 on a small checkpoint, and beside exact ones."""
+"""Prompts whose attention multiplies in e4m3, in float32 on a small checkpoint, and in steps with exact ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Requests whose prompts are computed sparsely, in float32 on a small checkpoint, and beside exact ones."""
+"""Requests whose prompts are computed sparsely, in float32 on a small checkpoint, and in steps with exact ones."""
 
 import random
 import time

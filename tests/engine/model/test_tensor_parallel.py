@@ -75,7 +75,7 @@ def fp4_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.inference_mode()
 def computed(model: Model, prompt: list[int], chunks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of every token of a prompt that is computed in chunks, and the KV pool behind them."""
+    """Logits of every token of a prompt that is computed in chunks, and the KV pool after them."""
     state = make_state(model.config, CPU, blocks=BLOCKS, positions=len(prompt), rows=1, kv_dtype=model.dtype)
     logits, start = [], 0
     for size in chunks:

@@ -27,7 +27,7 @@ from tests.support.rank_threads import on_each_rank
 CPU = torch.device("cpu")
 TOKENS = random_prompt(150)
 # Steps by DP rank, in which each rank has more rows than the others in one step and fewer in the next. There are
-# prompts whole and in chunks, rows that decode beside them, and a step without any row.
+# prompts whole and in chunks, rows that decode in the same step, and a step without any row.
 STEPS = [
     [[Row(TOKENS[:70], 0, [0, 1], GREEDY), Row(TOKENS[:9], 0, [3], GREEDY)], [Row(TOKENS[:4], 0, [0], GREEDY)]],
     [

@@ -13,12 +13,12 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Operation:
-    """Begins once all earlier operations of its stream are done, and `behind` operations of the other stream."""
+    """Begins once all earlier operations of its stream are done, and `after` operations of the other stream."""
 
     kind: str
     layer: int
     slot: int
-    behind: int
+    after: int
 
 
 class FakeDevice:
@@ -55,7 +55,7 @@ class FakeDevice:
             ready = [f"end {name}" for name in under_way]
             for name, stream, other in (("copy", self.copies, "step"), ("step", self.steps, "copy")):
                 at = done[name]
-                if name not in under_way and at < len(stream) and stream[at].behind <= done[other]:
+                if name not in under_way and at < len(stream) and stream[at].after <= done[other]:
                     ready.append(f"begin {name}")
             if not ready:
                 break
@@ -128,14 +128,14 @@ def test_a_copy_begins_as_soon_as_its_slot_is_free(slots: int) -> None:
     device.steps.clear()
     compute_step(ring, device, 8)
     # A layer with experts is two operations, another layer one. The ring's first layer is left from the step before.
-    behind = {copy.layer: copy.behind for copy in device.copies}
-    assert behind == ({3: 3, 5: 6, 7: 9, 1: 12} if slots == 1 else {3: 0, 5: 3, 7: 6, 1: 9})
+    after = {copy.layer: copy.after for copy in device.copies}
+    assert after == ({3: 3, 5: 6, 7: 9, 1: 12} if slots == 1 else {3: 0, 5: 3, 7: 6, 1: 9})
 
 
 def test_a_step_ends_without_copies_in_flight() -> None:
     device = FakeDevice()
     compute_step(Ring([0, 1, 2], 2, device), device, 3)
-    assert device.steps[-1].behind == len(device.copies)
+    assert device.steps[-1].after == len(device.copies)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -150,8 +150,8 @@ def test_a_replayed_step_may_follow_any_other(order: str) -> None:
 
     def replay() -> None:
         later = len(device.copies) - marks[0], len(device.steps) - marks[1]
-        device.copies += [Operation(each.kind, each.layer, each.slot, each.behind + later[1]) for each in copies]
-        device.steps += [Operation(each.kind, each.layer, each.slot, each.behind + later[0]) for each in steps]
+        device.copies += [Operation(each.kind, each.layer, each.slot, each.after + later[1]) for each in copies]
+        device.steps += [Operation(each.kind, each.layer, each.slot, each.after + later[0]) for each in steps]
 
     replay()
     compute_step(ring, device, 8)

@@ -65,7 +65,7 @@ def test_memory_is_a_window_more_than_there_are_threads(
     monkeypatch.setattr(module, "WINDOW_BYTES", 100)
     for _ in range(3):
         contents(reader, [Piece(file, start, 100) for start in range(0, SIZE, 100)])
-        # Stop reading early: nobody wants the rest.
+        # Stop reading early: the rest is never read.
         next(reader.read([Piece(file, start, 100) for start in range(0, SIZE, 100)]))
     assert made == [100] * (min(module.MOST_THREADS, os.cpu_count() or 1) + 1)
 
