@@ -47,10 +47,10 @@ def _service(name: str) -> Service:
 
 def _print(service: Service, console: Console) -> None:
     from cli.settings.services import MODELS
-    from mesh.config_keys import keys_of
+    from mesh.config_keys import public_keys_of
 
     console.print(f"[bold]{service}[/bold]: python -m {MODULES[service]} --set KEY=VALUE", soft_wrap=True)
-    for key in keys_of(MODELS[service]):
+    for key in public_keys_of(MODELS[service]):
         default = key.default if key.default in ("", "required") else f"default {key.default}"
         kind = Text(", ".join(filter(None, (key.kind, default))), style="dim")
         console.print(Text.assemble("\n", (key.path, "bold"), "  ", kind), soft_wrap=True)

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from mesh.config import Config
+from mesh.config import INTERNAL, Config
 from worker.config import WorkerConfig
 
 
@@ -15,7 +15,7 @@ class DecodeQueueConfig(Config):
     """Requests beyond those that run at once."""
     queued_prefill_tokens: int = Field(default=1_000_000, ge=1)
     """Prompt tokens accepted but not computed yet; a single request may exceed the limit if it is alone."""
-    kept_tokens: int = Field(default=8_000_000, ge=1)
+    kept_tokens: int = Field(default=8_000_000, ge=1, json_schema_extra=INTERNAL)
     """Output tokens that one gateway has not acknowledged; 4 bytes a token, more with log probabilities."""
 
 
@@ -24,7 +24,7 @@ class DecodeConfig(WorkerConfig):
 
     can_prefill: bool = True
     """Whether it computes the prompts of requests that have no prefill worker."""
-    grace_seconds: float = Field(default=10.0, ge=0)
+    grace_seconds: float = Field(default=10.0, ge=0, json_schema_extra=INTERNAL)
     """How long requests outlive a broken stream."""
     log_seconds: float = Field(default=60.0, ge=0)
     """How long a request's output is kept after its end, for clients that resume it through another gateway."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from engine.balance.config import AUTO_INTERVAL, BalanceConfig
 from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
-from mesh.config import Config
+from mesh.config import INTERNAL, Config
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
@@ -27,15 +27,15 @@ MOST_GPU_RANKS = 8
 class OracleConfig(Config):
     """The engine without a model: each token is a function of the KV it reads, at a set pace."""
 
-    vocabulary_size: int = Field(default=1000, ge=2)
+    vocabulary_size: int = Field(default=1000, ge=2, json_schema_extra=INTERNAL)
     """Token ids are below this."""
     context_tokens: int = Field(default=131072, ge=64)
     """Longest prompt and answer together."""
-    step_ms: float = Field(default=0.0, ge=0)
+    step_ms: float = Field(default=0.0, ge=0, json_schema_extra=INTERNAL)
     """Milliseconds of one decode step; 0 is as fast as possible."""
-    prefill_tokens_per_second: float = Field(default=0.0, ge=0)
+    prefill_tokens_per_second: float = Field(default=0.0, ge=0, json_schema_extra=INTERNAL)
     """Rate at which prompts are computed; 0 is as fast as possible."""
-    draft_accuracy: float = Field(default=0.8, ge=0, le=1)
+    draft_accuracy: float = Field(default=0.8, ge=0, le=1, json_schema_extra=INTERNAL)
     """The share of drafts that are right."""
     model: str = "oracle"
     """Served under this name."""
@@ -122,9 +122,9 @@ class EngineConfig(Config):
     in INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
     be equal in any case.
     """
-    random_weights: bool = False
+    random_weights: bool = Field(default=False, json_schema_extra=INTERNAL)
     """Draw weights at random, for measurements; only config.json is read from model_dir."""
-    decode_graphs: Literal["auto", "off"] = "auto"
+    decode_graphs: Literal["auto", "off"] = Field(default="auto", json_schema_extra=INTERNAL)
     """Decode steps run as captured graphs; "auto" on a GPU."""
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Sizes of these graphs in rows; by default a few dozen up to max_requests, or without drafts up to 64 more."""

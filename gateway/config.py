@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from mesh.addresses import Addresses, Host, split_addresses
-from mesh.config import Config, RedisConfig, ServerConfig, ServiceConfig
+from mesh.config import INTERNAL, Config, RedisConfig, ServerConfig, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
 
@@ -23,7 +23,7 @@ class HttpConfig(Config):
     unless most of them are escaped emoji. A shorter body is refused as well if it has so many lists, objects, keys or
     numbers that decoding it would hold up other requests for more than 0.1 s.
     """
-    body_seconds: float = Field(default=60.0, gt=0)
+    body_seconds: float = Field(default=60.0, gt=0, json_schema_extra=INTERNAL)
     """How long a request's body may take to arrive."""
     header_seconds: float = Field(default=10.0, gt=0)
     """How long a request's headers may take to arrive, counted from the start of the connection or from their first
@@ -137,7 +137,7 @@ class DispatchConfig(Config):
 
     attempts: int = Field(default=5, ge=1)
     """How often a request is placed: once at first, and again after a worker was lost or had no room."""
-    backoff_seconds: float = Field(default=0.05, gt=0)
+    backoff_seconds: float = Field(default=0.05, gt=0, json_schema_extra=INTERNAL)
     """Pause before the second attempt; doubled for each further one."""
     worker_seconds: float = Field(default=10.0, ge=0)
     """How long a request is placed again if its workers are lost or it finds none, regardless of `attempts`: a worker
@@ -148,13 +148,13 @@ class DispatchConfig(Config):
     """Longest time that a scheduler may take to place a request. If it takes longer, another scheduler, or the gateway
     itself by the last snapshot of the registry, places requests until this one answers again.
     """
-    place_seconds: float = Field(default=2.0, gt=0)
+    place_seconds: float = Field(default=2.0, gt=0, json_schema_extra=INTERNAL)
     """Timeout of a call to the scheduler if the gateway has neither another scheduler nor a usable snapshot to place
     from.
     """
-    attach_seconds: float = Field(default=5.0, gt=0)
+    attach_seconds: float = Field(default=5.0, gt=0, json_schema_extra=INTERNAL)
     """How long a worker may take for its first answer on a new stream."""
-    reattach_seconds: float = Field(default=0.1, gt=0)
+    reattach_seconds: float = Field(default=0.1, gt=0, json_schema_extra=INTERNAL)
     """Pause before a broken stream is opened again; doubled for each failure, up to ten times this."""
 
 

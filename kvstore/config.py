@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from mesh.config import Config, RedisConfig, ServiceConfig
+from mesh.config import INTERNAL, Config, RedisConfig, ServiceConfig
 from transfer.config import TransferConfig
 
 
@@ -70,9 +70,9 @@ class KvStoreConfig(ServiceConfig):
     """The quota of every tenant that is not listed in `tenants`."""
     tenants: tuple[TenantConfig, ...] = ()
     """Tenants with their own quotas. A value that is not set means no limit, whatever `quota` says."""
-    max_sessions: int = Field(default=1024, ge=1)
+    max_sessions: int = Field(default=1024, ge=1, json_schema_extra=INTERNAL)
     """Workers that may be attached at once."""
-    offer_seconds: float = Field(default=30.0, gt=0)
+    offer_seconds: float = Field(default=30.0, gt=0, json_schema_extra=INTERNAL)
     """How long a worker may take to push the blocks that it offered."""
     index: IndexConfig = IndexConfig()
     transfer: TransferConfig = TransferConfig()

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
 from mesh.addresses import Address, Host, is_ipv6, is_loopback
@@ -18,6 +19,10 @@ from mesh.text_files import read_text
 _OF_ANOTHER_KIND = ("greater_than", "less_than", "literal_error", "int_from_float")
 _NO_VALUE_OF_ITS_KIND = ("_type", "_parsing")
 _OF_ANOTHER_LENGTH = ("too_short", "too_long")
+
+
+# Marks a key that no user has to know: it is as settable as any other, but no page, help or schema names it.
+INTERNAL: JsonDict = {"internal": True}
 
 
 class Config(BaseModel):

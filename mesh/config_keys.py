@@ -36,6 +36,8 @@ class Key:
     owner: type[BaseModel]
     # The model of the keys below it; None for a single value.
     section: type[BaseModel] | None = None
+    # Whether it, or a section around it, is marked INTERNAL.
+    internal: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -48,14 +50,20 @@ class Key:
         return " ".join((own or (self.section.__doc__ if self.section is not None else None) or "").split())
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """Every key of `model`: sections, each directly before its own keys, and values."""
+def keys_of(model: type[BaseModel], prefix: str = "", internal: bool = False) -> Iterator[Key]:
+    """Every key of `model`: sections, each directly before its own keys, and values. internal: whether all are."""
     for name, field in model.model_fields.items():
         section = model_in(field.annotation)
         path = f"{prefix}{name}"
-        yield Key(path, _kind(field), _default(field, section), model, section)
+        key = Key(path, _kind(field), _default(field, section), model, section, internal or _is_internal(field))
+        yield key
         if section is not None:
-            yield from keys_of(section, f"{path}{'[]' if _is_list(field.annotation) else ''}.")
+            yield from keys_of(section, f"{path}{'[]' if _is_list(field.annotation) else ''}.", key.internal)
+
+
+def public_keys_of(model: type[BaseModel]) -> Iterator[Key]:
+    """The keys that users are told about."""
+    return (key for key in keys_of(model) if not key.internal)
 
 
 def key_at(model: type[BaseModel], location: Sequence[int | str]) -> Key | None:
@@ -103,6 +111,11 @@ def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = text
     return found
+
+
+def _is_internal(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("internal"))
 
 
 def _kind(field: FieldInfo) -> str:

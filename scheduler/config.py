@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from mesh.addresses import Address
-from mesh.config import Config, ServiceConfig
+from mesh.config import INTERNAL, Config, ServiceConfig
 
 
 class LeaseConfig(Config):
@@ -13,17 +13,17 @@ class LeaseConfig(Config):
 
     seconds: float = Field(default=10.0, gt=0)
     """A worker that reports nothing for this long is lost; workers report at least three times in this time."""
-    settle_seconds: float = Field(default=0.25, ge=0)
+    settle_seconds: float = Field(default=0.25, ge=0, json_schema_extra=INTERNAL)
     """A placement is added to a worker's reported load until a report covers a step that began after it, or until a
     report comes this much later.
     """
-    gather_seconds: float | None = Field(default=None, ge=0)
+    gather_seconds: float | None = Field(default=None, ge=0, json_schema_extra=INTERNAL)
     """How long after its start a scheduler refuses no request for good: workers that another scheduler knew may not
     have reported yet. By default one lease.
     """
-    max_workers: int = Field(default=1024, ge=1)
+    max_workers: int = Field(default=1024, ge=1, json_schema_extra=INTERNAL)
     """Workers that may be registered at once."""
-    max_cached_blocks: int = Field(default=500_000, ge=0)
+    max_cached_blocks: int = Field(default=500_000, ge=0, json_schema_extra=INTERNAL)
     """Block hashes kept for all workers together, about 100 bytes each. Those beyond are dropped, which loses only
     hints.
     """
@@ -40,17 +40,17 @@ class PlacementConfig(Config):
     """Cost file made by `deepmesh calibrate` for these workers: how a step's time grows with its requests, and the time
     of prompts, pushes and fetches while a worker has not measured its own.
     """
-    mean_output_tokens: float = Field(default=256.0, gt=0)
+    mean_output_tokens: float = Field(default=256.0, gt=0, json_schema_extra=INTERNAL)
     """Assumed length of an answer while none has ended."""
     queue_requests: int = Field(default=512, ge=0)
     """Requests that may wait on one worker for a place in its batch; 0 refuses any that cannot start at once."""
-    handover_ms: float | None = Field(default=None, ge=0)
+    handover_ms: float | None = Field(default=None, ge=0, json_schema_extra=INTERNAL)
     """Time of the calls between workers if another worker computes the prompt; by default the cost file's."""
-    layerwise_rest: float = Field(default=0.125, ge=0, le=1)
+    layerwise_rest: float = Field(default=0.125, ge=0, le=1, json_schema_extra=INTERNAL)
     """Share of a push's time that remains after the computation if layers are pushed while later ones are computed."""
-    short_prompt_tokens: int = Field(default=64, ge=0)
+    short_prompt_tokens: int = Field(default=64, ge=0, json_schema_extra=INTERNAL)
     """Prompts with at most this many uncached tokens delay no request on a decode worker."""
-    interference: float = Field(default=1.0, ge=0)
+    interference: float = Field(default=1.0, ge=0, json_schema_extra=INTERNAL)
     """Weight of the delay of requests that decode while a prompt is computed, relative to the prompt's own delay."""
 
 
@@ -87,13 +87,13 @@ class ScalingConfig(Config):
     """Fewer workers are wanted only if their use would then be below the target by this share of it."""
     scale_in_seconds: float = Field(default=300.0, ge=0)
     """How long fewer workers must have been enough before fewer are wanted."""
-    max_replicas: int = Field(default=1024, ge=1)
+    max_replicas: int = Field(default=1024, ge=1, json_schema_extra=INTERNAL)
     """Most workers of a role that are ever wanted."""
     arrivals_seconds: float = Field(default=30.0, gt=0)
     """Time over which the rate of arriving requests is averaged."""
-    requests_per_replica: float = Field(default=32.0, ge=1)
+    requests_per_replica: float = Field(default=32.0, ge=1, json_schema_extra=INTERNAL)
     """Requests that a decode worker is assumed to serve at once while none is alive."""
-    period_seconds: float = Field(default=1.0, gt=0)
+    period_seconds: float = Field(default=1.0, gt=0, json_schema_extra=INTERNAL)
     """Pause between two decisions."""
 
 
@@ -104,7 +104,7 @@ class PodsConfig(Config):
     """Whether each worker's pod gets a deletion cost, so that Kubernetes ends the cheapest pods first when fewer are
     wanted; each worker's id must be the name of its pod.
     """
-    period_seconds: float = Field(default=15.0, gt=0)
+    period_seconds: float = Field(default=15.0, gt=0, json_schema_extra=INTERNAL)
     """Pause between two checks of the costs; a cost is written again once it is off by half."""
 
 
@@ -118,10 +118,10 @@ class SchedulerConfig(ServiceConfig):
     pods: PodsConfig = PodsConfig()
     stores: tuple[Address, ...] = ()
     """host:port of the KV stores; workers must be given the same."""
-    store_link: StoreLinkConfig = StoreLinkConfig()
+    store_link: StoreLinkConfig = Field(default=StoreLinkConfig(), json_schema_extra=INTERNAL)
     decisions: int = Field(default=2000, ge=1)
     """Decisions kept for ListDecisions."""
-    max_watchers: int = Field(default=1024, ge=1)
+    max_watchers: int = Field(default=1024, ge=1, json_schema_extra=INTERNAL)
     """Gateways and decode workers that may watch the registry at once."""
 
     @property

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field
 
-from mesh.config import Config
+from mesh.config import INTERNAL, Config
 from transfer.network import devices_of
 
 
@@ -19,7 +19,7 @@ class TransferConfig(Config):
     """Prompts of at least this many tokens are pushed per layer group, while later layers are computed."""
     landing_seconds: float = Field(default=60.0, gt=0)
     """How long the KV of one request or offer may take to arrive, in addition to `landing_token_ms`."""
-    landing_token_ms: float = Field(default=2.0, ge=0)
+    landing_token_ms: float = Field(default=2.0, ge=0, json_schema_extra=INTERNAL)
     """Additional milliseconds for each token of the prompt that is computed meanwhile: 128k tokens may take a minute on
     the fastest card, after other prompts.
     """

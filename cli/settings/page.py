@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from cli.settings.services import MODELS
-from mesh.config_keys import Key, keys_of
+from mesh.config_keys import Key, public_keys_of
 
 _HEAD = """<!-- Written by `make docs` from the configuration models. -->
 
@@ -25,7 +25,7 @@ def _sections() -> Iterator[tuple[str, str, Sequence[Key]]]:
     """Title, meaning and keys of each section; sections shared by several services come first."""
     owners: dict[tuple[str, str, tuple[Key, ...]], list[str]] = {}
     for service, model in MODELS.items():
-        keys = list(keys_of(model))
+        keys = list(public_keys_of(model))
         tops = [key for key in keys if "." not in key.path]
         whole = ("", " ".join((model.__doc__ or "").split()), tuple(key for key in tops if key.section is None))
         below = [(top.path, top.meaning, tuple(_below(top, keys))) for top in tops if top.section is not None]

@@ -1,6 +1,7 @@
 """Writes the keys of the services' own configuration into the schema of the chart's values: `make chart-schema`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,18 @@ def schema() -> dict[str, Any]:
         server = type(config.model_fields["server"].default)
         _drop(definitions[f"{config.__name__}.{server.__name__}"], SERVER_SET_BY_CHART)
         definitions[config.__name__] = ours
+    for name in unused(definitions):
+        del definitions[name]
     # Secrets' keys are laid over the configuration in values.yaml, which must not have them.
     for name in SECRET_IN_A_SECRET:
         _drop(definitions[name], SECRET_KEYS)
     return {**kept, "$defs": dict(sorted(definitions.items()))}
+
+
+def unused(definitions: dict[str, Any]) -> set[str]:
+    """Models that only internal keys have."""
+    named = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(definitions)))
+    return definitions.keys() - named - {config.__name__ for config in CONFIGS}
 
 
 def text() -> str:
@@ -54,9 +63,14 @@ def _drop(model: dict[str, Any], keys: tuple[str, ...]) -> None:
         model["properties"].pop(key, None)
 
 
+def _is_internal(key: Any) -> bool:
+    """Whether the key is marked `mesh.config.INTERNAL`."""
+    return isinstance(key, dict) and bool(key.get("internal"))
+
+
 def _partial(model: Any, names_of_keys: bool = False) -> Any:
-    """A schema without texts and required keys. names_of_keys: whether the mapping's keys are names of properties or
-    definitions rather than keywords of a schema.
+    """A schema without texts, required keys and internal keys. names_of_keys: whether the mapping's keys are names of
+    properties or definitions rather than keywords of a schema.
     """
     if isinstance(model, list):
         return [_partial(each) for each in model]
@@ -65,7 +79,7 @@ def _partial(model: Any, names_of_keys: bool = False) -> Any:
     return {
         key: _partial(value, key in ("properties", "$defs") and not names_of_keys)
         for key, value in model.items()
-        if names_of_keys or key not in _LEFT_OUT
+        if (not _is_internal(value) if names_of_keys else key not in _LEFT_OUT)
     }
 
 

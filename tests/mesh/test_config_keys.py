@@ -4,8 +4,8 @@ from typing import Literal
 import pytest
 from pydantic import Field, SecretStr
 
-from mesh.config import Config
-from mesh.config_keys import did_you_mean, keys_of
+from mesh.config import INTERNAL, Config, validate
+from mesh.config_keys import did_you_mean, keys_of, public_keys_of
 
 
 class Inner(Config):
@@ -15,6 +15,12 @@ class Inner(Config):
     """Of the memory,
     that is free.
     """
+
+
+class Hidden(Config):
+    share: float = Field(default=0.5, json_schema_extra=INTERNAL)
+    section: Inner = Field(default=Inner(), json_schema_extra=INTERNAL)
+    shown: int = 1
 
 
 class Outer(Config):
@@ -30,6 +36,11 @@ class Outer(Config):
 
 
 KEYS = {key.path: key for key in keys_of(Outer)}
+
+
+def test_internal_keys_and_sections_are_settable_but_not_public() -> None:
+    assert [key.path for key in public_keys_of(Hidden)] == ["shown"]
+    assert validate(Hidden, {"share": 0.1, "section": {"share": 0.2}}, "test").section.share == 0.2
 
 
 def test_a_section_precedes_its_keys_and_a_list_has_brackets() -> None:
