@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from launcher.hub import find_model
+
 if TYPE_CHECKING:
     from capacity.plan import Asked, Plan
 
@@ -14,7 +16,10 @@ GB = 1e9
 
 
 def plan(
-    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint's directory; its config.json is enough.")],
+    model: Annotated[
+        str,
+        typer.Option(metavar="DIR|ID", help="A checkpoint's directory or an id of the Hub; config.json is enough."),
+    ],
     gpu: Annotated[str, typer.Option(help="The kind of GPU; h200 is measured.")] = "h200",
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one worker, which share the experts.")] = 8,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 3500,
@@ -41,7 +46,7 @@ def plan(
     if kv not in ("bf16", "fp8"):
         raise typer.BadParameter("expected bf16 or fp8", param_hint="--kv")
     asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2, offload)
-    found = make_plan(read_model_config(model), asked)
+    found = make_plan(read_model_config(find_model(model, weights=False)), asked)
     Console(width=140).print(_table(asked, found))
     if costs is not None:
         save_costs(found.costs, costs)

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from secrets import token_hex
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from cli.endpoints import API_KEY_VARIABLE, HostOption
 from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
+from launcher.hub import find_model
 from launcher.log_lines import NAME, LinePrinter
 from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
 from launcher.preflight import check_metrics_ports, check_plan
@@ -33,7 +33,12 @@ WITHOUT_MODEL = "engine.backend=oracle"
 
 def up(
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A checkpoint's directory; by default the shipped tiny-r1.")
+        str | None,
+        typer.Option(
+            metavar="DIR|ID",
+            help="A checkpoint's directory, or an id of the Hugging Face Hub, from its cache or downloaded to it; by "
+            "default the shipped tiny-r1.",
+        ),
     ] = None,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 1,
     prefill: Annotated[
@@ -104,12 +109,13 @@ def up(
     elif split is not None:
         raise ConfigError("--split says who gets which of --gpus: give their number, too")
     roles = ("decode", "prefill") if prefill else ("decode",)
+    model_dir = None if model is None else find_model(model)
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
-        model = shipped_model()
+        model_dir = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))
     parallel = {service: {"ranks": count, "tp": tp, "dp": dp, "ep": ep} for service, count in ranks.items()}
     plan = MeshPlan(
-        model,
+        model_dir,
         decode,
         http_port,
         grpc_port,
