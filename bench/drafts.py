@@ -4,8 +4,8 @@
     python -m bench.drafts --requests 4 --next-n 0,1,2,3,4,5
     python -m bench.drafts --form answer
 
-The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Besides
-tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. It counts
+The engine alone decodes the shipped model's answers to held-out problems, greedily, this many requests at a time. It
+counts tokens a second, and tokens a second of processor time, which other load on the machine disturbs less. It counts
 the tokens that differ from those without drafts: only near ties of the logits may differ. With `--form answer` the text
 after the thoughts is JSON with the answer in it; with `--form list` the whole answer is, a list as long as tokens last.
 
@@ -64,12 +64,12 @@ class Run:
     answers: list[list[int]]
     seconds: float
     processor_seconds: float
-    # By place behind a drawn token: drafts verified and accepted.
+    # By place after a drawn token: drafts verified and accepted.
     verified: list[int]
     accepted: list[int]
     # Processor time of a decode step: of one of the model's layers, and of what follows all layers.
     layer_seconds: float
-    behind_seconds: float
+    drafting_seconds: float
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class TimedBackend(ModelBackend):
     def __init__(self, resolved: ResolvedEngineConfig) -> None:
         super().__init__(resolved)
         self.layers: list[float] = []
-        self.behind: list[float] = []
+        self.after_draws: list[float] = []
 
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         started = time.process_time()
@@ -94,7 +94,7 @@ class TimedBackend(ModelBackend):
         if not batch.rows or not shape.decode_only:
             return launched
         self.layers.append(time.process_time() - started)
-        return TimedStep(launched, self.behind)
+        return TimedStep(launched, self.after_draws)
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ def measure(
         [sum(each.verified[place] for each in counts) for place in range(MOST_DRAFTS)],
         [sum(each.accepted[place] for each in counts) for place in range(MOST_DRAFTS)],
         median(backend.layers) / (backend.namespace.layers - backend.draft_layers),
-        median(backend.behind),
+        median(backend.after_draws),
     )
 
 
 def report(runs: dict[Depth, Run], console: Console) -> None:
     table = Table("drafts", "tokens/s", "ratio", "tokens/CPU s", "ratio", "tokens a row", "accepted by place", "differ")
     table.add_column("a layer, ms")
-    table.add_column("behind, ms")
+    table.add_column("after draws, ms")
     table.add_column("overhead")
     first = next(iter(runs.values()))
     for next_n, run in runs.items():
@@ -218,8 +218,8 @@ def report(runs: dict[Depth, Run], console: Console) -> None:
             " ".join(places),
             str(differ),
             f"{run.layer_seconds * 1000:.2f}",
-            f"{run.behind_seconds * 1000:.2f}",
-            f"{(run.behind_seconds - first.behind_seconds) / (run.layer_seconds + first.behind_seconds):.2f}",
+            f"{run.drafting_seconds * 1000:.2f}",
+            f"{(run.drafting_seconds - first.drafting_seconds) / (run.layer_seconds + first.drafting_seconds):.2f}",
         )
     console.print(table)
 

@@ -7,7 +7,7 @@ another, every prompt new to every cache. In the first ("pd") a prefill worker c
 second ("ifb") the decode worker computes them between its steps. The decode worker has the machine's first core to
 itself and all other processes, the client included, have the others, so that both meshes decode with the same means.
 
---mixed-step-ms adds a mesh like the second for each value, with that bound on a step that computes prompts beside
+--mixed-step-ms adds a mesh like the second for each value, with that bound on a step that computes prompts and
 tokens (engine.mixed_step_ms).
 
 A gap is the time between two successive tokens of a stream. A step is the median gap while there is no prompt. A stall
@@ -183,7 +183,7 @@ def plot(measured: dict[str, list[Measurement]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Decode beside prefill: on workers of their own, and on one.")
+    parser = argparse.ArgumentParser(description="Decode and prefill: on workers of their own, and on one.")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=8000)

@@ -56,7 +56,7 @@ async def run(lengths: Sequence[int], repeats: int, log: Path, console: Console)
                 for length in (WARMUP_TOKENS, *lengths):
                     result = await generate(stub, rng.choices(range(FIRST_TOKEN, LAST_TOKEN), k=length), 3)
                     answer = Answer(length, result.after_sending(0), result.after_sending(1))
-                    console.print(f"{repeat + 1}, {name}, {length:,}: {answer.wait_ms:.1f} ms behind the first token")
+                    console.print(f"{repeat + 1}, {name}, {length:,}: {answer.wait_ms:.1f} ms after the first token")
                     if length != WARMUP_TOKENS:
                         answers[name].append(answer)
     return answers

@@ -37,7 +37,7 @@ OFFER_SECONDS = 1.0
 STORE_BYTES = 4 << 30
 # A block of tiny-r1 holds 64 tokens of 576 values in float32, in 7 layers.
 BLOCK_BYTES = 64 * 576 * 4 * 7
-# So many other prompts push a prefix out of a pool with room for two.
+# This many other prompts push a prefix out of a pool with room for two.
 OTHERS = 3
 
 

@@ -18,5 +18,5 @@ class Ceilings:
         )
 
     def seconds(self, size_bytes: float, flops: float, *, fp8: bool) -> float:
-        """The least time for moving so many bytes and computing so many FLOPs, both at once."""
+        """The least time for moving this many bytes and computing this many FLOPs, both at once."""
         return max(size_bytes / self.bytes_per_second, flops / (self.fp8_flops if fp8 else self.bf16_flops))

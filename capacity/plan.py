@@ -73,7 +73,7 @@ class Plan:
     experts_bytes: float
     # Bytes of the experts that lie in host memory.
     host_bytes: float
-    # Weights and one request fit if so many layers' experts are in host memory; None if they never fit.
+    # Weights and one request fit if this many layers' experts are in host memory; None if they never fit.
     offload_needed: int | None
     # Memory left for KV. If it is negative, the GPU lacks so much.
     free_bytes: float
@@ -102,7 +102,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     """
     gpu = GPUS.get(asked.gpu)
     if gpu is None:
-        raise ConfigError(f"--gpu {asked.gpu}: nobody has measured it, known are {', '.join(GPUS)}")
+        raise ConfigError(f"--gpu {asked.gpu}: it was not measured; known are {', '.join(GPUS)}")
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
     whole = weights_of(config, asked.gpus)

@@ -41,7 +41,7 @@ def bench(
     ] = False,
     good_share: Annotated[float, typer.Option(help="For --find-rate, in (0, 1].")] = 0.9,
     output: Annotated[
-        Path | None, typer.Option(help="JSON report; the plot lies beside it. By default out/load-<time>.json.")
+        Path | None, typer.Option(help="JSON report; the plot lies next to it. By default out/load-<time>.json.")
     ] = None,
 ) -> None:
     """Send requests at their own pace, however earlier ones fare, and report latency and goodput.

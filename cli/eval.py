@@ -1,4 +1,4 @@
-"""`deepmesh eval`: how good a model is, behind any OpenAI-compatible endpoint."""
+"""`deepmesh eval`: how good the model of any OpenAI-compatible endpoint is."""
 
 import asyncio
 import shlex

@@ -44,7 +44,7 @@ def quantize(
         typer.Option(
             metavar="SETS",
             help="For nvfp4, joined by commas: experts, feed-forward (dense layers, shared experts), output (the"
-            " projection behind attention); by default all three.",
+            " projection after attention); by default all three.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",

@@ -21,7 +21,7 @@ from mesh.identity import Role
 ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 WAIT_SECONDS = 60.0
-# As WAIT_SECONDS, if the worker loads its weights anew.
+# As WAIT_SECONDS, if the worker loads its weights again.
 RELOAD_SECONDS = 1800.0
 
 
@@ -42,7 +42,7 @@ def role(
     reload: Annotated[
         bool,
         typer.Option(
-            "--reload", help="Let it load its weights anew if the role needs others, or other shares of them."
+            "--reload", help="Let it load its weights again if the role needs others, or other shares of them."
         ),
     ] = False,
     wait: Annotated[
@@ -102,7 +102,7 @@ async def change_role(
 async def _ask(
     channels: Channels, identity: workers_pb2.WorkerIdentity, role: WorkerRole, drain: float | None, may_reload: bool
 ) -> bool:
-    """Ask the worker to change. Returns whether it loads its weights anew."""
+    """Ask the worker to change. Returns whether it loads its weights again."""
     request = worker_pb2.ChangeRoleRequest(
         worker_id=identity.worker_id, role=worker_wire.role_name(role), may_reload=may_reload
     )

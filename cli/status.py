@@ -33,7 +33,7 @@ def status(
     scheduler: SchedulerOption = SCHEDULER,
     certificates: OperatorsCertificates = None,
     as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
 ) -> None:
     """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
     channels = certified_channels(certificates)

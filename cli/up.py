@@ -54,7 +54,7 @@ def up(
         typer.Option(
             metavar="mP+nD",
             help="Prefill and decode workers that --gpus are divided among, equally or as in 1Px1+1Dx3. By default 1D: "
-            "one worker computes prompts beside answers.",
+            "one worker computes prompts and answers.",
         ),
     ] = None,
     gpus_per_worker: Annotated[

@@ -52,7 +52,7 @@ class RemotePrompts(Protocol):
         ...
 
     def drop(self, key: int) -> None:
-        """Nobody waits for the prompt any more. An unknown key is ignored."""
+        """The prompt is no longer wanted. An unknown key is ignored."""
         ...
 
 

@@ -13,7 +13,7 @@ NEWS_SECONDS = 1.0
 class RegisteredPrefills:
     """`replace` gives it a scheduler's present registry. While there is no scheduler, the last registry holds.
 
-    A worker that is no longer listed stays known for one lease, because a scheduler that was just started lists nobody.
+    A worker that is no longer listed stays known for one lease, because a scheduler that was just started lists none.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

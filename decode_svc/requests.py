@@ -26,12 +26,12 @@ class OutputSlice(NamedTuple):
     token_ids: Sequence[int]
     # One entry for each token if the request asked for them.
     logprobs: Sequence[Logprobs]
-    # Set beside the first token: prompt tokens that were found in a cache.
+    # Set with the first token: prompt tokens that were found in a cache.
     cached_tokens: int | None
     terminal: Terminal | None
     # Whether some tokens so far were accepted in place of others that were drawn.
     relaxed: bool = False
-    # Set beside the first token if the request asked for them: the prompt's own log probabilities.
+    # Set with the first token if the request asked for them: the prompt's own log probabilities.
     prompt_logprobs: PromptLogprobs | None = None
 
     def weight(self, token_weight: int) -> int:

@@ -36,7 +36,7 @@ What drafts cost, strict and relaxed, is in [drafts.md](drafts.md).
 
 
 def write(found: Sequence[Result], path: Path, command: str) -> None:
-    """Write the page to `path`, and beside it a folder with each result for `deepmesh eval --compare`."""
+    """Write the page to `path`, and next to it a folder with each result for `deepmesh eval --compare`."""
     folder = path.with_suffix("")
     for result in found:
         results.save(result, folder / f"{file_name(result.name)}.json")

@@ -26,7 +26,7 @@ MEDIAN_DOCUMENT, DOCUMENT_SIGMA, LONGEST_DOCUMENT = 5000, 0.8, 24_000
 # begin a conversation.
 FOLLOW_UP_SHARE, DOCUMENT_SHARE = 0.35, 0.15
 LIVE_CONVERSATIONS, MOST_TURNS = 64, 5
-# An answer may have as many tokens as its solution has in a small vocabulary: one for so many characters.
+# An answer may have as many tokens as its solution has in a small vocabulary: one for this many characters.
 CHARACTERS_PER_TOKEN = 2
 FACT = re.compile(r"The access code of (the [a-z ]+) is (\w+)\.")
 

@@ -1,4 +1,4 @@
-"""One rank's session with one store: attached, renewed, and opened anew if the store was restarted."""
+"""One rank's session with one store: attached, renewed, and opened again if the store was restarted."""
 
 import asyncio
 import logging
@@ -68,7 +68,7 @@ class StoreLink:
 
     def _request(self) -> kvstore_pb2.AttachWorkerRequest:
         """A request that renews the session, or opens a new one after a loss: the rank then numbers its messages
-        anew.
+        again.
         """
         return kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self._worker),

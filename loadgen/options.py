@@ -64,7 +64,7 @@ class LoadOptions(Config):
     # Find the highest rate, beginning with `rate`, at which `good_share` of the requests keep these objectives.
     find_rate: bool = False
     good_share: float = Field(default=0.9, gt=0, le=1)
-    # The report's JSON; the plot lies beside it. By default out/load-<time>.json.
+    # The report's JSON; the plot lies next to it. By default out/load-<time>.json.
     output: Path | None = None
 
     @model_validator(mode="after")

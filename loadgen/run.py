@@ -28,14 +28,14 @@ from mesh.errors import ConfigError
 from mesh.writable import make_writable
 
 DEFAULT_VOCABULARY = 1000
-# The plot lies beside the report.
+# The plot lies next to the report.
 PLOT = ".png"
 # Called with how many requests were sent, how many of them have ended, and how many there will be.
 Shown = Callable[[int, int, int], None]
 
 
 def _show_nothing(sent: int, ended: int, total: int) -> None:
-    """For runs that nobody watches."""
+    """For runs without a terminal that shows them."""
 
 
 @dataclass(frozen=True)

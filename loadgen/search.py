@@ -10,7 +10,7 @@ from loadgen.options import MOST_REQUESTS, LoadOptions
 from loadgen.report import Report
 from loadgen.summary import Distribution
 
-# The lowest rate known to be too high is at most so many times the rate found.
+# The lowest rate known to be too high is at most this many times the rate found.
 PRECISION = 1.1
 MOST_TRIALS = 16
 # Fewest requests of a trial: with fewer, one late answer would decide.

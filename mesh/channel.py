@@ -22,7 +22,7 @@ OPTIONS = (
     # Each channel keeps its own reconnection backoff. A new channel to a service that is back connects at once, even if
     # an older channel to the same address still waits for its next attempt.
     ("grpc.use_local_subchannel_pool", 1),
-    # Services of the mesh are never behind the environment's web proxy.
+    # The environment's web proxy is never between services of the mesh.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -31,7 +31,7 @@ class Channels:
     """Opens every channel of a process with the same credentials.
 
     Created once, where the process is put together, and passed to whatever calls other services. Without credentials
-    channels are plaintext: for loopback, or behind a service mesh that encrypts by itself.
+    channels are plaintext: for loopback, or in a service mesh that encrypts by itself.
     """
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:

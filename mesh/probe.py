@@ -14,7 +14,7 @@ from mesh.errors import EndpointUnavailable
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-# Services of the mesh are never behind the environment's web proxy.
+# The environment's web proxy is never between services of the mesh.
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 

@@ -33,7 +33,7 @@ class Decision:
 
     @property
     def terms(self) -> Sequence[Terms]:
-        """The best of the compared terms, best first. Computed anew, since few decisions are ever looked at."""
+        """The best of the compared terms, best first. Computed at each call, since few decisions are ever looked at."""
         return self.compared.terms()[:SHOWN_CANDIDATES]
 
 

@@ -50,7 +50,7 @@ def queued_seconds(load: WorkerLoad, costs: CostModel, most: int | None) -> floa
 
 
 def _tokens_seconds(tokens: int, pace: PromptPace, costs: CostModel, sparse: bool) -> float:
-    """Seconds of so many tokens besides what their steps take."""
+    """Seconds of this many tokens besides what their steps take."""
     alone_ms = costs.prompt_token_ms(pace.context_tokens, sparse)
     return tokens / pace.tokens_per_second * (alone_ms / paced_token_ms(pace, costs, sparse))
 
@@ -194,7 +194,7 @@ class Rank:
         if queued is None:
             return
         works = self._unseen()
-        # Those that are on their way wait for the step behind the one that has begun.
+        # Those that are on their way wait for the step after the one that has begun.
         later = [work for work in works if work.comes_at > now]
         unseen, later_seconds = _prompt_seconds(works), _prompt_seconds(later)
         latest = max(now, begin_at) if unseen or load.waiting_requests else now

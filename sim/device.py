@@ -22,7 +22,7 @@ END_OF_SEQUENCE = 0
 LONGEST_OUTPUT = 1 << 20
 # The other tokens of prompts have numbers from LONGEST_OUTPUT to below this.
 VOCABULARY = 1 << 31
-# A push that starts while later layers are still computed is told of finished layers in so many groups a step.
+# A push that starts while later layers are still computed is told of finished layers in this many groups a step.
 LAYER_GROUPS = 4
 
 

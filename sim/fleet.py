@@ -50,7 +50,7 @@ class GroupConfig(Config):
     prefix_cache: bool = True
     """Reuse blocks of equal prefixes."""
     layerwise_tokens: int = Field(default=2048, ge=64)
-    """Prompts of at least so many tokens are pushed while later layers are computed."""
+    """Prompts of at least this many tokens are pushed while later layers are computed."""
     can_prefill: bool = True
     """Whether a decode worker computes prompts."""
     status_interval_seconds: float = Field(default=0.05, gt=0)
@@ -122,7 +122,7 @@ class FleetConfig(Config):
     """A fleet of workers and stores, with the settings of the services around them."""
 
     costs: Path | None = None
-    """Cost file of all workers, made by `deepmesh calibrate`; by default what is assumed of workers nobody measured."""
+    """Cost file of all workers, made by `deepmesh calibrate`; by default what is assumed without measurements."""
     block_bytes: int = Field(default=4_500_000, ge=1)
     """One block of 64 tokens of KV, all layers. DeepSeek-R1: 61 layers x 576 numbers x 2 bytes x 64 tokens."""
     layers: int = Field(default=61, ge=1)
@@ -151,12 +151,12 @@ class FleetConfig(Config):
         if not self.decode.replicas:
             raise ValueError("decode.replicas must be at least 1: prefill workers alone generate nothing")
         if not self.decode.can_prefill and not self.prefill.replicas:
-            raise ValueError("nobody computes prompts: add prefill workers, or leave decode.can_prefill on")
+            raise ValueError("no worker computes prompts: add prefill workers, or leave decode.can_prefill on")
         return self
 
 
 def check_holds(fleet: FleetConfig, tokens: int) -> None:
-    """Raises ConfigError if no decode worker could hold a request of so many tokens."""
+    """Raises ConfigError if no decode worker could hold a request of this many tokens."""
     room = min(fleet.context_tokens, fleet.decode.total_blocks * BLOCK_TOKENS)
     if tokens > room:
         raise ConfigError(

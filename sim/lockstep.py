@@ -88,7 +88,7 @@ class Lockstep:
         self.frozen_until = max(self.frozen_until, self._timeline.now + seconds)
 
     def slow(self, factor: float) -> None:
-        """From the next step on, each takes so many times as long: one slow card holds up all."""
+        """From the next step on, each takes this many times as long: one slow card holds up all."""
         self._ranks[0].device.slowness = factor
 
     def catch_up(self, ending_now: bool = True) -> float | None:

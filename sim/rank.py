@@ -104,7 +104,7 @@ class SimulatedRank:
         self.frozen_until = max(self.frozen_until, self._timeline.now + seconds)
 
     def slow(self, factor: float) -> None:
-        """From the next step on, each takes so many times as long."""
+        """From the next step on, each takes this many times as long."""
         self._interrupt()
         self.device.slowness = factor
 

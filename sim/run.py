@@ -29,12 +29,12 @@ class SimulationBroken(AssertionError):
 def read_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
     """Read a fleet. Paths of cost files in it are relative to its own file. Raises ConfigError."""
     fleet = load(FleetConfig, path, overrides)
-    beside = {
+    reports = {
         "costs": _beside(path, fleet.costs),
         "prefill": fleet.prefill.model_copy(update={"costs": _beside(path, fleet.prefill.costs)}),
         "decode": fleet.decode.model_copy(update={"costs": _beside(path, fleet.decode.costs)}),
     }
-    return fleet.model_copy(update=beside)
+    return fleet.model_copy(update=reports)
 
 
 def read_workload(path: Path, overrides: Sequence[str] = ()) -> WorkloadConfig:

@@ -19,7 +19,7 @@ from sim.fleet import SchedulingConfig
 from sim.timeline import Timeline
 
 FIRST_ATTEMPT = 1
-# Nobody lists the decisions of a simulation.
+# The decisions of a simulation are not listed.
 KEPT_DECISIONS = 1
 
 

@@ -14,7 +14,7 @@ RATE = "workload.arrivals.per_second"
 SHORT = {"rate": RATE, "prefill": "fleet.prefill.replicas", "decode": "fleet.decode.replicas"}
 # The highest rate is found to within this share of itself.
 RATE_PRECISION = 0.03
-# The search begins with the rate that gives so many requests.
+# The search begins with the rate that gives this many requests.
 FEWEST_REQUESTS = 20
 
 

@@ -13,7 +13,7 @@ from sim.asked import Asked, Prompts, with_length
 from sim.device import LONGEST_OUTPUT
 from sim.workload import WorkloadConfig
 
-# A hash id of Mooncake's traces stands for so many tokens.
+# A hash id of Mooncake's traces stands for this many tokens.
 MOONCAKE_BLOCK_TOKENS = 512
 # Most texts that are remembered by their hash ids.
 REMEMBERED_TEXTS = 200_000

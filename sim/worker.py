@@ -162,7 +162,7 @@ class SimulatedWorker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Drop the job, whose tokens nobody wants any more."""
+        """Drop the job, whose tokens are no longer wanted."""
         if job.key in self._jobs:
             self._forget(job)
             if self.rank is not None:

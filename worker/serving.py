@@ -1,4 +1,4 @@
-"""Runs a worker's process beside its server: reports, serves until a signal or the end of its engine, and drains."""
+"""Runs a worker's process with its server: reports, serves until a signal or the end of its engine, and drains."""
 
 import asyncio
 import logging

@@ -1,1 +1,1 @@
-"""Times exchange between the GPUs of one host, beside NCCL."""
+"""Times exchange between the GPUs of one host, and NCCL's."""

@@ -1,4 +1,4 @@
-"""`python -m bench.exchange [--ranks N]`: microseconds of each exchange in a CUDA graph, beside NCCL, in one run."""
+"""`python -m bench.exchange [--ranks N]`: microseconds of each exchange in a CUDA graph, and of NCCL's, in one run."""
 
 import argparse
 from functools import partial

@@ -7,7 +7,7 @@ of --tpot.
 
 The meshes:
 
-ifb one worker of all GPUs, which computes prompts beside the tokens of other requests aligned ifb the same, and
+ifb one worker of all GPUs, which computes prompts together with the tokens of other requests aligned ifb the same, and
 prompts wait for each other, so that all GPUs compute prompts in the same steps divided ifb the same as ifb, and all
 GPUs compute a part of each prompt pd two workers of half of the GPUs: one for prompts, one for tokens
 
@@ -171,7 +171,7 @@ def lines(found: Sequence[Measured]) -> Iterator[str]:
 
 
 def _measured(ranks: int) -> tuple[CostModel, int]:
-    """The costs measured on a worker of so many ranks, and the number of layers that they were measured with."""
+    """The costs measured on a worker of this many ranks, and the number of layers that they were measured with."""
     name, layers = MEASURED[ranks]
     return load_costs(Path(bench.node.__file__).with_name("measured") / name).costs, layers
 

@@ -4,7 +4,7 @@
 workers, and with half of them for prompts. Times are those of the cost model that `deepmesh plan` uses: measured on
 one H200 with an eighth of DeepSeek-R1's experts, and for other shares of the experts or fewer layers scaled by the
 floors of bytes and FLOPs. Two things are left out: communication between GPUs, and that ranks of one worker step
-together. The latter favours the cases in which GPUs compute prompts beside tokens.
+together. The latter favours the cases in which GPUs compute both prompts and tokens.
 """
 
 from collections.abc import Iterator, Sequence

@@ -132,7 +132,7 @@ def refused(on: Sequence[Mapping[int, RequestRecord]], off: Sequence[Mapping[int
     """A sentence: how many of the requests that the policy refuses miss an objective without the policy."""
     there = [without[number] for records, without in zip(on, off, strict=True) for number in _refused(records)]
     missed = sum(not is_good(each, OBJECTIVES) for each in there)
-    return f"{missed} of {len(there)} that were refused missed an objective where nobody was"
+    return f"{missed} of {len(there)} that were refused missed an objective where none was"
 
 
 def _refused(records: Mapping[int, RequestRecord]) -> list[int]:

@@ -1,1 +1,1 @@
-"""The gateway beside a bare relay of the same tokens."""
+"""The gateway compared with a bare relay of the same tokens."""

@@ -19,7 +19,7 @@ medians over repeats are compared. The table says how busy each process was: a g
 not saturated but starved by the rest.
 
 The gateway puts tokens that wait for one client into one message; the relay forwards messages as they are. Messages a
-second stand beside tokens a second for that reason.
+second are printed next to tokens a second for that reason.
 
 The same gateway is then read over HTTP, as server-sent events with a connection for each stream. So is a gateway of
 several processes, whose tokens and processor time are summed over them.

@@ -37,7 +37,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 120
 
 
 class OneWorker(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Places every request on the worker beside it."""
+    """Places every request on the worker in its process."""
 
     def __init__(self, identity: workers_pb2.WorkerIdentity) -> None:
         self._identity = identity

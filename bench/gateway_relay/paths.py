@@ -42,7 +42,7 @@ class TokenPath:
     steps: Callable[[], AbstractAsyncContextManager[list[float]]] | None
     # Whether a step's time is that of a message's arrival, one hop later, rather than the time written in the message.
     steps_one_hop_late: bool = False
-    # Given an endpoint and a number, reads so many streams of it.
+    # Given an endpoint and a number, reads this many streams of it.
     read: Callable[[str, int], TokenStreams] = GrpcStreams
 
 

@@ -78,7 +78,7 @@ class TokenStreams(ABC):
                 raise EndpointUnavailable(f"{self._endpoint} finished a stream before the measurement was over")
 
     def _note(self, index: int, tokens: int) -> None:
-        """Note one message with so many tokens."""
+        """Note one message with this many tokens."""
         self.times[index].extend([time.perf_counter()] * tokens)
         self.messages += 1
         self.tokens += tokens
@@ -89,7 +89,7 @@ class TokenStreams(ABC):
 
 
 class GrpcStreams(TokenStreams):
-    """`Generate` streams over several connections, each served by one of the processes behind the endpoint."""
+    """`Generate` streams over several connections, each served by one of the processes that share the endpoint."""
 
     def __init__(self, endpoint: str, count: int, connections: int = 1) -> None:
         super().__init__(endpoint, count)

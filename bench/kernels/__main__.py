@@ -1,4 +1,4 @@
-"""Times every kernel at the shapes of DeepSeek-R1, beside the packages that are installed, in one run.
+"""Times every kernel and the packages that are installed at the shapes of DeepSeek-R1, in one run.
 
 `python -m bench.kernels [OPERATION ...] [--json FILE]`: an operation is a module of this package with `cases()`.
 """

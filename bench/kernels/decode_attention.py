@@ -73,7 +73,7 @@ def _triton_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan) ->
 
 
 def _load_extension() -> bool:
-    """Load flash_mla's decode attention over e4m3 pools, if vLLM's build of it lies beside its `_flashmla_C`."""
+    """Load flash_mla's decode attention over e4m3 pools, if vLLM's build of it lies next to its `_flashmla_C`."""
     build = os.environ.get(flash_mla.BUILD_VARIABLE)
     if build is None or not (extension := Path(build).with_name(EXTENSION)).exists():
         return False

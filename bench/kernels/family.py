@@ -13,7 +13,7 @@ from kernels.grouped_gemm import few_rows, reference
 from kernels.mla_prefill import bf16, plan_prefill, triton
 from kernels.swiglu import swiglu
 
-# By model: experts with the shared ones, of which a token chooses so many; the hidden size; an expert's width.
+# By model: experts with the shared ones, of which a token chooses this many; the hidden size; an expert's width.
 EXPERTS = {"Moonlight": (66, 8, 2048, 1408), "GLM-4.7-Flash": (65, 5, 2048, 1536)}
 TOKENS = (1, 16, 64, 128, 256)
 # By model: heads, their own and shared channels of keys, and values.

@@ -1,4 +1,4 @@
-"""FP8 linear layers of DeepSeek-R1: our kernels in CUDA for few rows and for many, and in Triton, beside deep_gemm."""
+"""FP8 linear layers of DeepSeek-R1: our kernels in CUDA for few rows and for many, and in Triton, and deep_gemm."""
 
 from collections.abc import Callable, Iterator
 

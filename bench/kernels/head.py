@@ -1,4 +1,4 @@
-"""DeepSeek-R1's head with few rows: our kernel beside torch."""
+"""DeepSeek-R1's head with few rows: our kernel and torch."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,5 +1,5 @@
 """NVFP4 experts of DeepSeek-R1 as one of eight ranks holds them, all with the same number of rows, and attention's
-output projection, beside torch in bfloat16.
+output projection, and torch in bfloat16.
 
 The floor of both is that of the NVFP4 weights' bytes and of bfloat16 products.
 """

@@ -1,4 +1,4 @@
-"""The products around absorbed attention of DeepSeek-R1: our kernels beside cuBLAS with the kernels it needs."""
+"""The products around absorbed attention of DeepSeek-R1: our kernels, and cuBLAS with the kernels it needs."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

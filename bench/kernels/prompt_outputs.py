@@ -1,4 +1,4 @@
-"""Prompt attention that quantizes its outputs, beside attention and quantization in two kernels, for DeepSeek-R1."""
+"""Prompt attention that quantizes its outputs, and attention and quantization in two kernels, for DeepSeek-R1."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sampling from the logits of a decode step, beside the reference, which sorts."""
+"""Sampling from the logits of a decode step, and the reference, which sorts."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

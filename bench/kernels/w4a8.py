@@ -1,10 +1,10 @@
-"""INT4 experts of DeepSeek-R1 as one of eight ranks holds them, all with the same number of rows, beside deep_gemm's
+"""INT4 experts of DeepSeek-R1 as one of eight ranks holds them, all with the same number of rows, and deep_gemm's
 FP8 experts.
 
 The floor of both is that of the INT4 product. Then come whole feed-forward layers: in one kernel, and as two products
 one after the other, without the work between them. Such layers are also timed with few experts that have one to eight
 rows each while the others have none, as in steps of few tokens; and with a quarter of every expert's width, as four
-ranks may divide it, where tokens also come as the gate leaves them: the kernel of one or two, beside their placement
+ranks may divide it, where tokens also come as the gate leaves them: the kernel of one or two, and their placement
 and the kernel that makes tiles.
 """
 
@@ -198,7 +198,7 @@ def _fp8(rows: int, outputs: int, inputs: int) -> Call:
 def even_layout(rows: int) -> MaskedLayout:
     """The same number of rows for each expert."""
     capacity = 64 if rows <= 64 else -(-rows // 128) * 128
-    # With so many positions, the rows that the kernel expects for an expert are the real ones.
+    # With this many positions, the rows that the kernel expects for an expert are the real ones.
     positions = torch.zeros(rows, ROUTED, dtype=torch.int64, device="cuda")
     return MaskedLayout(positions, torch.full((ROUTED,), rows, dtype=torch.int32, device="cuda"), capacity)
 

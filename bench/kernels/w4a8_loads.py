@@ -1,7 +1,7 @@
 """Whole layers of DeepSeek-R1's INT4 experts on one of four ranks, by how unevenly tokens choose experts.
 
 Steps: tokens of all ranks. Experts are drawn by Zipf's law and then moved so that the load is even, or all are drawn
-equally often ("uniform"). Each tiling of `kernels.w4a8_gemm` is timed beside the one that is chosen, on the rank whose
+equally often ("uniform"). Each tiling of `kernels.w4a8_gemm` is timed with the one that is chosen, on the rank whose
 experts have the most tiles. Prompts: a chunk of all ranks, whose rows are sorted by expert and padded.
 """
 

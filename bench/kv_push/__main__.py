@@ -1,4 +1,4 @@
-"""KV moved between two processes: pushes of scattered blocks beside bare ucxx, lookups beside gRPC.
+"""KV moved between two processes: pushes of scattered blocks and bare ucxx, lookups and gRPC.
 
     python -m bench.kv_push [--blocks 1000] [--rounds 9]
     python -m bench.kv_push --gpus 0 1 --layers 61 --blocks 64 --slot-bytes 67108864 [--requests 4]

@@ -13,7 +13,7 @@ from transfer.ticket import Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
 LANDING_SECONDS = 60.0
-# A message that asks for a landing of so many blocks.
+# A message that asks for a landing of this many blocks.
 Land = int
 
 

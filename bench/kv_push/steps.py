@@ -38,7 +38,7 @@ def main() -> None:
     # CUDA reads this variable once, when it is first used.
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpus[0]
     if not find_gpus():
-        parser.error(f"a rank that decodes beside transfers is measured on a GPU, and {arguments.gpus[0]} is none here")
+        parser.error(f"a rank that decodes during transfers is measured on a GPU, and {arguments.gpus[0]} is none here")
     # Imported here, because it imports torch.
     from bench.kv_push.rank import PushedRank
 

@@ -4,7 +4,7 @@
 
 DIRECTORY lies on the disk that is measured. A store has memory for two of three chains. Each round fetches the chains
 in turn, so that a chain is not in memory when its turn comes, and fetches each again at once, when it is. The medium's
-rate is that of direct reads of whole blocks, as many at a time as the store reads, from a file beside the store's, in
+rate is that of direct reads of whole blocks, as many at a time as the store reads, from a file next to the store's, in
 the same round. "into memory" is the disk tier alone, in this process: blocks are read, verified and placed, but not
 sent. Figures are medians.
 """
@@ -69,8 +69,8 @@ async def compare(directory: Path, blocks: int, rounds: int) -> None:
         "disk.least_uses": 0,
         "disk.threads": THREADS,
     }
-    beside = directory / "beside"
-    write_beside(beside, blocks)
+    file = directory / "read"
+    write_blocks(file, blocks)
     alone = TierAlone(directory, blocks)
     async with (
         store_process(settings) as endpoint,
@@ -85,7 +85,7 @@ async def compare(directory: Path, blocks: int, rounds: int) -> None:
         store_id, seconds = client.attached[0], []
         for _ in range(rounds + 1):
             for number, chain in enumerate(chains):
-                medium = await asyncio.to_thread(read_beside, beside, blocks)
+                medium = await asyncio.to_thread(read_blocks, file, blocks)
                 placed = await asyncio.to_thread(alone.read)
                 disk = await asyncio.to_thread(worker.fetch, store_id, chain, target)
                 await asyncio.sleep(SETTLE_SECONDS)
@@ -151,7 +151,7 @@ class TierAlone:
         return seconds * len(chain) / len(promotion.blocks)
 
 
-def write_beside(path: Path, blocks: int) -> None:
+def write_blocks(path: Path, blocks: int) -> None:
     with path.open("wb") as file:
         for _ in range(blocks):
             file.write(secrets.token_bytes(BLOCK_BYTES))
@@ -159,7 +159,7 @@ def write_beside(path: Path, blocks: int) -> None:
         os.fsync(file.fileno())
 
 
-def read_beside(path: Path, blocks: int) -> float:
+def read_blocks(path: Path, blocks: int) -> float:
     """Seconds of reading the whole file, past the page cache."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(THREADS)]

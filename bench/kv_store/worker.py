@@ -84,7 +84,7 @@ class KvWorker:
         self._attached.set()
 
     async def attached_to(self, stores: int) -> None:
-        """Return once the worker has sessions with so many stores."""
+        """Return once the worker has sessions with this many stores."""
         while len(self.sessions) < stores:
             self._attached.clear()
             await self._attached.wait()

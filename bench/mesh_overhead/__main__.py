@@ -58,7 +58,7 @@ class Options:
     streams: int
     prompt_tokens: int
     tokens: int
-    # Times count once every stream has so many tokens.
+    # Times count once every stream has this many tokens.
     settle: int
     repeats: int
     seed: int
@@ -186,7 +186,7 @@ def make_shape(directory: Path, layers: int) -> Path:
 
 def table(overhead: Overhead) -> Table:
     options = overhead.options
-    title = f"{options.streams} streams of {options.tokens} tokens behind {options.prompt_tokens:,}: ms between tokens"
+    title = f"{options.streams} streams of {options.tokens} tokens after {options.prompt_tokens:,}: ms between tokens"
     result = Table(title=title, title_justify="left", min_width=len(title))
     result.add_column("")
     for heading in ("mean", "p50", "p99", "max"):

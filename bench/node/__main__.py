@@ -6,8 +6,8 @@
 The engine that serves, in one process a GPU, over random weights; experts drawn uniformly at random, contexts of 3,500
 tokens. The floor adds up the bytes and FLOPs of a rank's operations, then what it receives at the rate of a copy
 between two GPUs, or two sums over the ranks in each layer at the time that they take alone, if that is more. "served"
-is what a rank that batches serves of 3,500 tokens in and 1,000 out where prompts are made beside answers, reckoned from
-the step and from the rate of prompts.
+is what a rank that batches serves of 3,500 tokens in and 1,000 out where prompts are computed with answers, by
+arithmetic from the step and from the rate of prompts.
 
 With --next-n steps have drafts, of one MTP module, and the floor counts the rows that are verified and the drafts. As
 many are accepted as --acceptance says: the share of a request's steps in which its first draft is right, in which its

@@ -8,7 +8,7 @@ law, without expert groups. The first ranks' experts are the most popular, so th
 mean) is at most 1 with two ranks and 3 with four. "uniform" and "skewed" leave experts where they are; "counted" is
 uniform with the default engine.balance; "balanced" has the same skew after engine.balance has moved experts. Decode
 steps have contexts of 3,500 tokens, and prompts are as long. Experts move while the first of --rows decode. The second
-table shows what that costs, beside as many such steps in which none may move.
+table shows what that costs, and as many such steps in which none may move.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Prompts beside answers compared with prompts on GPUs of their own: meshes on the same GPUs under the same load.
+"""Prompts with answers compared with prompts on GPUs of their own: meshes on the same GPUs under the same load.
 
 `python -m bench.node.disaggregation [--gpus N] [--rates 4 8] [--warm-up 10] [--seconds 30] [--settle 0]
 [--isl 3500] [--osl 400] [--layers N] [--tpot-ms MS] [--model DIR] [--meshes NAME ...] [--same-prompts] [--next-n N]
@@ -134,8 +134,8 @@ async def _change(mesh: ModelMesh, options: Options, role: WorkerRole, number: i
     if await process.wait():
         return RoleChange(role.value, None, 0)
     seconds = time.monotonic() - started
-    behind = await load(load_options(mesh.gateway, options, max(options.rates), number, requests=FEW_REQUESTS))
-    return RoleChange(role.value, seconds, behind.summary.completed)
+    after = await load(load_options(mesh.gateway, options, max(options.rates), number, requests=FEW_REQUESTS))
+    return RoleChange(role.value, seconds, after.summary.completed)
 
 
 def table(options: Options, measured: Sequence[Measured]) -> Table:

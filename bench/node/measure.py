@@ -51,7 +51,7 @@ PREFILL_STEPS = 4
 NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|all_sum_norm|norm_gather)_"} | GROUPS
 # How many sums over the ranks follow one another when they are timed.
 TIMED_SUMS = 40
-# Longest step that the heartbeat allows; here nobody reads it.
+# Longest step that the heartbeat allows; here it is not read.
 STEP_SECONDS = 60.0
 
 
@@ -202,7 +202,7 @@ def _floors(
 
 
 def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: int) -> ResolvedEngineConfig:
-    """The configuration of a rank whose steps have these numbers of requests, on a host with so many GPUs."""
+    """The configuration of a rank whose steps have these numbers of requests, on a host with this many GPUs."""
     layout = options.layout
     config = EngineConfig(
         **options.model.settings(scratch, mtp_modules=min(options.most_drafts, 1)),

@@ -6,8 +6,8 @@
 The bench runs the serving engine's layers, in one process a GPU, over random weights, with experts drawn uniformly at
 random: prompts of up to 3,500 tokens, and rows that decode after contexts of as many, as captured graphs. A time is the
 shortest of three, on the slowest rank. Tokens are those of one rank that batches. Work is the peak memory of steps
-beside the weights, and the amount that engine.offload.layers=auto assumes. The first rank logs each phase that has
-passed.
+in addition to the weights, and the amount that engine.offload.layers=auto assumes. The first rank logs each phase
+that has passed.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 The model and the load are those of `bench.node`, of rank 0. For each number of requests it prints the time of a step,
 and of a layer, from the end of one attention to that of the next: the microseconds by which each kernel moves the end
-of all that has run so far on, on average. Kernels that run beside others and end before them count 0.
+of all that has run so far on, on average. Kernels that run while others do and end before them count 0.
 """
 
 import argparse

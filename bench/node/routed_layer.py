@@ -1,4 +1,4 @@
-"""One layer of DeepSeek-R1's routed experts over the GPUs of one host: ours in FP8 and in INT4 beside deep_gemm's.
+"""One layer of DeepSeek-R1's routed experts over the GPUs of one host: ours in FP8 and in INT4, and deep_gemm's.
 
 `python -m bench.node.routed_layer [--tokens 8 16 32 64 128 256] [--experts-a-rank 64 32] [--ours]`
 

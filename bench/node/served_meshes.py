@@ -42,7 +42,7 @@ class Options:
     # Drafts after each token.
     next_n: int = 0
     role_changes: bool = False
-    # Requests of so many seconds at the beginning and at the end of each rate do not count.
+    # Requests of this many seconds at the beginning and at the end of each rate do not count.
     settle_seconds: float = 0.0
     # The most milliseconds a token may take; None: in proportion to the layers.
     most_tpot_ms: float | None = None

@@ -1,4 +1,4 @@
-"""A checkpoint loaded as workers load it, beside plain reads of its files."""
+"""A checkpoint loaded as workers load it, and plain reads of its files."""
 
 import os
 import time

@@ -35,8 +35,8 @@ class Layer:
 
 
 def fingerprint_seconds(model: Path) -> float:
-    """Seconds of reading all weights for their fingerprint. The quantizer keeps it beside them, so that later runs need
-    not.
+    """Seconds of reading all weights for their fingerprint. The quantizer keeps it next to them, so that later runs
+    need not.
     """
     started = time.perf_counter()
     weights_fingerprint(model)

@@ -15,7 +15,7 @@ NextN: TypeAlias = int | Literal["auto"]
 Shares: TypeAlias = tuple[float, ...]
 # Defaults: as published for R1, and as of a module that is run again for each guess without being trained for that.
 ACCEPTANCE: Sequence[Shares] = ((0.85, 0.72, 0.61), (0.8, 0.4, 0.2))
-# The decisions repeat after so many steps.
+# The decisions repeat after this many steps.
 STEPS = 512
 # A point moves by the golden ratio from step to step, and by another irrational number from row to row.
 STEP_SHIFT, ROW_SHIFT = 0.6180339887498949, 0.4142135623730951

@@ -1,4 +1,4 @@
-"""A long prompt beside requests that decode: what each costs the other, by the prompt's share of the time.
+"""A long prompt and requests that decode: what each costs the other, by the prompt's share of the time.
 
 `python -m bench.rank.beside [--requests 32] [--prompt 131072] [--prompt-share 0.2 0.33 0.5]
 [--step-tokens 1024 2048 4096] [--mixed-step-ms MS ...] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
@@ -35,12 +35,12 @@ from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 
 QUIET_STEPS = 30
-# Chunks of the prompt. The first ones are not timed, since their sizes follow from earlier measurements. Then so many
+# Chunks of the prompt. The first ones are not timed, since their sizes follow from earlier measurements. Then this many
 # are timed, each with the decode steps that follow it.
 SETTLING_CHUNKS, TIMED_CHUNKS = 2, 2
 # The same in steps, if every step has tokens of the prompt.
 SETTLING_STEPS, TIMED_STEPS = 20, 40
-# Requests decode for so many steps at most.
+# Requests decode for this many steps at most.
 MOST_STEPS = 1600
 
 
@@ -49,7 +49,7 @@ class Beside:
     # The settings that bound the prompt's share of the time.
     bound: str
     quiet_ms: float
-    # The requests' time per token beside the prompt, and the longest between two tokens.
+    # The requests' time per token with the prompt, and the longest between two tokens.
     tpot_ms: float
     longest_ms: float
     prompt_tokens_per_second: float
@@ -76,7 +76,7 @@ def tokens_per_second_alone(config: EngineConfig, backend: Backend, prompt: int,
 
 
 def _compute(engine: Engine, load: RankLoad, tokens: int) -> None:
-    """Take steps until at least so many tokens of the prompt have been launched."""
+    """Take steps until at least this many tokens of the prompt have been launched."""
     first = load.prompt_tokens_left
     while first - load.prompt_tokens_left < tokens:
         engine.step()
@@ -112,7 +112,7 @@ def _chunks(load: RankLoad, chunks: int) -> list[float]:
 
 def table_of(measured: Sequence[Beside], alone: float, title: str) -> Table:
     table = Table(title=title)
-    columns = ("the prompt may take", "TPOT quiet, ms", "beside, ms", "times", "longest, ms")
+    columns = ("the prompt may take", "TPOT quiet, ms", "with it, ms", "times", "longest, ms")
     for column in (*columns, "prompt, tokens/s", "of its rate alone"):
         table.add_column(column, justify="right")
     for row in measured:
@@ -176,7 +176,7 @@ def main() -> None:
     measured = [
         measure_beside(config.model_copy(update=bound), backend, given.requests, given.prompt) for bound in bounds
     ]
-    title = f"{given.requests} requests beside a prompt of {given.prompt:,} tokens, alone {alone:,.0f} tokens/s"
+    title = f"{given.requests} requests with a prompt of {given.prompt:,} tokens, alone {alone:,.0f} tokens/s"
     Console(width=140).print(table_of(measured, alone, title))
     if given.plot is not None:
         plot(measured, alone, given.plot)

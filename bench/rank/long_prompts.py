@@ -6,8 +6,8 @@
 What sparse attention leaves out depends on the text, and random weights attend to everything. The engine therefore
 chooses its lines, which takes its usual time, and the bench then replaces them by lines that keep about the share
 --kept of a chunk's blocks (one number for each of --tokens): half of them random columns, half the nearest distances.
-The engine itself measures the share that was computed. Memory is what a prompt takes beside weights, KV pool and the
-workspace of single tokens.
+The engine itself measures the share that was computed. Memory is what a prompt takes in addition to weights, KV pool
+and the workspace of single tokens.
 """
 
 import argparse

@@ -36,7 +36,7 @@ def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """So many layers of a shape, with random weights."""
+    """This many layers of a shape, with random weights."""
 
     shape: str
     layers: int
@@ -81,7 +81,7 @@ class UniformLogits:
 
 
 class UniformGate(Gate):
-    """Sends each token to experts drawn at random, anew in every step. A gate with random weights would leave many
+    """Sends each token to experts drawn at random, newly in every step. A gate with random weights would leave many
     experts without tokens.
     """
 

@@ -5,7 +5,7 @@
 
 The others of --offloaded are compared with the first. Steps of prompts have 16,384 tokens, four prompts of 4,096 each.
 The link's rate in a step is the bytes of all offloaded layers over the step's time; the ceiling is one copy of a GB
-from page-locked memory with nothing beside it. FILE gets all rows as JSON.
+from page-locked memory with no other copy. FILE gets all rows as JSON.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | Non
 
 
 def link_rate() -> float:
-    """Bytes a second of one large copy to the device, with nothing beside it."""
+    """Bytes a second of one large copy to the device, with no other copy."""
     source = HostPages(LINK_BYTES, page_locked=True)
     target = torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda")
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The picture of a rank's decode steps: their times beside the floor's, and the kernels that they consist of."""
+"""The picture of a rank's decode steps: their times and the floor's, and the kernels that they consist of."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ from mesh.tracing import TRACEPARENT_KEY, TraceContext
 
 PROMPT_TOKENS = 900
 OUTPUT_TOKENS = 6
-# So many other prompts fill the pools.
+# This many other prompts fill the pools.
 OTHERS = 8
 POOL_BLOCKS = 48
 SERVICES = ("gateway", "scheduler", "prefill", "decode", "kvstore")

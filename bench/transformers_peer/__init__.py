@@ -1,1 +1,1 @@
-"""deepmesh beside transformers on the same checkpoint."""
+"""deepmesh and transformers on the same checkpoint."""

@@ -1,4 +1,4 @@
-"""deepmesh beside transformers on one checkpoint: same machine, same threads, same run, repeats interleaved.
+"""deepmesh and transformers on one checkpoint: same machine, same threads, same run, repeats interleaved.
 
 `python -m bench.transformers_peer [--model DIR] [--threads N] [--repeats N] [--json FILE]`
 """

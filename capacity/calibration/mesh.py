@@ -25,7 +25,7 @@ OUTPUT_TOKENS = 48
 SHORT_PROMPT = 16
 PROMPTS_A_LENGTH = 5
 SPARSE_PROMPTS = 2
-# Workers report what they measured within so many seconds.
+# Workers report what they measured within this many seconds.
 REPORT_SECONDS = 2.0
 SEEDS = 2**40
 
@@ -98,7 +98,7 @@ async def _step_ms(mesh: MeshUnderTest, width: int) -> float:
     """The median step while each decode worker has `width` requests."""
     streams = width * mesh.decode_workers
     records = await _records(mesh, streams, 3 * streams, SHORT_PROMPT, OUTPUT_TOKENS)
-    # Leave out the first and the last requests, which ran beside fewer than `width`.
+    # Leave out the first and the last requests, which ran with fewer than `width`.
     middle = records[streams : 2 * streams]
     return 1000 * median(seconds for record in middle if (seconds := step_seconds(record)) is not None)
 

@@ -11,7 +11,7 @@ from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig
 
-# Keys of `engine` that, beside its checkpoint, decide what a worker's KV means to others.
+# Keys of `engine` that decide, with its checkpoint, what a worker's KV means to others.
 KV_KEYS = ("kv_dtype", "kv_scale", "kv_namespace")
 
 

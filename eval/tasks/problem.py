@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from hashlib import blake2b
 
-# One problem in so many is held out for tests.
+# One problem in this many is held out for tests.
 HELD_OUT_ONE_IN = 32
 THINKING_ENDS = "</think>"
 _BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)

@@ -22,7 +22,7 @@ def sentence(random: Random) -> str:
 
 
 def sentences(random: Random, characters: int) -> list[str]:
-    """Sentences of at least so many characters in all."""
+    """Sentences of at least this many characters in all."""
     made: list[str] = []
     total = 0
     while total < characters:

@@ -16,7 +16,7 @@ from tools.chat import Example
 
 # Examples tokenized at once.
 CHUNK = 64
-# The pool has documents for so many batches, so that nearly every gap in a batch finds a document that fits.
+# The pool has documents for this many batches, so that nearly every gap in a batch finds a document that fits.
 POOL_BATCHES = 1.5
 
 
@@ -25,7 +25,7 @@ class BatchShape:
     tokens: int
     # Longer documents are left out.
     longest: int
-    # At most so many documents in a batch.
+    # At most this many documents in a batch.
     documents: int
 
     @property

@@ -24,7 +24,7 @@ def _interpolated(frequencies: torch.Tensor, yarn: Yarn, theta: float, width: in
     """Divide slow frequencies by the factor, keep fast ones, and blend linearly between them (section 3.2)."""
 
     def pair_that_turns(rotations: float) -> float:
-        """The (fractional) pair that makes so many rotations within the original context."""
+        """The (fractional) pair that makes this many rotations within the original context."""
         wavelengths = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
         return width * math.log(wavelengths) / (2 * math.log(theta))
 

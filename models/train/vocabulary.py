@@ -18,7 +18,7 @@ SAMPLE_EXAMPLES = 20_000
 
 
 def train_tokenizer(stream: ExampleStream, vocabulary_size: int, examples: int = SAMPLE_EXAMPLES) -> Tokenizer:
-    """Ids: begin 0, end 1, pad 2, the markers, the 256 bytes, then merges learned from so many examples."""
+    """Ids: begin 0, end 1, pad 2, the markers, the 256 bytes, then merges learned from this many examples."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

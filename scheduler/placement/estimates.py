@@ -3,7 +3,7 @@ as it ages. Pure.
 
 A worker that measured slow once gets less work, and so no occasion to measure again. Its measurement therefore loses
 half of its weight every few seconds, in favour of what the others of its class measure: workers with the same card and
-the same layout. In time it is estimated like them, is given some work again, and measures anew. A worker that is truly
+the same layout. In time it is estimated like them, is given some work again, and measures again. A worker that is truly
 slower than its class costs a few requests each time; a slower class does so once a minute at most. A class that has
 measured nothing is estimated like the others. Rates and times span orders of magnitude, so the mean is taken of their
 logarithms: it is then consistent for a rate and its inverse.
@@ -20,8 +20,8 @@ from scheduler.placement.candidates import Candidates, CandidateWorker, Measured
 from scheduler.placement.constants import Constants
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
-# Short enough that a worker that seems ten times slower than it is gets work after a dozen seconds beside a worker with
-# twenty requests (whose step takes 1.4 times an idle worker's). A worker that is truly ten times slower gets one
+# Short enough that a worker that seems ten times slower than it is gets work after a dozen seconds next to a worker
+# with twenty requests (whose step takes 1.4 times an idle worker's). A worker that is truly ten times slower gets one
 # request in a hundred because of it.
 HALF_LIFE_SECONDS = 3.0
 # The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it

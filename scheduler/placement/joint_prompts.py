@@ -1,6 +1,6 @@
 """When a prompt begins on a worker whose DP ranks step together and may make prompts wait for one another. Pure.
 
-Waiting prompts begin together (`engine/pace/alignment.py` decides when). They begin with the next step if nobody
+Waiting prompts begin together (`engine/pace/alignment.py` decides when). They begin with the next step if no rank
 decodes, if a prompt in progress continues after that step, if all ranks have a waiting prompt, or if none has come
 for as many steps as a prompt may wait. Otherwise they begin once the first of them has waited for that many steps.
 """

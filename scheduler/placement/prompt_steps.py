@@ -1,6 +1,6 @@
 """In how many steps a rank computes its prompts: each takes `CostModel.prefill_step_ms` besides its tokens. Pure.
 
-A prompt that comes before a step begins is computed in that step, beside the prompts that wait for it already, as far
+A prompt that comes before a step begins is computed in that step, with the prompts that wait for it already, as far
 as they fit. Then it costs no further step.
 """
 
@@ -47,7 +47,7 @@ def last_step_of(tokens: int, begins_at: float, ends_at: float, most: int | None
 
 
 def steps_of(tokens: int, most: int | None) -> int:
-    """How many steps so many tokens take. most: as in `LastStep`."""
+    """How many steps this many tokens take. most: as in `LastStep`."""
     if tokens <= 0:
         return 0
     return 1 if most is None else -(-tokens // most)

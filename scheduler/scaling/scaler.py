@@ -41,7 +41,7 @@ class Scaler:
         self._decided: dict[Key, WantedReplicas] = {}
 
     def decided(self) -> dict[Key, WantedReplicas]:
-        """Decide anew, and return what is wanted now."""
+        """Decide again, and return what is wanted now."""
         now = self._clock()
         live = {worker.identity.model for worker in self._registry.workers()}
         for model in sorted(live | self.arrivals.models()):

@@ -76,7 +76,7 @@ def test_prompts_are_slower_if_the_copy_takes_longer_than_their_steps() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"gpu": "b200"}, "nobody has measured"),
+        ({"gpu": "b200"}, "it was not measured"),
         ({"gpus": 3}, "evenly"),
         ({"offloaded": 2}, "expected 3 to 58 layers"),
         ({"offloaded": 59}, "expected 3 to 58 layers"),

@@ -36,7 +36,7 @@ def test_an_unknown_key_of_a_fleet_is_named(tmp_path: Path) -> None:
 def test_a_fleet_that_computes_no_prompts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("decode: {replicas: 1, can_prefill: false}\n")
-    with pytest.raises(ConfigError, match="nobody computes prompts"):
+    with pytest.raises(ConfigError, match="no worker computes prompts"):
         read_fleet(path)
 
 

@@ -1,4 +1,4 @@
-"""A service's handle on one rank: starts the process, exchanges messages with it, and leaves no process behind."""
+"""A service's handle on one rank: starts the process, exchanges messages with it, and leaves no process running."""
 
 import asyncio
 import os

@@ -38,7 +38,7 @@ async def start_rank(config: EngineConfig, rank: int, group: GroupDescriptors | 
     """
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
-        # Opened before the process starts: if the call is cancelled here, no process is left behind.
+        # Opened before the process starts: if the call is cancelled here, no process is left running.
         reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
         undo.callback(writer.close)
         pulse, descriptor = Pulse.create()

@@ -1,1 +1,1 @@
-"""KEDA's contract with external scalers: generated from the .proto file beside this one."""
+"""KEDA's contract with external scalers: generated from the .proto file in this folder."""

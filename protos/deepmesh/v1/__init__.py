@@ -1,1 +1,1 @@
-"""Version 1 of the contracts: generated from the .proto files beside this one."""
+"""Version 1 of the contracts: generated from the .proto files in this folder."""
