@@ -4,9 +4,12 @@ NVRTC compiles without a device.
 """
 
 import ctypes
+import hashlib
+import os
+import pickle
 import re
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,7 @@ from kernels import __file__ as package
 
 KERNELS = Path(package).parent
 SOURCES = sorted(KERNELS.glob("*/cuda/*.cu"))
+OWN_COMPILING, TARGET = KERNELS / "nvrtc.py", "sm_90a"
 
 
 def has_nvrtc() -> bool:
@@ -28,27 +32,54 @@ def has_nvrtc() -> bool:
     return True
 
 
-def by_source(source: Path) -> Any:
-    """A test parameter. Tests of the same source run in the same process and so share one compilation."""
+def parameter(source: Path) -> Any:
+    """Tests of the same source run in the same process, so that it is compiled once."""
     name = f"{source.parts[-3]}-{source.stem}"
     return pytest.param(source, id=name, marks=pytest.mark.xdist_group(f"compile {name}"))
 
 
-pytestmark = [
-    pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC (nvidia-cuda-nvrtc)"),
-    pytest.mark.parametrize("source", [by_source(source) for source in SOURCES]),
-]
+pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC (nvidia-cuda-nvrtc)")
+by_source = pytest.mark.parametrize("source", [parameter(source) for source in SOURCES])
 
 
-@cache
-def compile_with_launchers(source: Path, folder: Path) -> Any:
-    """Compile the source with static assertions of the values that its launchers repeat."""
+@dataclass(frozen=True)
+class Cubin:
+    code: bytes
+    # The compiler's remarks.
+    log: str
+
+
+def compile_with_launchers(source: Path, folder: Path) -> Cubin:
+    """Compile the source with static assertions of the values that its launchers repeat.
+
+    Takes what an earlier test, or an earlier run, has made of the same text: all sources take 20 s.
+    """
     launchers = find_launchers(source)
     assert launchers, "no module launches it"
     stated = {line for module in launchers for line in (*layouts(module), *constants(module, source))}
-    program = folder / f"asserted_{source.name}"
-    program.write_text("\n".join([f'#include "{source}"', *(f"static_assert({line});" for line in sorted(stated))]))
-    return import_module("kernels.nvrtc").compile_source(program, "sm_90a")
+    asserted = "\n".join([f'#include "{source}"', *(f"static_assert({line});" for line in sorted(stated))])
+    version = import_module("cuda.bindings.nvrtc").nvrtcVersion()
+    text = "\n".join([str(version), TARGET, OWN_COMPILING.read_text(), asserted, with_includes(source)])
+    kept, key = folder / f"{source.parts[-3]}-{source.stem}", hashlib.sha256(text.encode()).digest()
+    found = kept.read_bytes() if kept.exists() else b""
+    if not found.startswith(key):
+        found = key + pickle.dumps(compile_now(asserted, kept.with_suffix(".cu")))
+        write_whole(kept, found)
+    cubin: Cubin = pickle.loads(found.removeprefix(key))
+    return cubin
+
+
+def compile_now(text: str, program: Path) -> Cubin:
+    program.write_text(text)
+    compiled = import_module("kernels.nvrtc").compile_source(program, TARGET)
+    return Cubin(compiled.code, compiled.log)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Another process may read the file meanwhile: it finds all of it, or what was there before."""
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_bytes(content)
+    new.rename(path)
 
 
 def find_launchers(source: Path) -> list[ModuleType]:
@@ -86,16 +117,24 @@ def with_includes(source: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sources")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled sources are kept: in pytest's cache, which all processes of a run and later runs share."""
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp("cuda") if cache is None else cache.mkdir("cuda")
 
 
-def test_a_source_agrees_with_its_launchers_and_keeps_products_in_flight(source: Path, folder: Path) -> None:
-    compiled = compile_with_launchers(source, folder)
+@by_source
+def test_a_source_agrees_with_its_launchers(source: Path, folder: Path) -> None:
+    assert compile_with_launchers(source, folder).code
+
+
+@by_source
+def test_products_stay_in_flight(source: Path, folder: Path) -> None:
     # The compiler says this where it waits after every product.
-    assert "serialized" not in compiled.log
+    assert "serialized" not in compile_with_launchers(source, folder).log
 
 
+@by_source
 def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -> None:
     code = compile_with_launchers(source, folder).code
     kernels = set(re.findall(rb"\.text\.(\w+)", code))
@@ -103,8 +142,8 @@ def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -
     assert kernels and stating == (kernels if "extern __shared__" in with_includes(source) else set())
 
 
-def test_compiling_leaves_the_interpreters_bytes_alone(source: Path, folder: Path) -> None:
-    compile_with_launchers(source, folder)
+def test_compiling_leaves_the_interpreters_bytes_alone(tmp_path: Path) -> None:
+    compile_now("__global__ void nothing() {}", tmp_path / "nothing.cu")
     # Python has one object for each bytes of length one: an empty log, written over such an object, made every
     # space that came alone from a socket a zero byte.
     assert all(bytes([value])[0] == value for value in range(256))
