@@ -11,6 +11,19 @@ from tests.support.triton_interpreter import correct_interpreter
 ON_GPU = torch.cuda.is_available()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Where there is no GPU, collect one case of each test that needs one: it is skipped, as 1,600 more would be."""
+    test = metafunc.definition
+    if not ON_GPU and test.get_closest_marker("gpu") is not None:
+        test.own_markers = [_first_case(mark) if mark.name == "parametrize" else mark for mark in test.own_markers]
+
+
+def _first_case(mark: pytest.Mark) -> pytest.Mark:
+    names, values = mark.args
+    return pytest.mark.parametrize(names, list(values)[:1], **(mark.kwargs | {"ids": None})).mark
+
+
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if ON_GPU else "cpu")
@@ -19,9 +32,9 @@ def device() -> torch.device:
 @pytest.fixture
 def poisoned() -> Iterator[None]:
     """Fill new tensors with NaN, or the largest integer, so that output which a kernel does not write shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

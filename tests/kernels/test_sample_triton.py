@@ -5,6 +5,7 @@ import torch
 
 from kernels.sample import reference
 from kernels.sample.draws import Draw, Draws, pack_draws
+from tests.support.combinations import crossed
 
 triton = pytest.importorskip("kernels.sample.triton")
 ROWS, VOCABULARY = 8, 700
@@ -16,11 +17,12 @@ def both(logits: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[int]]
     return triton.draw(logits, packed).tolist(), expected.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.6, 0, 0.95), (1.3, 20, 1.0), (0.8, 50, 0.7), (2.0, 1, 0.5), (1e-40, 0, 0.9), (1.0, 9999, 0.3)],
-)
+@crossed(
+    temperature__top_k__top_p=[
+        (1.0, 0, 1.0), (0.6, 0, 0.95), (1.3, 20, 1.0), (0.8, 50, 0.7), (2.0, 1, 0.5), (1e-40, 0, 0.9), (1.0, 9999, 0.3),
+    ],
+    dtype=[torch.float32, torch.bfloat16],
+)  # fmt: skip
 def test_tokens_are_the_definitions(
     device: torch.device, dtype: torch.dtype, temperature: float, top_k: int, top_p: float
 ) -> None:
@@ -31,8 +33,10 @@ def test_tokens_are_the_definitions(
     assert sum(one == other for one, other in zip(found, expected, strict=True)) >= ROWS - 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("min_p", "top_k", "top_p"), [(0.05, 0, 1.0), (0.3, 20, 1.0), (0.02, 5, 0.8), (1.0, 0, 0.5)])
+@crossed(
+    min_p__top_k__top_p=[(0.05, 0, 1.0), (0.3, 20, 1.0), (0.02, 5, 0.8), (1.0, 0, 0.5)],
+    dtype=[torch.float32, torch.bfloat16],
+)
 def test_min_p_is_the_definitions(
     device: torch.device, dtype: torch.dtype, min_p: float, top_k: int, top_p: float
 ) -> None:

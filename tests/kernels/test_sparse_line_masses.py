@@ -4,11 +4,11 @@ import torch
 from kernels.sparse_prefill import triton_choice, triton_line_masses
 from kernels.sparse_prefill.line_masses import LineMasses, line_masses
 from kernels.sparse_prefill.selection import MASS_UNITS, Selection, choose
+from tests.support.combinations import crossed
 
 SCALE = 0.3
 # Queries, keys, heads: tiles of 64 queries of two heads by 128 keys, runs of 1,024 keys, all of them ragged or not.
 SHAPES = [(1, 1, 3), (1, 128, 2), (1, 130, 1), (63, 63, 1), (64, 64, 2), (17, 311, 3), (64, 500, 3), (50, 1100, 1)]
-shapes = pytest.mark.parametrize(("queries", "keys", "heads"), SHAPES)
 
 
 def compare(found: LineMasses, expected: LineMasses, bound: float) -> None:
@@ -21,8 +21,7 @@ def lines(selected: Selection) -> torch.Tensor:
     return torch.cat([selected.columns, selected.slashes], dim=1)
 
 
-@shapes
-@pytest.mark.parametrize("shared", [True, False])
+@crossed(queries__keys__heads=SHAPES, shared=[True, False])
 def test_triton_sums_what_the_definition_does(
     queries: int, keys: int, heads: int, shared: bool, device: torch.device, poisoned: None
 ) -> None:
@@ -32,8 +31,7 @@ def test_triton_sums_what_the_definition_does(
     compare(triton_line_masses.line_masses(query, key, SCALE), expected, 1e-5)
 
 
-@shapes
-@pytest.mark.parametrize(("shared", "width"), [(True, 72), (False, 64)])
+@crossed(queries__keys__heads=SHAPES, shared__width=[(True, 72), (False, 64)])
 def test_triton_multiplies_stored_latents_in_e4m3(
     queries: int, keys: int, heads: int, shared: bool, width: int, device: torch.device, poisoned: None
 ) -> None:
@@ -64,8 +62,7 @@ def test_the_choice_from_tritons_sums_differs_at_most_where_sums_are_at_the_boun
     assert not chosen.all() and chosen.sum() > 6
 
 
-@shapes
-@pytest.mark.parametrize("recall", [0.0, 0.3, 0.9, 0.999, 1.1])
+@crossed(queries__keys__heads=SHAPES, recall=[0.0, 0.3, 0.9, 0.999, 1.1])
 def test_triton_chooses_what_the_definition_does(
     queries: int, keys: int, heads: int, recall: float, device: torch.device, poisoned: None
 ) -> None:

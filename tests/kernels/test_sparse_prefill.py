@@ -19,6 +19,7 @@ from kernels.sparse_prefill import (
 )
 from kernels.sparse_prefill import triton as triton_sparse
 from kernels.sparse_prefill.triton_blocks import list_blocks
+from tests.support.combinations import crossed
 
 CPU = torch.device("cpu")
 SCALE = 0.3
@@ -222,7 +223,6 @@ def test_log_sums_of_some_queries_are_those_of_attention_to_all_keys() -> None:
 
 # Queries, keys, the first query: the last prompts have fewer keys than their queries could see.
 PROMPTS = [(1, 1, 0), (70, 135, 65), (129, 129, 0), (200, 330, 130), (130, 192, 126), (200, 64, 0), (200, 64, 20)]
-prompts = pytest.mark.parametrize(("queries", "keys", "first_query"), [(0, 0, 0), *PROMPTS])
 
 
 def selection_on(device: torch.device, keys: int, heads: int = HEADS) -> Selection:
@@ -248,8 +248,7 @@ def test_lists_have_the_kept_blocks_from_the_last_on(
         assert wanted[partial:] == seen_whole and partial <= 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@prompts
+@crossed(queries__keys__first_query=[(0, 0, 0), *PROMPTS], dtype=[torch.float32, torch.bfloat16])
 def test_triton_attends_as_the_reference_does(
     queries: int, keys: int, first_query: int, dtype: torch.dtype, device: torch.device, poisoned: None
 ) -> None:

@@ -37,7 +37,7 @@ Operation = Callable[[PeerExchange, random.Random], None]
 def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
     """Run random operations. All ranks draw the same ones, and know each other's tensors."""
     drawn = random.Random(7)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     operations: Sequence[Operation] = (
         gather,
         gather_into,
@@ -56,7 +56,7 @@ def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
         # Sometimes one rank is late.
         if drawn.random() < 0.3 and drawn.randrange(exchange.place.layout.world) == exchange.place.rank:
             torch.cuda._sleep(200_000)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     torch.cuda.synchronize()
     exchange.check()
 
