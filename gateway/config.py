@@ -20,8 +20,8 @@ class HttpConfig(Config):
     """0 picks a free port."""
     body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
     """Largest request body. In 8 MiB a prompt of 1,000,000 characters (`limits.prompt_characters`) fits, escaped too,
-    unless most of them are escaped emoji. A shorter body is refused as well if it has so many lists, objects, keys or
-    numbers that decoding it would hold up other requests for more than 0.1 s.
+    unless most of them are escaped emoji. A shorter body is refused as well if it has more lists, objects, keys or
+    numbers than can be decoded in 0.1 s, for which it would hold up other requests.
     """
     body_seconds: float = Field(default=60.0, gt=0, json_schema_extra=INTERNAL)
     """How long a request's body may take to arrive."""

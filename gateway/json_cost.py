@@ -22,7 +22,7 @@ _CONTAINER = 700
 _FRACTION = 1000
 # "1e300": numbers near the end of the range are read digit by digit.
 _EXPONENT = 11_000
-# Numbers of hundreds of digits. Up to so many bytes a value are no part of one.
+# Numbers of hundreds of digits. Up to this many bytes a value are no part of one.
 _LONG_NUMBER_BYTE = 45
 _SHORT_VALUE_BYTES = 8
 

@@ -1,6 +1,6 @@
 """Sealed names of streams: a client shows one so that any gateway resumes its answer.
 
-A token is AES-256-GCM under a key that gateways share, so nobody else can make, change or read one. It is bound to the
+A token is AES-256-GCM under a key that gateways share, so no client can make, change or read one. It is bound to the
 tenant, the model and its weights, the request and the seed of its random numbers, and it expires.
 """
 

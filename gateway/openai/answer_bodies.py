@@ -82,7 +82,7 @@ class ChatChoice(Struct):
     finish_reason: str | None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # Set with finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
     # effort.
     relaxed: bool | UnsetType = UNSET
 
@@ -93,7 +93,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # Set with finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
     # effort.
     relaxed: bool | UnsetType = UNSET
 
@@ -104,7 +104,7 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
-    # Set beside finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
+    # Set with finish_reason if drafts were taken in place of tokens that the seed gives, so that the seed is best
     # effort.
     relaxed: bool | UnsetType = UNSET
     # Set if the client asked for them.

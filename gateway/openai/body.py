@@ -14,7 +14,7 @@ DISCARDED_TIMES = 8
 
 
 class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection: no answer can reach it."""
 
 
 async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:

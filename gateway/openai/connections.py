@@ -14,7 +14,7 @@ from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-# More than any client of ours sends. The parser joins the pieces of a header anew at each read, so an unbounded header
+# More than any client of ours sends. The parser joins the pieces of a header again at each read, so an unbounded header
 # would take time quadratic in its length.
 MAX_HEAD_BYTES = 65536
 

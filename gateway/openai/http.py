@@ -95,7 +95,7 @@ async def mesh_error(request: Request, error: Exception) -> Response:
 
 
 async def client_gone(request: Request, error: Exception) -> Response:
-    """Nobody reads this response; 499 is the status that proxies log for a client that left."""
+    """No client reads this response; 499 is the status that proxies log for a client that left."""
     return Response(status_code=499)
 
 

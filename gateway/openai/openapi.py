@@ -86,7 +86,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "/v1/streams/{token}",
         "get",
-        "Go on with a stream behind Last-Event-ID, at any gateway",
+        "Continue a stream after Last-Event-ID, at any gateway",
         ResponseBody[ChatChunkChoice],
         None,
         ResponseBody[ChatChunkChoice],

@@ -40,7 +40,7 @@ class GenerationBody(ConstraintFields, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    # Whether to report token ids beside the text.
+    # Whether to report token ids with the text.
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     # Answers to each prompt; they share the prompt's computation.
@@ -92,7 +92,7 @@ class GenerationBody(ConstraintFields, kw_only=True):
         if self.n is not None and self.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
         if self.prompt_logprobs is not None and self.streams:
-            raise InvalidRequest("prompt_logprobs stand beside whole answers: do not stream", field="prompt_logprobs")
+            raise InvalidRequest("prompt_logprobs come with whole answers: do not stream", field="prompt_logprobs")
         if self.prompt_count * self.choices_per_prompt > MAX_CHOICES:
             asked = f"{self.prompt_count} prompts with n={self.choices_per_prompt}"
             raise InvalidRequest(f"{asked} are more than {MAX_CHOICES} answers: ask for fewer", field="n")

@@ -102,7 +102,7 @@ class HttpServer:
     async def __aenter__(self) -> Self:
         listener = _listen(self._config.host, self._config.port, self._share_port)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit this option. If nobody reads a full connection, only the system can close it.
+            # Connections inherit this option. If no client reads a full connection, only the system can close it.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._stalled_seconds))
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))

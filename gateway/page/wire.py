@@ -7,7 +7,7 @@ from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 from gateway.page.view import DecisionView, LoadView, Moves, StoreView, TierView, WorkerView
 from mesh.domain.worker_wire import unreadable_kv
 
-# Most rejected candidates that are listed beside the chosen one.
+# Most rejected candidates that are listed with the chosen one.
 MOST_REJECTED = 8
 
 

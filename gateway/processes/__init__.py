@@ -1,1 +1,1 @@
-"""Several processes of one gateway, behind one port."""
+"""Several processes of one gateway that share its port."""

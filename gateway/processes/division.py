@@ -33,7 +33,7 @@ class Division:
         self._number = 0
         # None if there is only one process.
         self._directory: SharedDirectory | None = None
-        # Sockets that reserve ports for the processes; nobody listens on these sockets.
+        # Sockets that reserve ports for the processes; no process listens on these sockets.
         self._reserved: list[socket.socket] = []
 
     def divide(self, config: GatewayConfig) -> GatewayConfig:

@@ -27,7 +27,7 @@ class SharedDirectory:
         # Never closed, so the lock lasts until the last process that holds it ends.
         self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Renamed into place only once it is locked, so that nobody sees an unlocked one.
+        # Renamed into place only once it is locked, so that no process sees an unlocked one.
         made.rename(self.path / LOCK)
 
     def remove(self) -> None:

@@ -35,7 +35,7 @@ from gateway.tokenizer import Tokenizer
 from mesh.domain.outputs import FinishReason
 from mesh.errors import InvalidRequest, MeshError
 
-# Random, so that nobody can guess an id and a repeated request id gives a new one.
+# Random, so that no client can guess an id and a repeated request id gives a new one.
 ID_BYTES = 16
 STATUSES: dict[FinishReason, Literal["completed", "incomplete", "cancelled"]] = {
     FinishReason.STOP: "completed",
