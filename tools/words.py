@@ -17,14 +17,17 @@ ROOT = Path(__file__).parent.parent
 # Where the words stand that people read. Generated files repeat others.
 _READ = re.compile(r"(\.(py|cu|cuh|proto|md|ya?ml)|/Makefile|^Makefile)$")
 _GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^docs/(configuration|metrics|modules)\.md$|^tools/words\.py$")
-# Quoted words, code, and where links lead.
-_QUOTED = re.compile(r"[\"“][\w ]+[\"”]|`[^`]*`|\]\([^)]*\)")
 # Something that passes on what reaches it.
 _FRONT = r"(it|them|each|(an? |the )?(\w+ )?(Envoy|prox(y|ies)|load balancer|balancer|ingress|gateways?|flag|NAT))\b"
+# Quoted words, code, where links lead, and what "behind" really means.
+_FINE = re.compile(
+    rf"[\"“]\w+( \w+)?[\"”]|`[^`]*`|\]\([^)]*\)|\b(leav\w+|left|fall\w*) (\w+ )*behind\b|\bbehind (?={_FRONT})",
+    re.IGNORECASE,
+)
 MOST_WORDS = 10
 PATTERNS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
-        "behind": re.compile(rf"\bbehind\b(?! {_FRONT})", re.IGNORECASE),
+        "behind": re.compile(r"\bbehind\b", re.IGNORECASE),
         "beside": re.compile(r"\bbeside\b", re.IGNORECASE),
         "nobody": re.compile(r"\bnobody\b", re.IGNORECASE),
         "so many": re.compile(r"\bso many\b", re.IGNORECASE),
@@ -52,9 +55,9 @@ def places(paths: Sequence[str]) -> Iterator[Place]:
         for number, line in enumerate(text.splitlines(), 1):
             if _SUSPECT.search(line) is None:
                 continue
-            unquoted = _QUOTED.sub("", line)
+            rest = _FINE.sub("", line)
             for name, pattern in PATTERNS.items():
-                for _ in pattern.finditer(line if name in ("Of", "long name") else unquoted):
+                for _ in pattern.finditer(line if name in ("Of", "long name") else rest):
                     yield Place(path, number, name, line.strip())
 
 

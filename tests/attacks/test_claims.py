@@ -1,4 +1,4 @@
-"""Whoever has a certificate is who it says, and nobody else: what others are known by cannot be replayed."""
+"""Whoever has a certificate is who it says, and no other: what others are known by cannot be replayed."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -22,7 +22,7 @@ from tests.support.scheduler_server import running_scheduler
 from tests.support.store_agent import FakeAgents
 from tests.support.stores import store_config
 
-# What nobody but ourselves can cause.
+# What only we can cause.
 OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 CALL_SECONDS = 0.3
 # 12 of each service in `make test`, 625 in `make soak`.

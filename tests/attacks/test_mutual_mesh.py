@@ -1,4 +1,4 @@
-"""A whole mesh of processes that authenticate one another, and a stranger beside it."""
+"""A whole mesh of processes that authenticate one another, and a stranger on the same machine."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Published chat templates, rendered beside transformers: `DEEPMESH_CHAT_TEMPLATES=DIR make check-templates`.
+"""Published chat templates, rendered as transformers does: `DEEPMESH_CHAT_TEMPLATES=DIR make check-templates`.
 
 DIR holds templates as *.jinja, such as llama.cpp's models/templates or the chat_template.jinja of checkpoints. Each
 gets random chats with tools, calls and reasoning; prompts must be equal, or both must refuse the chat.

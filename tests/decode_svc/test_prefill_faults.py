@@ -40,9 +40,9 @@ async def test_a_prefill_worker_that_refuses_has_the_request_placed_again(error:
 
 async def test_a_prefill_worker_that_is_not_there_has_the_request_placed_again() -> None:
     async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
-        nobody = FakePrefill()
-        nobody.endpoint = f"127.0.0.1:{free_port()}"
-        key = await submitted(running, gateway, nobody)
+        absent = FakePrefill()
+        absent.endpoint = f"127.0.0.1:{free_port()}"
+        key = await submitted(running, gateway, absent)
         rank_of(running).open_landing(key, make_ticket(len(PROMPT)))
         await gateway.ended(1)
         lost(gateway)

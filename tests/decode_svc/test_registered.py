@@ -52,7 +52,7 @@ async def test_a_placement_may_be_ahead_of_the_snapshot(monkeypatch: pytest.Monk
 async def test_a_worker_that_left_is_known_for_a_lease_more() -> None:
     clock = ManualClock()
     prefills = listing(clock, prefill_1=TARGET.endpoint)
-    # A scheduler that was just started lists nobody, more than once.
+    # A scheduler that was just started lists no worker, more than once.
     prefills.replace({}, LEASE_SECONDS)
     prefills.replace({}, LEASE_SECONDS)
     clock.now += LEASE_SECONDS - 1

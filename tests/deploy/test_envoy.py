@@ -56,7 +56,7 @@ class Proxied:
     gateways: dict[int, Child]
 
     async def begin(self, prompt: Sequence[int], max_tokens: int) -> tuple[AsyncIterator[Any], int]:
-        """The messages of a stream behind its first token, and the gateway that it goes through."""
+        """The messages of a stream after its first token, and the gateway that it goes through."""
         before = await self.envoy.count("rq_active")
         call = aiter(self.stub.Generate(request_of(prompt, max_tokens), timeout=120))
         while not (await anext(call)).delta.token_ids:

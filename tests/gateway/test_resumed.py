@@ -20,7 +20,7 @@ async def begun(mesh: Mesh, request: gateway_pb2.GenerateRequest) -> str:
 
 
 async def resumed(mesh: Mesh, token: str, request: gateway_pb2.GenerateRequest, position: int) -> list[int]:
-    """The token ids behind the position."""
+    """The token ids after the position."""
     asked = gateway_pb2.ResumeRequest(stream_token=token, position=position, request=request)
     responses = [each.response async for each in mesh.stub.Resume(asked, timeout=60, metadata=AUTHORIZED)]
     return [token_id for each in responses for token_id in each.delta.token_ids]

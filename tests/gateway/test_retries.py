@@ -16,7 +16,7 @@ from mesh.errors import (
 )
 
 CONFIG = DispatchConfig(attempts=3, backoff_seconds=0.1, worker_seconds=10.0)
-LOST, FULL, NOBODY = WorkerLost("gone"), WorkerFull("full"), NoWorker("none")
+LOST, FULL, NONE = WorkerLost("gone"), WorkerFull("full"), NoWorker("none")
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 
 
 def begun(clock: Clock, attempts: int = 1) -> Retries:
-    """Retries after so many attempts, the first of which has failed just now."""
+    """Retries after this many attempts, the first of which has failed just now."""
     retries = Retries(CONFIG, clock)
     for _ in range(attempts):
         retries.begin()
@@ -86,11 +86,11 @@ def test_no_worker_is_waited_for_and_then_told_of() -> None:
     clock = Clock()
     retries = Retries(CONFIG, clock)
     retries.begin()
-    assert retries.settle_refusal(NOBODY, None) is NOBODY
-    retries.pause_seconds(NOBODY)
+    assert retries.settle_refusal(NONE, None) is NONE
+    retries.pause_seconds(NONE)
     clock.now = 10.0
     with pytest.raises(NoWorker):
-        retries.pause_seconds(NOBODY)
+        retries.pause_seconds(NONE)
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("full"), ContextExceeded("long")])

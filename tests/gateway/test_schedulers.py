@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 ANSWER = oracle_tokens([5, 6, 7], 8)
 
 
-# Where nobody waits for them to pass, and where one that hangs costs as many: long enough for one that answers.
+# Where no test waits for them to pass, and where one that hangs costs as many: long enough for one that answers.
 PATIENT_SECONDS, WAITED_SECONDS = 30.0, 2.0
 
 

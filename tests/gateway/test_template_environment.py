@@ -1,4 +1,4 @@
-"""Filters, globals and tags of chat templates, beside transformers'."""
+"""Filters, globals and tags of chat templates, and transformers'."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""What a model reads of turns with calls, beside what transformers renders of the same chat."""
+"""What a model reads of turns with calls, and what transformers renders of the same chat."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A quiet tenant beside a busy one, in a mesh of real processes. It measures time and is therefore not in `make
+"""A quiet tenant and a busy one, in a mesh of real processes. It measures time and is therefore not in `make
 test`.
 """
 
@@ -64,7 +64,7 @@ async def test_a_quiet_tenants_first_token_comes_within_twice_its_time_alone(pre
             for number in range(QUEUED)
         ]
         await until_waiting(mesh, QUEUED - 100)
-        beside = await probes(mesh, 2)
+        loaded = await probes(mesh, 2)
         left = sum(not task.done() for task in busy)
         for task in busy:
             task.cancel()
@@ -73,8 +73,8 @@ async def test_a_quiet_tenants_first_token_comes_within_twice_its_time_alone(pre
     # These figures are for the page on failures.
     sys.stdout.write(
         f"\nfirst token of a quiet tenant, prefill workers {prefill}: alone {1000 * median(alone):.1f} ms (longest "
-        f"{1000 * max(alone):.1f}), beside {left} requests of another {1000 * median(beside):.1f} ms (longest "
-        f"{1000 * max(beside):.1f})\n"
+        f"{1000 * max(alone):.1f}), with {left} requests of another {1000 * median(loaded):.1f} ms (longest "
+        f"{1000 * max(loaded):.1f})\n"
     )
     assert left > QUEUED / 2
-    assert median(beside) <= 2 * median(alone)
+    assert median(loaded) <= 2 * median(alone)

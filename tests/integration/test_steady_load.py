@@ -1,5 +1,5 @@
 """Single kills under a steady load of 800 requests over gRPC and HTTP (`make check-kills`): each answer is right. The
-answers' longest pauses, which include recovery and recomputation, are printed beside those of as many requests just
+answers' longest pauses, which include recovery and recomputation, are printed with those of as many requests just
 before, when nothing was killed: on a busy machine these have pauses too."""
 
 import asyncio
@@ -69,7 +69,7 @@ async def test_every_answer_is_right_while_processes_are_killed_one_by_one() -> 
             return answer.longest_pause
 
         async def load(requests: int, killed: str | None) -> list[float]:
-            """Send so many requests at a steady pace; returns their longest pauses. killed: a process that is killed
+            """Send this many requests at a steady pace; returns their longest pauses. killed: a process that is killed
             halfway.
             """
             asked = []

@@ -194,7 +194,7 @@ async def test_a_restarted_store_is_attached_anew_and_offered_everything_again()
         assert client.attached == []
         async with running_store(config, agents):
             await eventually(lambda: bool(rank.sessions))
-            # A process that stood still for long may have been attached anew in between.
+            # A process that stood still for long may have been attached again in between.
             first, *_, second = rank.attached
             assert first.epoch != second.epoch and first.session_key != second.session_key
             client.offer(chain(0))

@@ -28,7 +28,7 @@ def answered(pace_s: float) -> RequestRecord:
 
 
 def endpoint(most: float) -> Callable[[LoadOptions], Report]:
-    """It has a token every 40 ms up to so many requests a second, and every 80 above."""
+    """It has a token every 40 ms up to this many requests a second, and every 80 above."""
     seeds: set[int] = set()
 
     def run(options: LoadOptions) -> Report:

@@ -28,7 +28,7 @@ def place(rank: Rank, number: int, now: float, tokens: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
 def test_it_is_when_the_rank_has_computed_all_whatever_its_steps(prompts: list[tuple[int, int]]) -> None:
-    """Each prompt comes so many ms behind the one before it. A step computes all that is there when it begins."""
+    """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
     rank, now, free_at, waiting = Rank(0), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
         now += gap_ms / 1000

@@ -8,7 +8,7 @@ from sim.simulation import SimulatedMesh
 from tests.support.simulation import make_fleet, make_workload, ran
 
 STEP_SECONDS = 0.02
-# One request at a time, which takes 20 ms a token behind a prompt of 2 tokens in 0.4 ms.
+# One request at a time, which takes 20 ms a token after a prompt of 2 tokens in 0.4 ms.
 ONE_SERVER = {
     "decode": {"replicas": 1, "max_requests": 1, "total_blocks": 4096},
     "scheduler": {"placement": {"queue_requests": 100_000}, "objectives": {}},

@@ -42,7 +42,7 @@ class Senders:
         values = rows if isinstance(rows, torch.Tensor) else dequantize(rows)
         mine = (choices >= self._first) & (choices < self._first + self._own)
         factors = (weights * (choices + 1)).where(mine, 0).sum(1, keepdim=True)
-        # Rows that nobody sent are garbage, perhaps NaN even after this product: no sum may read them.
+        # Rows that no rank sent are garbage, perhaps NaN even after this product: no sum may read them.
         return (values.float() * factors).bfloat16()
 
 

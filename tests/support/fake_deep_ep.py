@@ -136,7 +136,7 @@ def _local(choices: torch.Tensor, own: int, rank: int) -> torch.Tensor:
 
 def _with_room(rows: torch.Tensor, size: int) -> torch.Tensor:
     """The rows in a larger tensor. Garbage follows them: large values, or the rank's first expert."""
-    behind = 0x7F if rows.is_floating_point() else 0
-    room = torch.full((size, *rows.shape[1:], rows.itemsize), behind, dtype=torch.uint8).view(rows.dtype).squeeze(-1)
+    padding = 0x7F if rows.is_floating_point() else 0
+    room = torch.full((size, *rows.shape[1:], rows.itemsize), padding, dtype=torch.uint8).view(rows.dtype).squeeze(-1)
     room[: len(rows)] = rows
     return room

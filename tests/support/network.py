@@ -72,7 +72,7 @@ class Network:
         self._slow.append(site)
 
     def delay(self, site: str, seconds: float) -> None:
-        """Lengthen the round trip to and from `site` by so many seconds, half of it each way."""
+        """Lengthen the round trip to and from `site` by this many seconds, half of it each way."""
         port, bridged = _port(site), _delayed_port(site)
         self._ip("link", "add", "relay", "type", "veth", "peer", "name", bridged)
         self._ip("link", "set", port, "nomaster")

@@ -26,7 +26,7 @@ def load_oracle(directory: Path) -> DeepseekV3ForCausalLM:
 
 
 def load_oracle_of_family(directory: Path) -> PreTrainedModel:
-    """Of the class that config.json names."""
+    """The class that config.json names, with the checkpoint's weights."""
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 

@@ -1,6 +1,6 @@
 """Placements of four randomly drawn meshes, each as one line, as recorded in `tests/scheduler/placements.txt`.
 
-After an intended change of placement, `python -m tests.support.recorded_placements` writes the file anew. Its lines
+After an intended change of placement, `python -m tests.support.recorded_placements` writes the file again. Its lines
 name the workers, so that the difference shows which requests go elsewhere.
 """
 

@@ -29,7 +29,7 @@ async def running_group(config: EngineConfig) -> AsyncIterator[tuple[RankGroup, 
 
 
 def submit_to(group: RankGroup, prompt: Sequence[int], tokens: int) -> int:
-    """Submit a request that ends after so many tokens; returns its key."""
+    """Submit a request that ends after this many tokens; returns its key."""
     key = group.new_key(prompt, b"", computes_prompt=True)
     group.submit(submit_of(key, prompt, tokens, ignore_eos=True))
     return key

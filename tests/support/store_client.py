@@ -88,7 +88,7 @@ class Client:
         return response
 
     async def until_matched(self, hashes: Sequence[bytes], blocks: int) -> kvstore_pb2.MatchPrefixResponse:
-        """Wait until a match has so many blocks, since the index learns of changes a moment later."""
+        """Wait until a match has this many blocks, since the index learns of changes a moment later."""
         responses: list[kvstore_pb2.MatchPrefixResponse] = []
 
         async def matched() -> bool:

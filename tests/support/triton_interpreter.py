@@ -58,7 +58,7 @@ def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_types(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each type and shape once, where the original makes them anew for each operation."""
+    """Make each type and shape once, where the original makes them again for each operation."""
     block_type, make_tensor = interpreter.tl.block_type, interpreter.tl.tensor.__init__
     numpy_scalar = cache(interpreter._get_np_dtype)
     # By names, which tell types apart.

@@ -6,7 +6,7 @@ from transfer.block_macs import Authorship
 from worker.config import KvAuthenticityConfig, WorkerConfig
 
 WORKER = {"engine": {"backend": "oracle"}, "scheduler": "127.0.0.1:1"}
-OLD, NEW = "the secret before", "the secret behind"
+OLD, NEW = "the secret before", "the secret after"
 
 
 def test_a_worker_signs_with_its_secret_and_accepts_others() -> None:

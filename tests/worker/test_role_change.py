@@ -18,7 +18,7 @@ from worker.role_change import settings_of
 
 
 async def ask(worker: WorkerProcess, role: WorkerRole, worker_id: str = "7", may_reload: bool = False) -> bool:
-    """Returns whether it loads its weights anew."""
+    """Returns whether it loads its weights again."""
     request = worker_pb2.ChangeRoleRequest(worker_id=worker_id, role=worker_wire.role_name(role), may_reload=may_reload)
     async with Channels().open(worker.endpoint) as channel:
         answer = await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=60)

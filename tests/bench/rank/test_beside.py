@@ -1,4 +1,4 @@
-"""A long prompt beside requests that decode, measured on the oracle."""
+"""A long prompt and requests that decode, measured on the oracle."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ def clock_of_the_bench(monkeypatch: pytest.MonkeyPatch) -> SleepingClock:
 
 
 def measured(clock: SleepingClock, *bounds: dict[str, object]) -> tuple[float, list[Beside]]:
-    """How fast the prompt is alone, and beside requests, by what it may take."""
+    """How fast the prompt is alone, and with requests, by what it may take."""
     oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
     config = oracle_config(max_requests=5, max_step_tokens=2048, total_blocks=700, oracle=oracle)
     backend = OracleBackend(config, clock, clock.sleep)
@@ -33,7 +33,7 @@ def measured(clock: SleepingClock, *bounds: dict[str, object]) -> tuple[float, l
 def test_the_longer_steps_may_take_the_faster_is_the_prompt(clock: SleepingClock) -> None:
     alone, (short, long) = measured(clock, {"mixed_step_ms": 15.0}, {"mixed_step_ms": 20.0})
     assert 0 < short.prompt_tokens_per_second < long.prompt_tokens_per_second < 1.1 * alone
-    # A token takes 0.1 ms beside the 10 of a step: 50 of them in 15 ms, and 100 in 20.
+    # A token takes 0.1 ms besides the 10 of a step: 50 of them in 15 ms, and 100 in 20.
     assert (short.quiet_ms, short.tpot_ms, long.tpot_ms) == pytest.approx((10.0, 15.0, 20.0), rel=0.02)
     assert (short.longest_ms, long.longest_ms) == pytest.approx((15.0, 20.0), rel=0.05)
     rates = short.prompt_tokens_per_second, long.prompt_tokens_per_second
@@ -48,8 +48,8 @@ def test_a_prompt_gets_its_share_of_the_time(clock: SleepingClock, tmp_path: Pat
     assert rates == pytest.approx((200 / TOKEN_MS, 500 / TOKEN_MS), rel=0.1)
     assert large.longest_ms == pytest.approx(STEP_MS + 1020 * TOKEN_MS, rel=0.01)
     assert table_of([small, large], alone, "").row_count == 2
-    plot([small, large], alone, tmp_path / "beside.png")
-    assert (tmp_path / "beside.png").stat().st_size > 1000
+    plot([small, large], alone, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_the_prompts_own_rate_counts_no_step_that_is_only_launched(clock: SleepingClock) -> None:

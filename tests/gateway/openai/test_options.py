@@ -1,4 +1,4 @@
-"""What a request may ask for beside sampling: several choices and prompts, echoes, salts, reasoning, usage."""
+"""What a request may ask for besides sampling: several choices and prompts, echoes, salts, reasoning, usage."""
 
 import hmac
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""The routes beside the two that generate: models, tokens, version, the API's own description, CORS."""
+"""The routes besides the two that generate: models, tokens, version, the API's own description, CORS."""
 
 import openai
 import pytest

@@ -31,7 +31,7 @@ REQUEST = make_request(mean_output_tokens=64.0)
 def short(
     running: int, free: int, unreported: Unreported = NOTHING, waiting: int = 0, taken: int = 0
 ) -> CandidateWorker:
-    """A worker with a hundred blocks and places by far; `waiting` requests take so many blocks."""
+    """A worker with a hundred blocks and places by far; `waiting` requests take this many blocks."""
     load = make_load(running, free_blocks=free, waiting_requests=waiting, waiting_blocks=taken, decode_step_ms=20.0)
     return make_candidate(total_blocks=100, max_requests=50, load=load, unreported=unreported)
 
@@ -59,10 +59,10 @@ def test_a_request_waits_where_its_prompt_would_leave_others_no_block_to_grow_by
 
 
 def test_those_who_wait_go_first_with_all_the_blocks_that_they_take() -> None:
-    """A short prompt behind a long one: there is room for it, and nobody overtakes."""
-    alone, behind = short(running=5, free=40), short(running=5, free=40, waiting=1, taken=60)
+    """A short prompt queued after a long one: there is room for it, and it does not overtake."""
+    alone, queued = short(running=5, free=40), short(running=5, free=40, waiting=1, taken=60)
     assert wait_ms(alone) == pytest.approx(10)
-    assert wait_ms(behind) == pytest.approx(ends_ms((11 + 60 + 6 - 40) / (60 / 5 - 0.5), running=5 + 34 / 60))
+    assert wait_ms(queued) == pytest.approx(ends_ms((11 + 60 + 6 - 40) / (60 / 5 - 0.5), running=5 + 34 / 60))
 
 
 def test_those_placed_since_the_report_wait_too() -> None:

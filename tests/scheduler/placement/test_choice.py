@@ -149,7 +149,7 @@ def test_one_more_request_lengthens_the_step() -> None:
 
 
 def test_a_step_measured_with_a_full_batch_is_no_sign_of_a_slow_worker() -> None:
-    """An idle worker that was busy until now, beside one that measured with two requests what one of its kind takes."""
+    """An idle worker that was busy until now, and one that measured with two requests what one of its kind takes."""
     emptied = make_load(decode_step_ms=11.6, decode_step_requests=8.0)
     steady = make_load(running_requests=2, decode_step_ms=10.4)
     candidates = [make_candidate("a", load=steady), make_candidate("b", load=emptied)]

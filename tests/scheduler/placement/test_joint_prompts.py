@@ -41,7 +41,7 @@ def begins_at(comes_at: float, begin_at: float, end_at: float, others_wait: bool
         pytest.param(10.4, 11.0, id="with the next step of a prompt that goes on"),
         pytest.param(11.4, 12.3, id="for others, once the last step of the prompts is over"),
         pytest.param(12.1, 12.405, id="for others, soon after prompts"),
-        pytest.param(12.31, 12.315, id="for nobody, where none has come for long"),
+        pytest.param(12.31, 12.315, id="for no prompt, where none has come for long"),
     ],
 )
 def test_a_prompt_waits(comes_at: float, expected: float) -> None:
@@ -53,7 +53,7 @@ def test_the_prompt_for_which_all_others_wait_begins_at_once() -> None:
 
 
 def first_token_ms(**changes: Any) -> float:
-    """What is predicted of a prompt of 640 tokens, on a rank without requests beside one that decodes."""
+    """What is predicted of a prompt of 640 tokens, on a rank without requests whose other rank decodes."""
     candidate = make_candidate(rank=0, load=make_load(prefill_tokens_per_second=RATE), requests_beside=1, **changes)
     (terms,) = predict_alone(make_request(), [candidate], make_constants(COSTS))
     return terms.ttft_ms

@@ -87,10 +87,10 @@ def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None
 def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_its_kv_has_landed() -> None:
     idle, busy = (make_candidate("d", load=make_load(each, decode_step_requests=1)) for each in (0, 1))
     steady = make_constants(costs=CostModel(decode_steps=((1.0, 20.0),)))
-    alone, beside = (predict(make_request(), Candidates([each], [make_prefill()]), steady)[1] for each in (idle, busy))
+    alone, loaded = (predict(make_request(), Candidates([each], [make_prefill()]), steady)[1] for each in (idle, busy))
     # A step takes 10 ms.
-    assert beside.ttft_ms - alone.ttft_ms == pytest.approx(5)
-    assert beside.total_ms - alone.total_ms == pytest.approx(5 + 5)
+    assert loaded.ttft_ms - alone.ttft_ms == pytest.approx(5)
+    assert loaded.total_ms - alone.total_ms == pytest.approx(5 + 5)
 
 
 def test_a_first_token_waits_neither_for_the_push_nor_for_a_step_behind_it() -> None:

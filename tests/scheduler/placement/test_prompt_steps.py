@@ -62,7 +62,7 @@ def test_a_prefill_worker_that_is_about_to_begin_a_step_may_be_quicker_than_an_i
 @pytest.mark.parametrize(
     ("tokens", "comes_at", "most", "expected"),
     [
-        pytest.param(400, 1.0, STEP_TOKENS, 0, id="it fits beside those that wait"),
+        pytest.param(400, 1.0, STEP_TOKENS, 0, id="it fits with those that wait"),
         pytest.param(401, 1.0, STEP_TOKENS, 1, id="a part of it does not"),
         pytest.param(2400, 1.0, STEP_TOKENS, 2, id="it fills more steps"),
         pytest.param(400, 2.0, STEP_TOKENS, 1, id="the step has begun"),
@@ -76,7 +76,7 @@ def test_a_prompt_takes_further_steps(tokens: int, comes_at: float, most: int | 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 900)), min_size=1, max_size=20))
 def test_a_rank_is_free_when_it_has_computed_all_steps(prompts: list[tuple[int, int]]) -> None:
-    """Each prompt comes so many ms behind the one before it. A step computes all that is there when it begins."""
+    """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
     rank, now, free_at, waiting = Rank(0, COSTS), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
         now += gap_ms / 1000

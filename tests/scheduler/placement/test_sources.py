@@ -1,4 +1,4 @@
-"""Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
+"""Cached prefixes weighed by where they are: computed again, in the worker, in a store."""
 
 from dataclasses import replace
 from typing import Any

@@ -38,7 +38,7 @@ def test_a_decode_worker_holds_what_its_slots_left_hold_at_mean_length() -> None
 
 
 def test_an_objective_for_a_tokens_time_lowers_what_a_worker_holds() -> None:
-    # A step takes 10 ms and 0.2 ms a request beside it.
+    # A step takes 10 ms and 0.2 ms a request in addition.
     busy = msgspec.structs.replace(WORKER, load=msgspec.structs.replace(LOAD, decode_step_requests=1.0))
     generations, _ = needed(Candidates([busy]), objectives=ObjectivesConfig(tpot_ms=11.0))[WorkerRole.DECODE]
     assert generations.per_replica == pytest.approx(5, abs=1)

@@ -265,7 +265,7 @@ async def test_the_end_of_the_rank_is_returned_and_stops_the_stores() -> None:
         await eventually(lambda: it.stores.running and it.user.ticks > 1)
         it.rank.die()
         assert "status 9" in (await it.task).message
-        # Nobody is there to hear it.
+        # No service is there to hear it.
 
 
 async def test_a_rank_listens_for_kv_where_its_service_listens_and_nowhere_else() -> None:
