@@ -14,8 +14,7 @@ from gateway.requests import validate_text
 from gateway.template_environment import template_environment
 from gateway.template_skills import TemplateSkills
 from gateway.tokenizer import Tokenizer
-from gateway.tool_format import opening
-from gateway.tool_parser import ToolReading
+from gateway.tool_formats.interface import ToolReading
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage, Turns
 from mesh.errors import ConfigError, InvalidRequest
@@ -96,7 +95,7 @@ class ChatTemplate:
         reasoning = ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE
         begun = ""
         if toolbox is not None and (toolbox.required or toolbox.named is not None):
-            begun = opening(self._skills.form, toolbox.forced_name)
+            begun = self._skills.format.opening(toolbox.forced_name)
             text += f"\n{THINK_CLOSE}\n\n{begun}" if opened else begun
             reasoning, closed = ReasoningStart.NONE, False
         return RenderedChat(
@@ -104,7 +103,7 @@ class ChatTemplate:
             reasoning=reasoning,
             wants_reasoning=opened or not (options.thinking is False or closed),
             closed=closed,
-            tools=None if toolbox is None else ToolReading(self._skills.form, toolbox.parallel, begun),
+            tools=None if toolbox is None else ToolReading(self._skills.format, toolbox.parallel, begun),
         )
 
     def _run(self, variables: dict[str, Any]) -> str:

@@ -1,18 +1,17 @@
 """Turns the form that a client asks an answer to have into the constraint that a worker enforces."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from gateway.answer_forms import AnswerForm, ChoiceForm, GrammarForm, JsonForm
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import FieldNames
 from gateway.shortest_json import shortest_json
 from gateway.tokenizer import Tokenizer
-from gateway.tool_format import CALLS_BEGIN
+from gateway.tool_formats.interface import ToolReading
 from gateway.tool_grammar import ToolGrammar, arguments_schema, wrong_tool
-from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, InvalidRequest
@@ -36,6 +35,14 @@ class AnswerShape:
     # The control token that ends reasoning, if the prompt ends with it.
     closed_by: int | None = None
 
+    def under(self, constraint: Constraint | None) -> "AnswerShape":
+        """The shape of an answer that this constraint holds to. If its grammar begins with the first token, all text is
+        the answer's: tags in it are what the client asked for.
+        """
+        if constraint is None or constraint.grammar is None or constraint.free_until is not None:
+            return self
+        return replace(self, reasoning=ReasoningStart.NONE, closed_by=None)
+
 
 UNSHAPED = AnswerShape()
 
@@ -47,7 +54,7 @@ def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Token
     try:
         reasoning = shape.reasoning if shape.wants_reasoning else ReasoningStart.NONE
         if shape.toolbox is not None and shape.calls is not None:
-            tools = ToolGrammar(shape.toolbox, shape.calls.form, _control(tokenizer))
+            tools = ToolGrammar(shape.toolbox, shape.calls.format, _control(tokenizer))
             if shape.calls.opening:
                 return Constraint(f"start: {tools.begun()}\n{tools.rules()}")
             if form is None:
@@ -128,14 +135,14 @@ def with_bans(
         raise InvalidRequest(f"bad_words must be {allowed}", field="bad_words")
     # Tokenizers spell a word differently at the beginning of a line and after a space.
     spelled = {tuple(tokenizer.encode(text)) for word in bad_words if tokenizer for text in (word, f" {word}")}
-    return replace(constraint or Constraint(), banned=sorted(spelled), min_tokens=min_tokens)
+    return structs.replace(constraint or Constraint(), banned=sorted(spelled), min_tokens=min_tokens)
 
 
 def _strict_calls(toolbox: Toolbox, tools: ToolGrammar) -> Constraint | None:
     """The model may write anything; once it begins a call, the call must be correct."""
     if not any(tool.strict for tool in toolbox.tools):
         return None
-    begin = tools.control(CALLS_BEGIN)
+    begin = tools.control(tools.format.begin)
     if begin is None:
         raise InvalidConstraint(
             "strict needs a model with control tokens for calls, or tool_choice required or by name: leave it out"
@@ -168,7 +175,7 @@ def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
     lines = [f"start: {'lead ' if opened else ''}{'answer' if tools is None else '(answer | calls)'}"]
     lines += [f"answer: {form.rule()}", *(["lead: /\\n{0,2}/"] if opened else [])]
     if tools is not None:
-        lines += [f"calls: {tools.marker(CALLS_BEGIN)} {tools.unbegun()}", tools.rules()]
+        lines += [f"calls: {tools.piece(tools.format.begin)} {tools.unbegun()}", tools.rules()]
     return "\n".join(lines)
 
 

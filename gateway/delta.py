@@ -62,6 +62,11 @@ class Delta:
     # In the first delta, if the client asked for it.
     prompt: ScoredPrompt | None = None
 
+    def ordered_calls(self) -> tuple[list[ToolCallDelta], list[ToolCallDelta]]:
+        """Pieces of a call that had begun earlier, which come before this delta's content, and all others."""
+        begun = next((index for index, call in enumerate(self.calls) if call.id is not None), len(self.calls))
+        return self.calls[:begun], self.calls[begun:]
+
     @property
     def empty(self) -> bool:
         """Whether the delta tells the client nothing."""

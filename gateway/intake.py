@@ -37,6 +37,7 @@ from gateway.requests import (
     validate_stop_strings,
     validate_text,
 )
+from gateway.signs import NO_SIGNS
 from gateway.tokenizer import Tokenizer
 from gateway.tools import check_toolbox
 from gateway.transcript import Transcript, no_text
@@ -117,17 +118,18 @@ class Intake:
             sparse=sparse,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
+        shape = encoded.shape.under(constraint)
         new_transcript = partial(
             Transcript,
             token_bytes,
             ask.stop_strings,
-            encoded.shape.reasoning,
+            shape.reasoning,
             include_stop_string=ask.include_stop_string,
-            tools=encoded.shape.calls,
-            closed_by=encoded.shape.closed_by,
+            tools=shape.calls,
+            closed_by=shape.closed_by,
+            signs=NO_SIGNS if text.tokenizer is None else text.tokenizer.signs,
         )
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
-        shape = encoded.shape
         reading = TextReading(ask.stop_strings, ask.include_stop_string, shape.reasoning.value, shape.closed_by)
         plain = shape.calls is None
         return Prepared(

@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from gateway.signs import NO_SIGNS, Signs
+
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
@@ -24,7 +26,9 @@ class ReasoningSplitter:
     to neither part. Holds back what may turn out to be a tag.
     """
 
-    def __init__(self, start: ReasoningStart) -> None:
+    def __init__(self, start: ReasoningStart, signs: Signs = NO_SIGNS) -> None:
+        """signs: where the tags are tokens, the letters of a tag are only letters."""
+        self._opening, self._closing = signs.of(THINK_OPEN), signs.of(THINK_CLOSE)
         self._awaiting_open = start is ReasoningStart.POSSIBLE
         self._thinking = start is ReasoningStart.OPEN
         self._at_line_start = start is ReasoningStart.OPEN
@@ -63,10 +67,10 @@ class ReasoningSplitter:
     def _open(self, text: str) -> str:
         """Decide whether a block opens; `text` is held back while that is undecided."""
         stripped = text.lstrip()
-        if stripped.startswith(THINK_OPEN):
+        if stripped.startswith(self._opening):
             self._awaiting_open, self._thinking, self._at_line_start = False, True, True
-            return stripped[len(THINK_OPEN) :]
-        if THINK_OPEN.startswith(stripped):
+            return stripped[len(self._opening) :]
+        if self._opening.startswith(stripped):
             self._held = text
             return ""
         self._awaiting_open = False
@@ -74,12 +78,12 @@ class ReasoningSplitter:
 
     def _think(self, text: str) -> tuple[str, str]:
         """(reasoning, the text after the block)."""
-        reasoning, closed, rest = text.partition(THINK_CLOSE)
+        reasoning, closed, rest = text.partition(self._closing)
         if closed:
             reasoning = self._without_line_breaks(reasoning)
             self._thinking, self._at_line_start = False, True
             return reasoning, rest
-        keep = _tag_prefix_length(text)
+        keep = _tag_prefix_length(text, self._closing)
         self._held = text[len(text) - keep :]
         return self._without_line_breaks(text[: len(text) - keep]), ""
 
@@ -90,6 +94,6 @@ class ReasoningSplitter:
         return text
 
 
-def _tag_prefix_length(text: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of the closing tag."""
-    return next((n for n in range(len(THINK_CLOSE) - 1, 0, -1) if text.endswith(THINK_CLOSE[:n])), 0)
+def _tag_prefix_length(text: str, tag: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of the tag."""
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)

@@ -19,6 +19,7 @@ from gateway.catalog import Catalog
 from gateway.config import ResumeConfig
 from gateway.prepared import History, Prepared, TextReading
 from gateway.reasoning import ReasoningStart
+from gateway.signs import NO_SIGNS
 from gateway.stream_log_link import StreamLogs, TakenLog
 from gateway.stream_tokens import ID_BYTES, StreamClaim, StreamSeal, request_digest
 from gateway.transcript import Transcript, no_text
@@ -143,4 +144,5 @@ class Streams:
             reasoning,
             include_stop_string=text.include_stop_string,
             closed_by=text.closed_by,
+            signs=NO_SIGNS if tokenizer is None else tokenizer.signs,
         )

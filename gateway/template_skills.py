@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from gateway.tool_format import CallForm, form_of
+from gateway.tool_formats.choice import format_of
+from gateway.tool_formats.interface import ToolFormat
 from mesh.errors import InvalidRequest
 
 # Words that no template writes by itself.
@@ -49,7 +50,8 @@ class TemplateSkills:
     tools: bool
     # None if the template cannot write calls, or loses a part of them whatever their form.
     calls: CallStyle | None
-    form: CallForm
+    # How the model writes calls in its answers.
+    format: ToolFormat
 
     @classmethod
     def of(cls, source: str, variables: set[str], run: Callable[[dict[str, Any]], str]) -> "TemplateSkills":
@@ -58,7 +60,7 @@ class TemplateSkills:
         given = {"tools": [PROBE_TOOL] if tools else None}
         styles = (CallStyle(*each) for each in _styles()) if "tool_calls" in source else ()
         fitting = (style for style in styles if all(_writes(probe, run, given) for probe in _probes(style)))
-        return cls(tools, next(fitting, None), form_of(source))
+        return cls(tools, next(fitting, None), format_of(source))
 
 
 def _styles() -> Iterator[tuple[str | None, bool, bool]]:

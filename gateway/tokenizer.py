@@ -9,7 +9,8 @@ import msgspec
 from tokenizers import Tokenizer as VocabularyTokenizer
 
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
-from gateway.tool_format import MARKERS
+from gateway.signs import Signs
+from gateway.tool_formats.choice import MARKERS
 from mesh.errors import ConfigError
 from mesh.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokenizer_path
 
@@ -40,6 +41,8 @@ class Tokenizer:
         self._bytes_of_character = _bytes_of_character()
         self._token_bytes: dict[int, bytes] = {}
         self.settings = settings
+        # How the tokens in SHOWN appear in the text of an answer while it is read.
+        self.signs = Signs(SHOWN, self.control_id)
         # The characters that a control token can begin with.
         self.control_starts = sorted({token.content[0] for token in added})
         self.beginning = self._named("bos_token")

@@ -1,19 +1,10 @@
 """The grammar of tool calls: only names that exist, and arguments that match their schema."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.answer_forms import ANY_OBJECT, closed, json_rule, literal
-from gateway.tool_format import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_END,
-    FENCE_CLOSE,
-    FENCE_OPEN,
-    FENCED_KIND,
-    SEPARATOR,
-    CallForm,
-)
+from gateway.tool_formats.interface import ToolFormat
 from gateway.tools import Tool, Toolbox
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar
@@ -22,9 +13,9 @@ from mesh.grammars import check_grammar
 class ToolGrammar:
     """Rules for one request's calls. `control` gives a marker's token id; None if the marker is plain text."""
 
-    def __init__(self, toolbox: Toolbox, form: CallForm, control: Callable[[str], int | None]) -> None:
+    def __init__(self, toolbox: Toolbox, format: ToolFormat, control: Callable[[str], int | None]) -> None:
         self._toolbox = toolbox
-        self._form = form
+        self.format = format
         self.control = control
 
     def begun(self) -> str:
@@ -32,12 +23,10 @@ class ToolGrammar:
         possible.
         """
         name = self._toolbox.forced_name
-        tools = self._toolbox.tools
-        if name is not None:
-            (first,) = (self._arguments(index) for index, tool in enumerate(tools) if tool.name == name)
-        else:
-            first = self._after_kind()
-        return f"{first} more"
+        if name is None:
+            return f"{self._named_call()} more"
+        (index,) = (index for index, tool in enumerate(self._toolbox.tools) if tool.name == name)
+        return f"{self._arguments(index)} more"
 
     def unbegun(self) -> str:
         """The calls after the marker that opens them."""
@@ -45,30 +34,28 @@ class ToolGrammar:
 
     def rules(self) -> str:
         """Definitions of the rules that `begun` and `unbegun` name."""
-        end = self.marker(CALLS_END)
+        end = self.piece(self.format.end)
         several = self._toolbox.parallel and self._toolbox.named is None
-        more = f'("\\n"? call)* {end}' if several else end
+        more = f"({literal(self.format.between)}? call)* {end}" if several else end
         arguments = (f"arguments{index}: {_arguments_rule(tool)}" for index, tool in enumerate(self._toolbox.tools))
-        kind = f"{literal(FENCED_KIND)} {self.marker(SEPARATOR)} " if self._form is CallForm.FENCED else ""
-        call = f"{self.marker(CALL_BEGIN)} {kind}{self._after_kind()}"
+        call = f"{self._pieces(self.format.head)} {self._named_call()}"
         return "\n".join((f"more: {more}", f"call: {call}", *arguments))
 
-    def _after_kind(self) -> str:
+    def _named_call(self) -> str:
         """A call from its name on."""
-        tools = (f"{self._name(tool)} {self._arguments(index)}" for index, tool in enumerate(self._toolbox.tools))
+        after = self._pieces(self.format.after_name(0))
+        tools = (f"{literal(tool.name)} {after} {self._arguments(i)}" for i, tool in enumerate(self._toolbox.tools))
         return f"({' | '.join(tools)})"
 
-    def _name(self, tool: Tool) -> str:
-        if self._form is CallForm.FENCED:
-            return literal(f"{tool.name}\n{FENCE_OPEN}")
-        return f"{literal(tool.name)} {self.marker(SEPARATOR)}"
-
     def _arguments(self, index: int) -> str:
-        close = f"{literal(FENCE_CLOSE)} " if self._form is CallForm.FENCED else ""
-        return f"arguments{index} {close}{self.marker(CALL_END)}"
+        return f"arguments{index} {self._pieces(self.format.tail)}"
 
-    def marker(self, text: str) -> str:
-        token_id = self.control(text)
+    def _pieces(self, pieces: Sequence[str]) -> str:
+        return " ".join(map(self.piece, pieces))
+
+    def piece(self, text: str) -> str:
+        """One piece of a call's text: a token if it is a marker that the vocabulary has."""
+        token_id = self.control(text) if text in self.format.markers else None
         return literal(text) if token_id is None else f"<[{token_id}]>"
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.control_text import ControlTextShield
 from gateway.template_skills import Message, TemplateSkills
-from gateway.tool_format import written_calls, written_outputs, written_tools
+from gateway.tool_formats.choice import written_tools
 from gateway.tools import Toolbox, ToolCall
 from mesh.errors import InvalidRequest
 
@@ -62,7 +62,7 @@ class Turns:
         messages = self._written()
         if not self._tools or self._skills.tools:
             return {"messages": messages, "tools": self._tools or None}
-        text = written_tools(self._tools, self._skills.form)
+        text = written_tools(self._tools, self._skills.format)
         if messages and messages[0]["role"] == "system":
             messages[0]["content"] += "\n\n" + text
         else:
@@ -91,7 +91,7 @@ class Turns:
             if message.role == "tool" and outputs is not None:
                 # The template cannot write calls, so their results become the next message of the user.
                 outputs.append(message.content)
-                said = {"role": "user", "content": written_outputs(outputs)}
+                said = {"role": "user", "content": self._skills.format.outputs(outputs)}
                 written[-1:] = [said] if len(outputs) > 1 else [*written[-1:], said]
                 continue
             outputs = [] if message.tool_calls and self._skills.calls is None else None
@@ -106,7 +106,7 @@ class Turns:
         if not message.tool_calls:
             return [{"role": message.role, "content": message.content, **said}]
         if self._skills.calls is None:
-            content = message.content + written_calls(message.tool_calls, self._skills.form)
+            content = message.content + self._skills.format.calls(message.tool_calls)
             return [{"role": message.role, "content": content, **said}]
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

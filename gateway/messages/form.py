@@ -104,11 +104,14 @@ class MessagesForm(Form):
             if self._kind is not AnsweredThinking:
                 yield from self._start(AnsweredThinking(""))
             yield BlockDelta(self._blocks - 1, ThinkingBlockDelta(delta.reasoning))
+        going_on, begun = delta.ordered_calls()
+        for call in going_on:
+            yield BlockDelta(self._blocks - 1, JsonDelta(call.arguments))
         if delta.content:
             if self._kind is not AnsweredText:
                 yield from self._start(AnsweredText(""))
             yield BlockDelta(self._blocks - 1, TextBlockDelta(delta.content))
-        for call in delta.calls:
+        for call in begun:
             if call.id is not None:
                 yield from self._start(ToolUse(call.id, str(call.name), NO_ARGUMENTS))
             if call.arguments:

@@ -139,9 +139,12 @@ class ItemsUnderWay:
             else:
                 reasoning = self._open
             yield reasoning.add(delta.reasoning)
+        going_on, begun = delta.ordered_calls()
+        for call in going_on:
+            yield from self._call(call)
         if delta.content:
             yield from self._say(delta.content)
-        for call in delta.calls:
+        for call in begun:
             yield from self._call(call)
 
     def end(self, status: Status) -> Iterator[ResponseEvent]:

@@ -9,7 +9,7 @@ from gateway.chat import ChatTemplate, TemplateOptions, find_chat_template
 from gateway.control_text import STAND_INS
 from gateway.reasoning import ReasoningStart
 from gateway.tokenizer import Tokenizer, load_tokenizer
-from gateway.tool_format import CallForm
+from gateway.tool_formats.deepseek import V3
 from gateway.tools import Tool, Toolbox, ToolCall
 from gateway.turns import ChatMessage
 from mesh.errors import ConfigError, InvalidRequest
@@ -216,4 +216,4 @@ def test_a_template_that_shows_fenced_calls_begins_them_so() -> None:
     rendered = fenced.render([ChatMessage("user", "q")], toolbox=named)
     assert spelled(rendered.token_ids).endswith("function<｜tool▁sep｜>weather\n```json\n")
     assert rendered.tools is not None
-    assert rendered.tools.form is CallForm.FENCED
+    assert rendered.tools.format is V3

@@ -12,8 +12,9 @@ from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_fo
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import FieldNames
 from gateway.tokenizer import Tokenizer
-from gateway.tool_format import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR, CallForm, opening
-from gateway.tool_parser import ToolReading
+from gateway.tool_formats.deepseek import V3, V31
+from gateway.tool_formats.deepseek_reader import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.tool_formats.interface import ToolFormat, ToolReading
 from gateway.tools import Tool, Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
@@ -124,8 +125,8 @@ def test_an_answer_without_reasoning_is_held_to_its_form_from_the_first_token(te
     assert constraint.free_until is None and constraint.opened_by is None
 
 
-def shape(toolbox: Toolbox, form: CallForm, begun: bool) -> AnswerShape:
-    head = opening(form, toolbox.forced_name) if begun else ""
+def shape(toolbox: Toolbox, form: ToolFormat, begun: bool) -> AnswerShape:
+    head = form.opening(toolbox.forced_name) if begun else ""
     return AnswerShape(ReasoningStart.NONE, True, toolbox, ToolReading(form, toolbox.parallel, head))
 
 
@@ -134,9 +135,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def test_a_required_call_has_a_name_and_arguments_that_exist(text: ModelText, vocabulary: LLTokenizer) -> None:
-    constraint = constraint_for(
-        None, shape(Toolbox([WEATHER, CLOCK], required=True), CallForm.PLAIN, begun=True), text.tokenizer
-    )
+    constraint = constraint_for(None, shape(Toolbox([WEATHER, CLOCK], required=True), V31, begun=True), text.tokenizer)
     first = f"weather{SEPARATOR}{PARIS}{CALL_END}"
     assert allows(constraint, f"{first}{CALLS_END}", text, vocabulary)
     assert allows(constraint, f"{first}\n{call('clock', '{}')}{CALLS_END}", text, vocabulary)
@@ -144,13 +143,13 @@ def test_a_required_call_has_a_name_and_arguments_that_exist(text: ModelText, vo
     assert not allows(constraint, f"weather{SEPARATOR}{{}}{CALL_END}{CALLS_END}", text, vocabulary)
 
 
-@pytest.mark.parametrize("form", CallForm)
-def test_a_named_tool_is_called_once(form: CallForm, text: ModelText, vocabulary: LLTokenizer) -> None:
+@pytest.mark.parametrize("form", (V3, V31))
+def test_a_named_tool_is_called_once(form: ToolFormat, text: ModelText, vocabulary: LLTokenizer) -> None:
     toolbox = Toolbox([WEATHER, CLOCK], named="weather")
     constraint = constraint_for(None, shape(toolbox, form, begun=True), text.tokenizer)
-    close = "\n```" if form is CallForm.FENCED else ""
+    close = "\n```" if form is V3 else ""
     assert allows(constraint, f"{PARIS}{close}{CALL_END}{CALLS_END}", text, vocabulary)
-    again = call("weather", PARIS) if form is CallForm.PLAIN else CALL_BEGIN
+    again = call("weather", PARIS) if form is V31 else CALL_BEGIN
     assert not allows(constraint, f"{PARIS}{close}{CALL_END}{again}{CALLS_END}", text, vocabulary)
 
 
@@ -161,21 +160,21 @@ def test_a_tool_gets_no_arguments_that_its_schema_does_not_name(text: ModelText,
         ("a", ['{"a": {"b": 1}}', "{}"], ['{"x": 1}', '{"a": {"c": 1}}']),
         ("none", ["{}"], ['{"x": 1}']),
     ):
-        constraint = constraint_for(None, shape(Toolbox(tools, named=name), CallForm.PLAIN, begun=True), text.tokenizer)
+        constraint = constraint_for(None, shape(Toolbox(tools, named=name), V31, begun=True), text.tokenizer)
         assert all(allows(constraint, f"{each}{CALL_END}{CALLS_END}", text, vocabulary) for each in right)
         assert not any(allows(constraint, f"{each}{CALL_END}{CALLS_END}", text, vocabulary) for each in wrong)
 
 
 def test_an_answer_of_a_form_may_call_tools_instead(text: ModelText, vocabulary: LLTokenizer) -> None:
     toolbox = Toolbox([WEATHER])
-    constraint = constraint_for(ChoiceForm(("yes",), ""), shape(toolbox, CallForm.PLAIN, begun=False), text.tokenizer)
+    constraint = constraint_for(ChoiceForm(("yes",), ""), shape(toolbox, V31, begun=False), text.tokenizer)
     assert allows(constraint, "yes", text, vocabulary)
     assert allows(constraint, f"{CALLS_BEGIN}{call('weather', PARIS)}{CALLS_END}", text, vocabulary)
     assert not allows(constraint, f"yes{CALLS_BEGIN}{call('weather', PARIS)}{CALLS_END}", text, vocabulary)
 
 
 def test_tools_that_are_not_strict_leave_an_answer_free(text: ModelText) -> None:
-    assert constraint_for(None, shape(Toolbox([WEATHER]), CallForm.PLAIN, begun=False), text.tokenizer) is None
+    assert constraint_for(None, shape(Toolbox([WEATHER]), V31, begun=False), text.tokenizer) is None
 
 
 def test_a_part_of_a_schema_that_cannot_be_enforced_is_left_out_unless_it_is_strict(

@@ -8,7 +8,7 @@ import pytest
 from deepmesh.v1 import gateway_pb2
 
 from gateway.requests import MAX_MESSAGES
-from gateway.tool_format import CallForm, opening, written_calls, written_outputs
+from gateway.tool_formats.deepseek import V31
 from gateway.tools import MAX_TOOLS, ToolCall
 from tests.support.fake_decode import FakeDecodeWorker, scripted
 from tests.support.gateways import collect, running_mesh
@@ -39,7 +39,7 @@ def request(*messages: gateway_pb2.ChatMessage, **fields: Any) -> gateway_pb2.Ge
 
 
 async def test_calls_come_apart_from_the_text() -> None:
-    async with running_mesh(answering("One moment." + written_calls(CALLS, CallForm.PLAIN) + END)) as mesh:
+    async with running_mesh(answering("One moment." + V31.calls(CALLS) + END)) as mesh:
         answer = await collect(mesh, request())
         assert (answer.text, answer.finished.called_tools) == ("One moment.", True)
         pieces = [piece for delta in answer.deltas for piece in delta.tool_calls]
@@ -54,11 +54,11 @@ async def test_a_choice_forces_a_call_or_hides_the_tools() -> None:
     async with running_mesh(answering('{"city": "Oslo"}<｜tool▁call▁end｜>' + END)) as mesh:
         named = gateway_pb2.ToolChoice(name="weather")
         answer = await collect(mesh, request(tool_choice=named))
-        assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, "weather"))
+        assert prompt_of(mesh).endswith(V31.opening("weather"))
         assert answer.deltas[0].tool_calls[0].name == "weather"
         required = gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_REQUIRED)
         await collect(mesh, request(tool_choice=required))
-        assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, None))
+        assert prompt_of(mesh).endswith(V31.opening(None))
         none = gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_NONE)
         hidden = await collect(mesh, request(tool_choice=none))
         assert "weather" not in prompt_of(mesh)
@@ -75,8 +75,8 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
     ]
     async with running_mesh(answering("fine" + END)) as mesh:
         await collect(mesh, request(*turns))
-        assert written_calls(CALLS, CallForm.PLAIN) in prompt_of(mesh)
-        assert written_outputs(["rain", "noon"]) in prompt_of(mesh)
+        assert V31.calls(CALLS) in prompt_of(mesh)
+        assert V31.outputs(["rain", "noon"]) in prompt_of(mesh)
 
 
 @pytest.mark.parametrize(

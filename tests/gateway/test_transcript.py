@@ -1,15 +1,30 @@
+import re
+from collections import Counter
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.reasoning import ReasoningStart
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
+from gateway.signs import NO_SIGNS, Signs
+from gateway.stop_strings import StopMatch
+from gateway.tool_formats.deepseek import V31
+from gateway.tool_formats.deepseek_reader import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from gateway.tool_formats.interface import ToolReading
 from gateway.transcript import Transcript, no_text
 
 TOKENS = [b"<think>", b"</think>", b"</th", b"ink>", b"\n", b"a", b"ST", b"OP", b"\xe4\xbd", b"\xa0"]
 IDS = st.lists(st.integers(0, len(TOKENS) - 1), max_size=12)
+# Both tags are tokens.
+TAGS = Signs((THINK_OPEN, THINK_CLOSE), {THINK_OPEN: 0, THINK_CLOSE: 1}.get)
+SIGNS = pytest.mark.parametrize("signs", [TAGS, NO_SIGNS], ids=["tokens", "letters"])
 
 
-def read(groups: list[list[int]], stops: list[str], start: ReasoningStart) -> tuple[str, str, int, int, object]:
-    transcript = Transcript(TOKENS.__getitem__, stops, start)
+def read(
+    groups: list[list[int]], stops: list[str], start: ReasoningStart, signs: Signs
+) -> tuple[str, str, int, int, object]:
+    transcript = Transcript(TOKENS.__getitem__, stops, start, signs=signs)
     content = reasoning = ""
     tokens, match = 0, None
     for group in groups:
@@ -22,15 +37,19 @@ def read(groups: list[list[int]], stops: list[str], start: ReasoningStart) -> tu
     return (content + passage.content, reasoning + passage.reasoning, tokens, transcript.reasoning_tokens, match)
 
 
+@SIGNS
 @given(
-    IDS, st.lists(st.integers(0, 12)), st.sampled_from([[], ["STOP"], ["\n", "aS"]]), st.sampled_from(ReasoningStart)
+    token_ids=IDS,
+    cuts=st.lists(st.integers(0, 12)),
+    stops=st.sampled_from([[], ["STOP"], ["\n", "aS"], ["nk>a"], ["a</thi"]]),
+    start=st.sampled_from(ReasoningStart),
 )
 def test_the_answer_does_not_depend_on_how_tokens_were_grouped(
-    token_ids: list[int], cuts: list[int], stops: list[str], start: ReasoningStart
+    signs: Signs, token_ids: list[int], cuts: list[int], stops: list[str], start: ReasoningStart
 ) -> None:
     cuts = sorted(min(cut, len(token_ids)) for cut in cuts)
     groups = [token_ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
-    assert read(groups, stops, start) == read([[token_id] for token_id in token_ids], stops, start)
+    assert read(groups, stops, start, signs) == read([[token_id] for token_id in token_ids], stops, start, signs)
 
 
 def test_tokens_from_the_opening_to_the_closing_tag_are_reasoning() -> None:
@@ -65,3 +84,60 @@ def test_without_a_tokenizer_tokens_are_no_text() -> None:
     transcript = Transcript(no_text, [], ReasoningStart.NONE)
     passage = transcript.push([1, 2, 3])
     assert (passage.content, passage.tokens) == ("", 3)
+
+
+def test_reasoning_ends_at_the_token_and_not_at_its_letters() -> None:
+    transcript = Transcript(TOKENS.__getitem__, (), ReasoningStart.OPEN, signs=TAGS)
+    passage = transcript.push([5, 2, 3, 5, 1, 5, 2, 3])
+    assert (passage.reasoning, passage.content) == ("a</think>a", "a</think>")
+
+
+def test_reasoning_does_not_begin_at_the_letters_of_a_tag() -> None:
+    transcript = Transcript([b"<thi", b"nk>", b"x"].__getitem__, (), ReasoningStart.POSSIBLE, signs=NO_SIGNS)
+    assert transcript.push([0, 1, 2]).reasoning == "x"
+    signs = Signs((THINK_OPEN,), {THINK_OPEN: 9}.get)
+    transcript = Transcript([b"<thi", b"nk>", b"x"].__getitem__, (), ReasoningStart.POSSIBLE, signs=signs)
+    assert transcript.push([0, 1, 2]).content == "<think>x"
+
+
+@pytest.mark.parametrize(("stop", "content"), [("</think>b", "a"), ("ink>b", "a</th"), ("a</thi", "")])
+def test_a_stop_string_counts_the_letters_of_a_token(stop: str, content: str) -> None:
+    tokens = [b"<think>", b"</think>", b"a", b"b"]
+    transcript = Transcript(tokens.__getitem__, (stop,), ReasoningStart.NONE, signs=TAGS)
+    passage = transcript.push([2, 1, 3])
+    assert (passage.content, passage.match) == (content, StopMatch(stop))
+
+
+MARKERS = [CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END, THINK_OPEN, THINK_CLOSE]
+WORDS = [*MARKERS, "<｜tool▁", "call▁end｜>", "</th", "ink>", "name", '{"a": "', '"}', "\n", "x"]
+SYNTAX = re.compile("|".join([*map(re.escape, MARKERS), r"\s"]))
+
+
+def without_syntax(text: str) -> str:
+    while (shorter := SYNTAX.sub("", text)) != text:
+        text = shorter
+    return text
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "letters"])
+@given(
+    ids=st.lists(st.integers(0, len(WORDS) - 1), max_size=16),
+    start=st.sampled_from(ReasoningStart),
+    cuts=st.sets(st.integers(1, 15)),
+)
+def test_an_answer_can_be_rebuilt_from_its_parts(
+    tokens: bool, ids: list[int], start: ReasoningStart, cuts: set[int]
+) -> None:
+    signs = Signs(MARKERS, WORDS.index) if tokens else NO_SIGNS
+    tools = ToolReading(V31, parallel=True, opening="")
+    transcript = Transcript([word.encode() for word in WORDS].__getitem__, (), start, tools=tools, signs=signs)
+    edges = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
+    passages = [transcript.push(ids[a:b]) for a, b in pairwise(edges)]
+    passages.append(transcript.finish())
+    parts = [passage.content + passage.reasoning for passage in passages]
+    parts += [(call.name or "") + call.arguments for passage in passages for call in passage.calls]
+    written = "".join(WORDS[each] for each in ids)
+    # The parts of one passage are not in the order in which they were written, and any letter may be one of a marker.
+    lost = Counter(without_syntax(written)) - Counter("".join(parts))
+    added = Counter(without_syntax("".join(parts))) - Counter(written)
+    assert not lost and not added

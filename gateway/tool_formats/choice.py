@@ -1,0 +1,34 @@
+"""Which format of tool calls a model writes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.tool_formats.deepseek import V3, V31
+from gateway.tool_formats.interface import ToolFormat
+from gateway.tools import ToolCall
+
+FORMATS: Sequence[ToolFormat] = (V3, V31)
+MARKERS = frozenset[str]().union(*(each.markers for each in FORMATS))
+
+
+def format_of(template: str) -> ToolFormat:
+    """The format in which a chat template shows calls to its model."""
+    return V3 if "```json" in template else V31
+
+
+def written_tools(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
+    """System text that tells a model which tools there are, for templates that do not. tools: in OpenAI's form."""
+    parts = ["## Tools\nThese functions can be called:"]
+    for tool in tools:
+        function = tool["function"]
+        schema = msgspec.json.encode(function.get("parameters") or {}).decode()
+        description = function.get("description") or ""
+        parts.append(f"### {function['name']}\n{description}\nParameters (JSON schema): {schema}")
+    example = form.calls([ToolCall("", "NAME", "ARGUMENTS")])
+    parts.append(
+        f"To call functions, write their names and their arguments as JSON in exactly this form:\n{example}\n"
+        "Several calls stand one after the other inside the outer markers. Wait for their results before you answer."
+    )
+    return "\n\n".join(parts)

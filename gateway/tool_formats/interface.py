@@ -1,0 +1,102 @@
+"""What the gateway needs to know of a format of tool calls: how calls are written, and how they are read."""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.signs import Signs
+from gateway.tools import ToolCall, ToolCallDelta
+
+
+@dataclass(slots=True)
+class Parsed:
+    """Content and pieces of calls, in the order in which the model wrote them."""
+
+    parts: list[str | ToolCallDelta] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCallDelta]:
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
+
+
+class CallReader(ABC):
+    """Splits an answer, in signed text, into content and calls; the result does not depend on how it was split.
+
+    Holds back only what may turn out to be a part of a call. Nothing that a model wrote is lost, except the format's
+    own markers and the white space next to them: what is no call is content.
+    """
+
+    # Calls so far.
+    calls: int
+
+    @abstractmethod
+    def begin(self, opening: str) -> Parsed:
+        """Read the beginning of the answer that the prompt contains already. It never becomes content."""
+
+    @abstractmethod
+    def push(self, text: str) -> Parsed:
+        """The content and the calls that are certain so far."""
+
+    @abstractmethod
+    def finish(self) -> Parsed:
+        """What was held back, now that nothing follows."""
+
+
+class ToolFormat(ABC):
+    """How calls are written. A piece of text that is one of `markers` is a token where the vocabulary has it."""
+
+    # All texts that are tokens in the models' vocabularies.
+    markers: frozenset[str]
+    # Around all calls of an answer, and between two of them.
+    begin: str
+    end: str
+    between: str
+    # From a call's beginning to its name, and from its arguments to its end.
+    head: Sequence[str]
+    tail: Sequence[str]
+
+    @abstractmethod
+    def after_name(self, index: int) -> Sequence[str]:
+        """The pieces from a call's name to its arguments. index: which call of the answer it is."""
+
+    @abstractmethod
+    def outputs(self, outputs: Sequence[str]) -> str:
+        """Results of calls, in their order, for templates that write none."""
+
+    @abstractmethod
+    def reader(self, signs: Signs, parallel: bool, new_id: Callable[[], str]) -> CallReader:
+        """parallel: whether to report calls after the first."""
+
+    def opening(self, name: str | None) -> str:
+        """The beginning of an answer that calls a tool: up to the name, or up to the arguments if the name is known."""
+        opened = self.begin + "".join(self.head)
+        return opened if name is None else "".join((opened, name, *self.after_name(0)))
+
+    def calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls of an earlier turn, as the model would write them."""
+        return self.begin + self.between.join(map(self._call, range(len(calls)), calls)) + self.end
+
+    def _call(self, index: int, call: ToolCall) -> str:
+        return "".join((*self.head, call.name, *self.after_name(index), call.arguments, *self.tail))
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReading:
+    """How the calls of one answer are to be read."""
+
+    format: ToolFormat
+    parallel: bool
+    # The beginning of the answer that the prompt contains already.
+    opening: str
+
+    def reader(self, signs: Signs) -> CallReader:
+        return self.format.reader(signs, self.parallel, new_call_id)
