@@ -13,7 +13,7 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 
-class Turns:
+class StepTurns:
     """The turns of one rank. All ranks take the same turns in the same order.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from engine.exchange.interface import Begun, RankExchange
-from engine.exchange.turns import Turns
+from engine.exchange.turns import StepTurns
 from engine.model.activations import Sent
 from engine.model.deep_ep import DeepEp
 from engine.model.share import ModelShare
@@ -55,7 +55,7 @@ class ExpertGroup:
         self.share = ModelShare(place.expert_part, layout.ep)
         self.width_share = ModelShare(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
-        self.turns = Turns()
+        self.turns = StepTurns()
         self._deep_ep = deep_ep
 
     @property

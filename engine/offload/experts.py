@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.exchange.turns import Turns
+from engine.exchange.turns import StepTurns
 from engine.model.activations import Activations, InputForm, Sent
 from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import Experts, ExpertShape, WeightFormat
@@ -22,7 +22,7 @@ class OffloadedLayers:
         ring: brings their experts to the device.
     """
 
-    def __init__(self, layers: Sequence[int], slots: int, device: torch.device, turns: Turns) -> None:
+    def __init__(self, layers: Sequence[int], slots: int, device: torch.device, turns: StepTurns) -> None:
         """turns: of a step's parts."""
         self.memory = SlotMemory(device, slots)
         self.ring = Ring(layers, slots, self.memory)

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 import torch
 
-from engine.exchange.turns import Turns
+from engine.exchange.turns import StepTurns
 from mesh.errors import RankLost
 
 
 def test_calls_run_by_turns_until_each_has_ended() -> None:
-    turns, seen = Turns(), list[str]()
+    turns, seen = StepTurns(), list[str]()
 
     def call(name: str, waits: int) -> str:
         for number in range(waits):
@@ -28,12 +28,12 @@ def test_calls_run_by_turns_until_each_has_ended() -> None:
 
 
 def test_one_call_waits_for_no_turn() -> None:
-    turns = Turns()
+    turns = StepTurns()
     assert turns.take([turns.wait]) == [None] and not turns.taken
 
 
 def test_an_error_ends_the_calls_that_wait() -> None:
-    turns, ended = Turns(), list[str]()
+    turns, ended = StepTurns(), list[str]()
 
     def wait() -> None:
         try:
@@ -52,7 +52,7 @@ def test_an_error_ends_the_calls_that_wait() -> None:
 
 
 def test_calls_see_the_callers_context_and_inference_mode() -> None:
-    turns, variable = Turns(), ContextVar[str]("variable")
+    turns, variable = StepTurns(), ContextVar[str]("variable")
     variable.set("the caller's")
 
     def seen() -> tuple[str, bool]:

@@ -14,7 +14,7 @@ import torch
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.alone import Alone
-from engine.exchange.turns import Turns
+from engine.exchange.turns import StepTurns
 from engine.model import moe
 from engine.model.config import parse_model_config
 from engine.offload.config import OffloadConfig
@@ -189,7 +189,7 @@ def test_experts_that_host_memory_cannot_hold_are_refused(checkpoint: Path, monk
 
 
 def test_a_layer_is_passed_when_all_parts_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, told = Turns(), list[str]()
+    turns, told = StepTurns(), list[str]()
     layers = OffloadedLayers([0, 1], 1, CPU, turns)
     monkeypatch.setattr(layers.ring, "begin", lambda: told.append("begins"))
     monkeypatch.setattr(layers.ring, "passed", lambda layer: told.append(f"layer {layer} is passed"))
