@@ -1,4 +1,4 @@
-"""How the ranks of a TP group compute the same batches over the same KV: the others follow the first.
+"""The ranks of a TP group compute the same batches over the same KV: the others follow the first.
 
 Only the first has an engine and moves KV. What lands in its pool is copied to the others before a batch can read it.
 """
@@ -71,7 +71,7 @@ class Following:
         return batch
 
     def _drain_landed(self) -> list[LandedKv]:
-        """The pieces that are complete, of which the engine knows no earlier. The others come with a later batch."""
+        """Pieces of KV that have landed since the last batch. Those still being copied follow with a later batch."""
         landed = []
         for _ in range(len(self._landings)):
             piece, pending = self._landings.popleft()
@@ -102,7 +102,9 @@ def _to_compute(row: Row) -> Row:
 
 
 class _WatchedMemory:
-    """A KvMemory that notes what is written to it. `land` is called by the transfer thread, all else is read before."""
+    """A KvMemory that notes what is written to it. The transfer thread calls `land`. The other attributes are read
+    once, before that thread starts.
+    """
 
     def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[bool]]]) -> None:
         self._memory = memory

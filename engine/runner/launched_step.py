@@ -1,4 +1,4 @@
-"""A step on its way: which layers a GPU has done, and, without drafts, its logits and the tokens drawn from them."""
+"""A step in flight: which layers a GPU has computed, and, without drafts, its logits and the tokens drawn from them."""
 
 import time
 from collections import deque
@@ -21,7 +21,9 @@ class StepEvents:
     """Events on the current stream: one after each layer, if layers are reported, and one after the step."""
 
     def __init__(self, on_layers: Callable[[int], None] | None, check: Callable[[], None]) -> None:
-        """on_layers: see engine.batch.Batch; check: raises if what the step computed is worthless."""
+        """on_layers: see engine.batch.Batch; check: raises RankLost if another rank did not answer during the step,
+        whose results are then invalid.
+        """
         self._on_layers = on_layers
         self._check = check
         self._layers: deque[tuple[int, torch.cuda.Event]] = deque()

@@ -1,4 +1,4 @@
-"""The namespace of a model's KV: who computes KV of the same meaning."""
+"""The namespace of a model's KV: workers with the same one may share KV."""
 
 from pathlib import Path
 

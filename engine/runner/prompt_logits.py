@@ -16,7 +16,7 @@ LOGIT_ROWS = 64
 
 
 class PendingPromptLogprobs:
-    """Log probabilities of the rows that ask for them, on their way to the host."""
+    """Log probabilities of the rows that ask for them, while they are copied to the host."""
 
     def __init__(
         self, rows: Sequence[Row], hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]

@@ -151,7 +151,7 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tens
 
 
 class PendingSamples:
-    """Tokens, and the log probabilities that were asked for, on their way to the host."""
+    """Tokens, and the log probabilities that were asked for, while they are copied to the host."""
 
     def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[Row]) -> None:
         """logits: [rows, vocabulary] and token_ids: [rows] of the rows, all of which have `sampling`."""

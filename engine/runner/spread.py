@@ -15,7 +15,7 @@ from engine.batch import Row
 
 
 class Offer(NamedTuple):
-    """How many tokens of a chunk a rank offers for all to compute, 0 if none, and how many it computes besides."""
+    """How many tokens of a chunk a rank offers for all to compute, 0 if none, and how many others it computes."""
 
     chunk: int
     rest: int
@@ -72,10 +72,10 @@ def chosen(offers: Sequence[Offer]) -> int | None:
     source = max(range(ranks), key=lambda rank: (offers[rank].chunk, -rank))
     if not offers[source].chunk:
         return None
-    together = tokens_beside(offers, source) + Division(offers[source].chunk, ranks).share_tokens
+    together = other_tokens(offers, source) + Division(offers[source].chunk, ranks).share_tokens
     return source if together < max(offer.chunk + offer.rest for offer in offers) else None
 
 
-def tokens_beside(offers: Sequence[Offer], source: int) -> int:
+def other_tokens(offers: Sequence[Offer], source: int) -> int:
     """The most tokens that a rank computes in addition to its share of the source's chunk."""
     return max(offer.rest + (0 if rank == source else offer.chunk) for rank, offer in enumerate(offers))

@@ -17,7 +17,7 @@ from engine.model.context import DeviceState, SharedLatents
 from engine.model.expert_group import ExpertGroup
 from engine.model.inputs import slots_between
 from engine.parallel.layout import Group
-from engine.runner.spread import Division, Offer, chosen, offered, tokens_beside
+from engine.runner.spread import Division, Offer, chosen, offered, other_tokens
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -104,7 +104,7 @@ class Spreading:
         latents = SharedLatents(
             *map(self._on_device, (slots, division.places(), slots_between(divided, divided.start, divided.end)))
         )
-        together = tokens_beside(offers, source) + division.share_tokens
+        together = other_tokens(offers, source) + division.share_tokens
         return Spread([*rest, *(piece for _, piece in pieces)], together, latents, self._on_device(places), around)
 
     def _offers(self, own: Offer) -> list[Offer]:

@@ -1,8 +1,8 @@
-"""How often requests have each token, on the device: what penalties lower logits by.
+"""How often requests have each token, on the device: penalties lower logits by these counts.
 
 Counts are updated by the drawn tokens in the stream's order, before the host has read them, so that a step launched
 ahead finds them right. A request whose counts are not there, or end at another position (it comes from another worker,
-or made room for others), is counted anew from its tokens.
+or made room for others), is counted again from its tokens.
 """
 
 from collections import OrderedDict
