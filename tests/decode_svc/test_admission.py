@@ -47,13 +47,13 @@ def test_a_request_that_can_run_here_passes(changes: dict[str, Any]) -> None:
         ({"sampling": Sampling(top_logprobs=21)}, "top_logprobs"),
     ],
 )
-def test_a_request_that_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
+def test_a_request_that_cannot_run_names_its_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(make_submission(**changes), READY, can_prefill=True)
     assert caught.value.metadata["field"] == field
 
 
-def test_a_request_over_the_context_says_what_there_is_room_for() -> None:
+def test_a_request_over_the_context_says_the_room() -> None:
     with pytest.raises(ContextExceeded, match=r"990 prompt tokens and max_tokens 11 make 1001.* room for 1000"):
         check(make_submission(token_ids=[1] * 990, max_tokens=11), READY, can_prefill=True)
 
@@ -89,11 +89,11 @@ def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, float],
         admit(make_submission(), backlog(**held), 4, QUEUE)
 
 
-def test_a_prompt_longer_than_the_queue_is_taken_by_an_idle_worker() -> None:
+def test_an_idle_worker_takes_prompts_longer_than_its_queue() -> None:
     admit(make_submission(token_ids=[1] * 500), backlog(), 4, QUEUE)
 
 
-def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> None:
+def test_a_worker_without_prefill_takes_prompts_computed_elsewhere() -> None:
     ready = msgspec.structs.replace(READY, transfer_address=b"address")
     check(make_submission(prefill=PREFILL), ready, can_prefill=False)
     with pytest.raises(PlaceAgain):
@@ -102,7 +102,7 @@ def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> 
         check(make_submission(prefill=WorkerTarget("prefill-1", "first", "")), ready, can_prefill=True)
 
 
-def test_a_prefill_worker_must_be_able_to_push_one_block_of_one_layer() -> None:
+def test_a_prefill_worker_can_push_at_least_one_block() -> None:
     ready = msgspec.structs.replace(READY, transfer_address=b"address")
     piece_bytes = ready.block_bytes // ready.namespace.layers
     enough = make_submission(prefill=WorkerTarget("prefill-1", "first", "p:1", slot_bytes=piece_bytes))
@@ -112,5 +112,5 @@ def test_a_prefill_worker_must_be_able_to_push_one_block_of_one_layer() -> None:
         check(too_small, ready, can_prefill=False)
 
 
-def test_a_prompt_computed_elsewhere_waits_in_no_queue_of_this_worker() -> None:
+def test_a_prompt_computed_elsewhere_waits_in_no_queue() -> None:
     admit(make_submission(prefill=PREFILL), backlog(queued_prefill_tokens=100), 4, QUEUE)

@@ -54,9 +54,7 @@ async def test_cancelling_ends_the_call_at_any_stage(stage: str) -> None:
     ],
     ids=["length", "stop token", "stop token at max_tokens", "end of sequence"],
 )
-async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_prompt(
-    stop: decode_pb2.StopConditions, finish: int
-) -> None:
+async def test_a_request_that_ends_at_once_cancels_its_prompt(stop: decode_pb2.StopConditions, finish: int) -> None:
     token_id = 41 if finish == common_pb2.FINISH_REASON_LENGTH else 42
     ready = msgspec.structs.replace(TRANSFER_READY, eos_token_ids=frozenset({42}))
     async with (
@@ -74,7 +72,7 @@ async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_pro
         rank.emit(rank.step(rank.output(0, 0, "cancelled")))
 
 
-async def test_a_request_that_ignores_ends_of_sequences_goes_on_behind_one() -> None:
+async def test_a_request_that_ignores_ends_continues_after_one() -> None:
     ready = msgspec.structs.replace(TRANSFER_READY, eos_token_ids=frozenset({42}))
     async with (
         decode_without_rank(ready) as running,
@@ -105,7 +103,7 @@ async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:
         assert rank_of(running).cancelled == [0]
 
 
-async def test_the_death_of_the_rank_ends_its_prefill_calls_and_its_requests() -> None:
+async def test_the_death_of_the_rank_ends_calls_and_requests() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill)
         rank_of(running).die()

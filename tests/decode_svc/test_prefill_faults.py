@@ -38,7 +38,7 @@ async def test_a_prefill_worker_that_refuses_has_the_request_placed_again(error:
     assert ended("lost") == before + 1
 
 
-async def test_a_prefill_worker_that_is_not_there_has_the_request_placed_again() -> None:
+async def test_a_request_without_its_prefill_worker_is_placed_again() -> None:
     async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
         absent = FakePrefill()
         absent.endpoint = f"127.0.0.1:{free_port()}"
@@ -61,7 +61,7 @@ async def test_a_prefill_worker_that_dies_has_the_request_placed_again(stage: st
         assert rank_of(running).cancelled == [0]
 
 
-async def test_a_prefill_worker_that_dies_when_its_work_is_done_disturbs_nobody() -> None:
+async def test_a_prefill_worker_may_die_when_it_is_done() -> None:
     async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         async with fake_prefill() as prefill:
@@ -84,7 +84,7 @@ async def test_a_prefill_worker_that_hangs_is_lost_with_its_landing() -> None:
 
 
 @pytest.mark.parametrize("says_done", [False, True])
-async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first_token(says_done: bool) -> None:
+async def test_a_request_whose_kv_is_lost_is_placed_again(says_done: bool) -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         call = await called(running, gateway, prefill)
@@ -132,7 +132,7 @@ async def test_a_prefill_worker_that_makes_mistakes_is_lost(mistake: Any) -> Non
 
 
 @pytest.mark.parametrize("alternatives", [None, 1, 3])
-async def test_a_first_token_with_other_log_probabilities_than_asked_for_is_a_mistake(alternatives: int | None) -> None:
+async def test_a_first_token_with_wrong_log_probabilities_is_refused(alternatives: int | None) -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=2))
         top = [common_pb2.TokenLogprob(token_id=number, logprob=-0.5) for number in range(alternatives or 0)]
@@ -142,7 +142,7 @@ async def test_a_first_token_with_other_log_probabilities_than_asked_for_is_a_mi
         assert not rank_of(running).first_tokens
 
 
-async def test_a_second_first_token_is_a_mistake_and_does_not_reach_the_rank() -> None:
+async def test_a_second_first_token_does_not_reach_the_rank() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill)
         call.first_token(42)
@@ -153,7 +153,7 @@ async def test_a_second_first_token_is_a_mistake_and_does_not_reach_the_rank() -
         await eventually(lambda: call.cancelled)
 
 
-async def test_a_mistake_in_the_call_ends_its_request_at_once_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mistake_in_a_call_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(submission: Submission, opened: LandingOpened) -> Any:
         raise ValueError("Value out of range: -1")
 
@@ -196,7 +196,7 @@ async def test_a_prefill_worker_that_sends_garbage_is_lost() -> None:
         assert "malformed" in lost(gateway).message
 
 
-async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None:
+async def test_a_call_ends_when_its_worker_is_unlisted() -> None:
     before, registered = ended("lost"), AnyTarget()
     registered.forgets = True
     async with (
@@ -218,7 +218,7 @@ async def test_a_call_ends_when_no_scheduler_lists_its_worker_any_more() -> None
 
 
 @pytest.mark.parametrize("landed", [False, True])
-async def test_a_prompt_that_was_sent_is_lost_with_its_worker_unless_it_has_landed(landed: bool) -> None:
+async def test_a_sent_prompt_is_lost_with_its_worker(landed: bool) -> None:
     done_before, registered = ended("done"), AnyTarget()
     async with (
         decode_without_rank(prefill_link=PrefillLink(Channels(), registered)) as running,

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from transfer.wire import ticket
 
 
-async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> None:
+async def test_a_prompt_is_sent_with_its_landing() -> None:
     done_before = ended("done")
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank, landing = rank_of(running), make_ticket(len(PROMPT), held_blocks=1)
@@ -55,7 +55,7 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
     assert ended("done") == done_before + 1
 
 
-async def test_a_first_token_goes_out_before_the_rank_knows_of_it() -> None:
+async def test_a_first_token_goes_out_before_the_rank_knows() -> None:
     tokens_before, cached_before = DECODE_OUTPUT_TOKENS._value.get(), DECODE_CACHED_TOKENS._value.get()
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=1))
@@ -70,7 +70,7 @@ async def test_a_first_token_goes_out_before_the_rank_knows_of_it() -> None:
     assert DECODE_CACHED_TOKENS._value.get() - cached_before == 128
 
 
-async def test_a_first_token_that_comes_while_the_stream_is_broken_is_kept() -> None:
+async def test_a_first_token_outlives_a_broken_stream() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill)
         await gateway.break_stream()
@@ -80,7 +80,7 @@ async def test_a_first_token_that_comes_while_the_stream_is_broken_is_kept() -> 
         await gateway.until(lambda: gateway.requests[1].tokens == [42])
 
 
-async def test_a_prompt_that_the_rank_computes_after_all_is_sent_nowhere() -> None:
+async def test_a_prompt_that_the_rank_computes_is_not_sent() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         key = await submitted(running, gateway, prefill)
@@ -123,7 +123,7 @@ async def test_channels_of_workers_that_are_gone_are_closed_in_time(monkeypatch:
         assert running.prefill_link.open_channels == 1
 
 
-async def test_a_worker_that_computes_no_prompts_sends_those_without_a_prefill_worker_back() -> None:
+async def test_a_worker_without_prefill_sends_prompts_back() -> None:
     async with (
         decode_without_rank(can_prefill=False, engine={"transfer": {}}) as running,
         gateway_client(running.endpoint) as gateway,

@@ -26,7 +26,7 @@ async def decode_process(*settings: str, port: int | None = None) -> AsyncIterat
         yield process
 
 
-async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
+async def test_a_worker_told_to_stop_only_finishes_its_requests() -> None:
     async with running_scheduler() as scheduler, decode_process(f"scheduler={scheduler}") as process:
         await process.child.wait_ready(process.endpoint, Channels(), 90)
         rank = process.rank
@@ -61,7 +61,7 @@ async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
         assert await process.child.wait() == 0
 
 
-async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> None:
+async def test_the_death_of_the_rank_ends_the_process() -> None:
     async with decode_process() as process:
         await process.child.wait_ready(process.endpoint, Channels(), 90)
         async with gateway_client(process.endpoint) as gateway:
@@ -90,9 +90,7 @@ async def test_a_killed_worker_leaves_no_rank() -> None:
         (("stores=[localhost:1]",), "engine.transfer is required"),
     ],
 )
-async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
-    settings: tuple[str, ...], complaint: str
-) -> None:
+async def test_a_worker_that_cannot_start_says_why(settings: tuple[str, ...], complaint: str) -> None:
     async with decode_process(*settings) as process:
         await process.ends_for_good_complaining_of(complaint)
 

@@ -90,7 +90,7 @@ async def test_in_a_landing(fault: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_tp_group_that_loses_a_rank_while_prompts_land_tells_every_request(
+async def test_a_tp_group_that_loses_a_rank_tells_requests(
     number: signal.Signals,
 ) -> None:
     engine = {"parallel": {"tp": 2}, "transfer": {}}

@@ -85,7 +85,7 @@ LARGER_PAIRS = [(2, 4), (1, 4), (4, 1), (4, 2)]
     ("prefill_ranks", "decode_ranks"),
     [*PAIRS, *(pytest.param(*each, marks=pytest.mark.check("layouts")) for each in LARGER_PAIRS)],
 )
-async def test_prefill_ranks_push_to_the_decode_rank_that_the_ticket_names(
+async def test_prefill_ranks_push_to_the_tickets_decode_rank(
     prefill_ranks: int, decode_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_group, "END_SECONDS", 60)

@@ -8,7 +8,7 @@ from tests.support.decode_sessions import GRACE, attach, make_sessions, taken
 from tests.support.decoding import make_submission
 
 
-async def test_a_resumed_request_goes_on_at_the_position_that_the_gateway_names() -> None:
+async def test_a_resumed_request_continues_at_the_gateways_position() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission())
@@ -22,7 +22,7 @@ async def test_a_resumed_request_goes_on_at_the_position_that_the_gateway_names(
     assert await taken(again) == {1: (5, [2, 3, 4], FinishReason.STOP)}
 
 
-async def test_a_frame_that_was_lost_with_its_stream_is_sent_again_with_its_end() -> None:
+async def test_a_lost_frame_is_sent_again_with_its_end() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission())
@@ -55,7 +55,7 @@ async def test_a_request_that_the_gateway_no_longer_names_is_cancelled() -> None
 
 
 @pytest.mark.parametrize("position", [2, 5, 1000])
-async def test_a_request_resumed_where_no_token_of_it_comes_next_is_unknown(position: int) -> None:
+async def test_a_request_resumed_past_its_tokens_is_unknown(position: int) -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission())
@@ -102,7 +102,7 @@ async def test_a_new_incarnation_cancels_what_the_old_one_ran() -> None:
     assert sessions.kept_requests == 0
 
 
-async def test_a_second_live_gateway_of_the_same_id_is_refused_and_the_first_goes_on() -> None:
+async def test_a_second_live_gateway_of_one_id_is_refused() -> None:
     sessions, rank, _ = make_sessions()
     first = attach(sessions, incarnation="first")
     sessions.submit(first, make_submission(1))
@@ -112,7 +112,7 @@ async def test_a_second_live_gateway_of_the_same_id_is_refused_and_the_first_goe
     assert await taken(first) == {1: (3, [0], None)}
 
 
-async def test_requests_outlive_a_broken_stream_by_the_grace_and_no_longer() -> None:
+async def test_requests_outlive_a_broken_stream_by_the_grace() -> None:
     sessions, rank, clock = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission())

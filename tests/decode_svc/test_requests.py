@@ -14,7 +14,7 @@ REQUEST = TokenRequest("r", [1, 2, 3], Sampling(), StopConditions(5))
 
 
 @pytest.mark.parametrize("draft_layers", [None, 0, 2])
-def test_the_rank_learns_how_many_draft_layers_the_prefill_worker_has(draft_layers: int | None) -> None:
+def test_the_rank_learns_of_the_prefill_workers_draft_layers(draft_layers: int | None) -> None:
     prefill = WorkerTarget("p", "first", "p:1", 1 << 20, draft_layers)
     submit = submit_of(Submission(1, REQUEST, None, prefill), 7)
     assert (submit.key, submit.sender_slot_bytes, submit.sender_draft_layers) == (7, 1 << 20, draft_layers)
@@ -22,7 +22,7 @@ def test_the_rank_learns_how_many_draft_layers_the_prefill_worker_has(draft_laye
 
 
 @pytest.mark.parametrize("drafts_end", [None, 0, 3])
-def test_the_resume_state_says_from_where_on_draft_layers_are_not_whole(drafts_end: int | None) -> None:
+def test_the_resume_state_says_where_draft_layers_end(drafts_end: int | None) -> None:
     drawn = Output(0, 200, [11], cached_tokens=128, store_cached_tokens=64, drafts_end=drafts_end)
     sent = response(drawn).first_token.SerializeToString()
     received = type(response(drawn).first_token).FromString(sent)

@@ -114,7 +114,7 @@ async def test_a_broken_stream_loses_and_repeats_no_token() -> None:
         assert (await undisturbed.ended(other)).is_exact()
 
 
-async def test_requests_end_with_the_grace_of_a_gateway_that_does_not_come_back() -> None:
+async def test_requests_end_with_the_grace_of_their_gateway() -> None:
     async with running_worker(engine=SLOW, grace_seconds=0.2) as running:
         async with gateway_client(running.endpoint) as gateway:
             stream_id = await gateway.submit(prompt(50), 1500)
@@ -234,7 +234,7 @@ async def test_streams_out_of_order_are_refused() -> None:
             assert isinstance(await ended_with(call), InvalidRequest)
 
 
-async def test_a_stream_id_used_twice_ends_the_stream_and_not_the_request() -> None:
+async def test_a_stream_id_used_twice_ends_the_stream() -> None:
     async with (
         running_worker(engine=SLOW, grace_seconds=15) as running,
         gateway_client(running.endpoint) as gateway,

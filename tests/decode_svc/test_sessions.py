@@ -122,7 +122,7 @@ async def test_a_refusal_keeps_its_reason_and_is_no_invalid_request(reason: str,
     assert (type(end), end.reason, end.message) == (error, reason, "why")
 
 
-async def test_a_refused_request_never_reaches_the_rank_and_waits_for_its_acknowledgement() -> None:
+async def test_a_refused_request_never_reaches_the_rank() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.refuse(attachment, make_submission(), error := WorkerFull("full"))
@@ -255,7 +255,7 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
     assert rank.cancelled == [0]
 
 
-async def test_frames_say_from_a_relaxed_token_on_that_the_answer_is_relaxed() -> None:
+async def test_frames_say_once_an_answer_is_relaxed() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission(1))

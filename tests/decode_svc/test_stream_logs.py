@@ -32,7 +32,7 @@ class Logs:
         self.logs.sweep()
 
 
-def test_a_log_is_kept_for_a_time_after_its_request_has_ended() -> None:
+def test_a_log_is_kept_after_its_request_has_ended() -> None:
     it = Logs()
     it.add(b"a", key=1)
     it.after(1000)

@@ -31,7 +31,7 @@ def target(process: WorkerProcess) -> targets_pb2.WorkerTarget:
     return targets_pb2.WorkerTarget(worker_id="prefill-1", endpoint=process.endpoint)
 
 
-async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
+async def test_a_worker_told_to_stop_only_finishes_its_requests() -> None:
     async with (
         running_worker(engine={"transfer": {}}) as decode,
         prefill_process(SLOW) as process,
@@ -93,8 +93,6 @@ async def test_a_killed_worker_leaves_no_rank() -> None:
         (("engine.transfer=null",), "engine.transfer is required"),
     ],
 )
-async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
-    settings: tuple[str, ...], complaint: str
-) -> None:
+async def test_a_worker_that_cannot_start_says_why(settings: tuple[str, ...], complaint: str) -> None:
     async with prefill_process(*settings) as process:
         await process.ends_for_good_complaining_of(complaint)

@@ -27,7 +27,7 @@ def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
         assert held_of(registry, chain) == found
 
 
-def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
+def test_a_prefix_is_forgotten_with_its_worker() -> None:
     registry, clock = make_registry()
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
     clock.now += LEASE
@@ -65,7 +65,7 @@ def test_blocks_follow_the_events_and_their_count_never_drifts(
     assert len(registry.workers()[0].cached) == 20
 
 
-def test_a_block_that_moved_to_another_rank_is_cached_there_alone() -> None:
+def test_a_moved_block_is_cached_on_its_rank_alone() -> None:
     registry, _ = make_registry()
     lease = registry.attach(make_identity("a", ranks=2))
     for holders in (0b01, 0b11, 0b10):

@@ -73,7 +73,7 @@ async def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
     assert await scheduling.place("r3") == "a"
 
 
-async def test_a_tenant_with_few_requests_is_not_refused_for_anothers_many() -> None:
+async def test_a_quiet_tenant_is_not_refused_for_anothers_requests() -> None:
     scheduling = Scheduling(queue_requests=20)
     scheduling.add_worker("a")
     with pytest.raises(Overloaded):
@@ -129,7 +129,7 @@ async def test_a_pair_carries_its_work_until_the_outcome() -> None:
     assert [worker.unreported for worker in scheduling.registry.workers()] == [Unreported(), Unreported()]
 
 
-async def test_live_requests_that_a_client_gave_one_id_are_each_counted_as_load() -> None:
+async def test_requests_of_one_id_are_each_counted() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("d")
     for generation in ("g1", "g2", "g3"):
@@ -159,7 +159,7 @@ async def test_a_prefill_worker_alone_is_no_candidate() -> None:
         await scheduling.place()
 
 
-async def test_a_decode_worker_that_cannot_prefill_takes_nothing_without_a_prefill_worker() -> None:
+async def test_a_decode_worker_may_need_a_prefill_worker() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("d", can_prefill=False)
     with pytest.raises(NoWorker):
@@ -207,7 +207,7 @@ async def test_a_young_scheduler_refuses_nothing_for_good() -> None:
         await scheduling.place(prompt_tokens=100_000)
 
 
-async def test_a_worker_of_several_ranks_is_as_quick_as_its_best_rank() -> None:
+async def test_a_worker_is_as_quick_as_its_best_rank() -> None:
     scheduling = Scheduling()
     busy, idle = make_load(queued_prefill_tokens=8000), make_load()
     scheduling.add_worker("several", [busy, busy, idle, busy])
@@ -216,7 +216,7 @@ async def test_a_worker_of_several_ranks_is_as_quick_as_its_best_rank() -> None:
     assert (await scheduling.place(), scheduling.chosen_rank) == ("several", 2)
 
 
-async def test_what_the_ranks_of_a_worker_measured_does_not_decide_between_them() -> None:
+async def test_measurements_do_not_decide_between_a_workers_ranks() -> None:
     scheduling = Scheduling()
     # They step together: the difference is chance, and the worker gives nothing on it.
     paces = [PromptPace(rate, 0.0) for rate in (900.0, 1000.0, 1100.0)]
@@ -248,7 +248,7 @@ async def test_a_burst_spreads_over_the_ranks_of_a_worker() -> None:
     assert sorted(rank.unreported.requests for rank in worker.ranks) == [1, 2, 2, 2]
 
 
-async def test_a_rank_has_room_for_its_part_of_the_worker_s_requests_alone() -> None:
+async def test_a_rank_has_room_for_its_own_part_alone() -> None:
     scheduling = Scheduling(queue_requests=0)
     scheduling.add_worker("a", [make_load(2), make_load(1), make_load(2), make_load(2)], max_requests=8)
     assert (await scheduling.place("r1"), scheduling.chosen_rank) == ("a", 1)

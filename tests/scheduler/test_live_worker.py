@@ -139,7 +139,7 @@ def test_what_was_asked_before_does_not_change_a_candidate(identity: WorkerIdent
     assert asked.candidates() == fresh.candidates()
 
 
-def test_the_end_of_a_request_counts_after_a_report_that_included_it() -> None:
+def test_an_end_counts_after_a_report_with_the_request() -> None:
     history = History(make_identity(max_requests=1))
     history.is_given(0, 0, PlacedWork(Unreported(1, 640, 11), ends_at=4.0))
     history.waits(SETTLE)

@@ -17,7 +17,7 @@ def prefix(held: set[int], chain: list[int]) -> int:
 @given(
     holdings, st.dictionaries(st.sampled_from([0, 63, 64]), st.sets(st.integers(0, 12))), st.lists(st.integers(0, 12))
 )
-def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
+def test_every_workers_prefix_is_that_of_its_own_walk(
     stored: dict[int, set[int]], removed: dict[int, set[int]], chain: list[int]
 ) -> None:
     index = PrefixIndex()

@@ -28,7 +28,7 @@ async def place_and_report(stub: Any, request_id: str) -> None:
     await stub.ReportOutcome(scheduler_pb2.ReportOutcomeRequest(generation_id=request_id, outcome=outcome))
 
 
-async def test_a_scheduler_starts_from_its_file_stays_small_and_stops_at_a_signal() -> None:
+async def test_a_scheduler_starts_stays_small_and_stops() -> None:
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     command = [sys.executable, "-m", "scheduler", "--config", str(ROOT / "configs/scheduler.yaml")]

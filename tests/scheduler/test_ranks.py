@@ -27,7 +27,7 @@ def place(rank: Rank, number: int, now: float, tokens: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
-def test_it_is_when_the_rank_has_computed_all_whatever_its_steps(prompts: list[tuple[int, int]]) -> None:
+def test_a_rank_is_free_once_all_is_computed(prompts: list[tuple[int, int]]) -> None:
     """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
     rank, now, free_at, waiting = Rank(0), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
@@ -49,7 +49,7 @@ def test_prompts_that_another_scheduler_placed_count_once_they_are_reported() ->
     assert rank.prompts_until == 7.0
 
 
-def test_a_rank_that_was_quicker_than_predicted_is_free_once_it_says_so() -> None:
+def test_a_quicker_rank_is_free_once_it_says_so() -> None:
     rank = Rank(0)
     place(rank, 0, 0.0, 4000)
     rank.observe(status(1000), 1.0)
@@ -66,7 +66,7 @@ def test_a_report_that_says_nothing_new_changes_nothing() -> None:
     assert rank.prompts_until == 1.0
 
 
-def test_a_rank_that_has_measured_nothing_is_free_when_what_was_placed_on_it_is_computed() -> None:
+def test_a_rank_without_measurements_is_free_after_its_prompts() -> None:
     rank = Rank(0)
     rank.observe(status(3000, rate=None), 0.0)
     assert rank.prompts_until is None
@@ -74,7 +74,7 @@ def test_a_rank_that_has_measured_nothing_is_free_when_what_was_placed_on_it_is_
     assert rank.prompts_until == 1.5
 
 
-def test_prompts_that_never_came_to_an_idle_rank_do_not_keep_it_from_others() -> None:
+def test_prompts_that_never_came_do_not_block_a_rank() -> None:
     """Its load stays as it is, and says nothing of them."""
     rank = Rank(0)
     rank.observe(status(0), 0.0)
@@ -102,7 +102,7 @@ def ends_of(rank: Rank, running: int, most: int) -> list[float]:
     return list(rank.known_ends(most))
 
 
-def test_ends_are_known_of_a_full_rank_whose_requests_were_all_placed_here() -> None:
+def test_ends_are_known_if_all_requests_were_placed_here() -> None:
     rank = Rank(0)
     for number, ends_at in enumerate((9.0, 7.0, 8.0)):
         rank.add_placement((str(number), 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=ends_at))
@@ -115,7 +115,7 @@ def test_ends_are_known_of_a_full_rank_whose_requests_were_all_placed_here() -> 
     assert ends_of(rank, 2, 2) == [8.0, 9.0]
 
 
-def test_a_request_of_whose_end_nobody_tells_is_forgotten_once_it_must_have_ended() -> None:
+def test_a_request_is_forgotten_once_it_must_have_ended() -> None:
     rank = Rank(0)
     rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=0.5))
     rank.settle_placements_before(0.5)
@@ -134,7 +134,7 @@ def test_steps_without_prompts_are_told_from_those_with_some() -> None:
     assert rank.quiet_step_ms == pytest.approx(100.0)
 
 
-def test_a_step_may_have_begun_with_a_prompt_that_no_report_speaks_of() -> None:
+def test_a_step_may_have_an_unreported_prompt() -> None:
     rank = Rank(0)
     rank.observe(RankStatus(make_load(running_requests=1, decode_step_ms=100.0), TransferCounters(), 0), 1.0)
     place(rank, 0, 1.05, 200)
@@ -151,7 +151,7 @@ def test_a_placement_that_is_made_again_counts_once() -> None:
     assert rank.prompts_until == pytest.approx(1.5)
 
 
-def test_prompts_that_wait_are_counted_at_the_pace_of_their_kind() -> None:
+def test_waiting_prompts_count_at_their_kinds_pace() -> None:
     load = make_load(
         queued_prefill_tokens=10_000,
         queued_sparse_tokens=8000,

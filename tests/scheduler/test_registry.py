@@ -43,7 +43,7 @@ def test_a_broken_stream_does_not_end_the_lease() -> None:
     assert live(registry) == []
 
 
-def test_a_worker_that_comes_back_keeps_its_blocks_until_its_snapshot() -> None:
+def test_a_worker_that_returns_keeps_blocks_until_its_snapshot() -> None:
     registry, _ = make_registry()
     lease = registry.attach(make_identity("a"))
     registry.record_blocks(lease, True, hashes(1, 2), [])
@@ -162,7 +162,7 @@ def test_the_model_that_left_longest_ago_is_forgotten() -> None:
     assert registry.knows_model("m1")
 
 
-def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:
+def test_a_measurement_ages_from_its_last_change() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
 
@@ -203,7 +203,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
     assert changed_at(9, 1001.0, 11.0, 2e6, push=2e9, disk=2e8, sparse=2e3) == times(19, 28, 37, 46, 55, 64)
 
 
-def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
+def test_a_placement_counts_until_a_status_can_contain_it() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
     registry.add_placement("a", 0, ("r", 0), PlacedWork(Unreported(1, 640, 11)))

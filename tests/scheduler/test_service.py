@@ -73,7 +73,7 @@ async def stream_error(call: Any) -> MeshError:
     return from_rpc_error(caught.value)
 
 
-async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_is_listed() -> None:
+async def test_a_request_is_placed_where_its_prefix_is_cached() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "a")
         events = scheduler_pb2.KvEvents(snapshot=True, stored=chain_hashes(PROMPT)[:5])
@@ -93,7 +93,7 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
         }
 
 
-async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decision() -> None:
+async def test_answer_and_decision_name_a_pairs_prefill_worker() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "d")
         await start_prefill(stub, "p", slot_bytes=65536)
@@ -109,7 +109,7 @@ async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decis
         ]
 
 
-async def test_an_answer_says_on_which_ranks_of_its_workers_the_request_is_counted() -> None:
+async def test_an_answer_names_the_ranks_of_its_workers() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         idle = workers_pb2.RankStatus(load=workers_pb2.WorkerLoad(free_blocks=500))
         busy = workers_pb2.RankStatus(load=workers_pb2.WorkerLoad(free_blocks=500, queued_prefill_tokens=9000))
@@ -120,7 +120,7 @@ async def test_an_answer_says_on_which_ranks_of_its_workers_the_request_is_count
         assert (response.HasField("decode_rank"), response.decode_rank, response.prefill_rank) == (True, 0, 1)
 
 
-async def test_an_answer_names_no_rank_of_a_worker_that_has_one() -> None:
+async def test_an_answer_names_no_rank_of_single_ranks() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "d")
         assert not (await stub.Place(place_request("r1"))).HasField("decode_rank")
@@ -202,7 +202,7 @@ async def test_the_decisions_of_one_request_are_listed() -> None:
         assert [(d.request_id, d.attempt) for d in listed.decisions] == [("r1", 1), ("r1", 0)]
 
 
-async def test_an_unknown_model_and_a_model_without_workers_are_told_apart() -> None:
+async def test_unknown_models_and_models_without_workers_are_told_apart() -> None:
     async with running_scheduler(lease={"seconds": 0.3}) as endpoint, scheduler_stub(endpoint) as stub:
         with pytest.raises(UnknownModel):
             await stub.Place(place_request())
@@ -213,7 +213,7 @@ async def test_an_unknown_model_and_a_model_without_workers_are_told_apart() -> 
             await stub.Place(place_request())
 
 
-async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> None:
+async def test_a_worker_whose_stream_broke_is_avoided() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         broken = await start_worker(stub, "a")
         await start_worker(stub, "b", load=workers_pb2.WorkerLoad(running_requests=5, free_blocks=1000))
@@ -228,7 +228,7 @@ async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> 
 
 
 @pytest.mark.parametrize("state", [workers_pb2.WORKER_STATE_DRAINING, workers_pb2.WORKER_STATE_STALLED])
-async def test_a_worker_that_drains_or_makes_no_progress_is_not_placed_on(state: workers_pb2.WorkerState) -> None:
+async def test_a_worker_that_drains_or_stalls_gets_nothing(state: workers_pb2.WorkerState) -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
         await worker.report(state=state)
@@ -238,7 +238,7 @@ async def test_a_worker_that_drains_or_makes_no_progress_is_not_placed_on(state:
         assert (await stub.Place(place_request())).decode.worker_id == "a"
 
 
-async def test_a_full_mesh_refuses_with_a_delay_and_the_refusal_is_listed() -> None:
+async def test_a_full_mesh_refuses_with_a_delay() -> None:
     async with running_scheduler(placement={"queue_requests": 0}) as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "a", load=workers_pb2.WorkerLoad(running_requests=8, free_blocks=1000))
         with pytest.raises(Overloaded) as caught:
@@ -314,7 +314,7 @@ async def test_a_malformed_status_ends_its_stream(message: scheduler_pb2.ReportS
         assert isinstance(await stream_error(call), InvalidRequest)
 
 
-async def test_a_second_process_of_one_worker_id_is_refused_until_the_first_is_gone() -> None:
+async def test_a_second_process_of_one_worker_id_is_refused() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         first = await start_worker(stub, "a")
         other = ReportingWorker(stub, identity_message("a", incarnation="second"))
@@ -334,7 +334,7 @@ async def test_a_second_process_of_one_worker_id_is_refused_until_the_first_is_g
         assert [worker.identity.incarnation for worker in await watched(stub)] == ["second"]
 
 
-async def test_a_silent_worker_is_lost_and_its_late_message_sends_it_back_to_the_start() -> None:
+async def test_a_silent_worker_is_lost_and_starts_again() -> None:
     async with running_scheduler(lease={"seconds": 0.3}) as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
         await until_watched(stub, lambda workers: not workers)

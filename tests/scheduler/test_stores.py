@@ -75,7 +75,7 @@ async def test_a_store_that_holds_the_prefix_is_named_and_listed() -> None:
         assert "store-0 asked for 8" in decision.reason
 
 
-async def test_the_store_is_asked_in_the_workers_namespace_for_what_can_be_reused() -> None:
+async def test_a_store_is_asked_in_the_workers_namespace() -> None:
     store = FakeStore()
     async with scheduling(store) as stub:
         response = await stub.Place(place_request())
@@ -84,7 +84,7 @@ async def test_the_store_is_asked_in_the_workers_namespace_for_what_can_be_reuse
         assert store.queries[0].kv_namespace == identity_message().kv_namespace
 
 
-async def test_a_store_is_not_asked_for_what_a_worker_holds_or_for_a_block() -> None:
+async def test_a_store_is_asked_only_for_what_workers_lack() -> None:
     store = FakeStore(blocks=8)
     async with scheduling(store) as stub:
         events = scheduler_pb2.KvEvents(snapshot=True, stored=chain_hashes(PROMPT)[:8])
@@ -101,7 +101,7 @@ async def test_a_store_that_answers_late_is_no_reason_to_wait() -> None:
         assert not response.HasField("store")
 
 
-async def test_of_two_stores_the_one_that_keeps_the_chain_is_asked() -> None:
+async def test_the_store_that_keeps_the_chain_is_asked() -> None:
     stores = {name: FakeStore(name, blocks=8) for name in ("store-0", "store-1")}
     async with scheduling(*stores.values()) as stub:
         for start in range(6):
@@ -117,7 +117,7 @@ async def test_a_store_may_name_another_that_shares_its_index() -> None:
         assert (await stub.Place(place_request())).store.store_id == "store-9"
 
 
-async def test_a_store_that_is_gone_is_not_asked_and_shown_without_a_name() -> None:
+async def test_a_store_that_is_gone_is_not_asked() -> None:
     store, port = FakeStore(blocks=8), free_port()
     config = {"stores": [f"127.0.0.1:{port}"], "store_link": LINK}
     async with running_scheduler(**config) as endpoint, scheduler_stub(endpoint) as stub:
@@ -133,7 +133,7 @@ async def test_a_store_that_is_gone_is_not_asked_and_shown_without_a_name() -> N
             assert (await stub.Place(place_request())).HasField("store")
 
 
-async def test_a_store_that_stops_in_order_is_no_warning_and_one_that_does_not_is(
+async def test_a_store_that_ends_without_a_word_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -76,7 +76,7 @@ def test_the_end_of_the_last_reader_is_told_of(warned: Callable[[], list[dict[st
         assert len(warned()) == told
 
 
-def test_only_kv_that_decode_workers_of_the_model_refuse_is_unreadable() -> None:
+def test_kv_that_the_models_decode_workers_refuse_is_unreadable() -> None:
     drafts = msgspec.structs.replace(NAMESPACE, layers=2, draft_layers=1)
     assert unreadable_kv([PREFILL]) == {}
     assert unreadable_kv([PREFILL, READER, OTHER]) == {}

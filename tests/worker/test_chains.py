@@ -22,7 +22,7 @@ def test_chains_that_branch_are_returned_one_by_one() -> None:
     assert chains.ending_in(hashes(1, 2, 3)) == [hashes(1, 2), hashes(1, 3)]
 
 
-def test_a_chain_says_from_where_on_its_draft_layers_are_not_whole() -> None:
+def test_a_chain_says_where_whole_draft_layers_end() -> None:
     chains = Chains()
     chains.observe(hashes(1, 2, 3), [b"", *hashes(1, 1)], [], draftless=hashes(2))
     assert [chains.drafts_end(chain) for chain in chains.ending_in(hashes(2, 3))] == [1, None]
@@ -57,7 +57,7 @@ prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size
 
 
 @given(prompts)
-def test_every_block_that_came_is_in_a_chain_of_its_prompt(shapes: list[list[int]]) -> None:
+def test_every_block_is_in_a_chain_of_its_prompt(shapes: list[list[int]]) -> None:
     chains, known = Chains(), set[bytes]()
     for shape in shapes:
         chain = chain_hashes([token for token in shape for _ in range(64)])
@@ -68,7 +68,7 @@ def test_every_block_that_came_is_in_a_chain_of_its_prompt(shapes: list[list[int
         assert chains.ending_in(new) == ([chain] if new else [])
 
 
-def test_the_cached_prefix_of_each_rank_ends_at_its_first_gap() -> None:
+def test_the_cached_prefix_of_a_rank_ends_at_gaps() -> None:
     prompt = list(range(300))
     hashes = chain_hashes(prompt, b"salt")
     held = [set(hashes[:2]), set(hashes), {hashes[0], hashes[2]}, set(hashes[1:])]

@@ -14,7 +14,7 @@ def test_reports_of_a_single_rank_stay_as_they_are() -> None:
     assert merge_transfers([transfers]) is transfers
 
 
-def test_ranks_have_their_blocks_and_requests_together_and_the_context_of_the_least_pool() -> None:
+def test_ranks_blocks_add_up_and_the_least_pool_bounds_context() -> None:
     small = msgspec.structs.replace(READY, total_blocks=10, context_tokens=640)
     merged = merge_ready([READY, small])
     assert (merged.total_blocks, merged.max_requests, merged.context_tokens) == (110, 8, 640)
@@ -27,14 +27,14 @@ def test_ranks_of_different_weights_are_no_worker() -> None:
         merge_ready([READY, msgspec.structs.replace(READY, namespace=namespace)])
 
 
-def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
+def test_loads_add_up_and_times_are_means() -> None:
     one = WorkerLoad(1, 2, 100, 50, 1000.0, 10.0, 40.0, 4.0, None)
     two = WorkerLoad(3, 0, 10, 60, 500.0, 20.0, 60.0, 6.0, 8.0)
     idle = WorkerLoad(free_blocks=70)
     assert merge_loads([one, two, idle]) == WorkerLoad(4, 2, 110, 180, 1500.0, 15.0, 50.0, 10.0, 8.0)
 
 
-def test_paces_of_prompts_add_up_behind_the_mean_context_of_their_tokens() -> None:
+def test_paces_of_prompts_add_up_at_their_mean_context() -> None:
     one = WorkerLoad(exact_prompts=PromptPace(1000.0, 400.0), queued_sparse_tokens=5, waiting_blocks=3)
     two = WorkerLoad(exact_prompts=PromptPace(3000.0, 800.0), sparse_prompts=PromptPace(9000.0, 30.0))
     merged = merge_loads([one, two, WorkerLoad(queued_sparse_tokens=7, waiting_blocks=4)])

@@ -29,7 +29,7 @@ def lines_with(worker: WorkerProcess, text: str) -> list[str]:
     return [line for line in worker.lines if text in line]
 
 
-async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_with_its_rank() -> None:
+async def test_a_worker_takes_the_other_role_with_its_rank() -> None:
     # An id that looks like a number remains an id.
     settings = ('worker_id="7"', "engine.transfer={}", "engine.max_requests=8", "other_role=[engine.max_requests=4]")
     async with worker_process("decode_svc", *settings) as worker:
@@ -52,7 +52,7 @@ async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_wit
         await worker.ends_with_its_rank_when_killed()
 
 
-async def test_a_worker_that_needs_other_weights_says_so_and_goes_on_or_loads_them() -> None:
+async def test_a_worker_that_needs_other_weights_says_so() -> None:
     settings = ('worker_id="7"', "engine.transfer={}", "other_role=[engine.drafts.next_n=2]")
     async with worker_process("decode_svc", *settings) as worker:
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)

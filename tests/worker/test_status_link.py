@@ -152,7 +152,7 @@ async def test_draining_is_reported_before_the_worker_goes() -> None:
         assert [status.state for status in await seen(endpoint)] == [workers_pb2.WORKER_STATE_DRAINING]
 
 
-async def test_a_worker_that_ends_in_order_is_forgotten_at_once_and_not_lost(
+async def test_a_worker_that_ends_in_order_is_forgotten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running_scheduler(lease={"seconds": 30}) as endpoint, LinkedWorker(endpoint, "a").running() as worker:
@@ -166,7 +166,7 @@ async def test_a_worker_that_ends_in_order_is_forgotten_at_once_and_not_lost(
     assert not [record for record in caplog.records if "lost" in record.message]
 
 
-async def test_a_worker_that_ends_before_its_first_report_is_answered_waits_for_the_answer() -> None:
+async def test_an_ending_worker_waits_for_its_first_answer() -> None:
     port, told, may_answer = free_port(), asyncio.Event(), asyncio.Event()
     said_goodbye: list[bool] = []
 
@@ -205,7 +205,7 @@ async def test_a_worker_that_ends_before_its_first_report_is_answered_waits_for_
     assert said_goodbye == [False, True]
 
 
-async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> None:
+async def test_a_worker_without_a_scheduler_ends_at_once() -> None:
     async with LinkedWorker(f"127.0.0.1:{free_port()}", "a").running() as worker:
         await asyncio.sleep(0.05)
         await asyncio.wait_for(worker.link.drain_reported(600), 20)

@@ -72,7 +72,7 @@ def test_a_stalled_worker_serves_again_unless_it_drains() -> None:
     assert status.next_report(snapshot=False).state is WorkerState.DRAINING
 
 
-def test_a_block_that_came_and_went_between_two_reports_is_not_reported() -> None:
+def test_a_block_that_came_and_went_is_not_reported() -> None:
     status = StatusReport(100)
     observe(status, stored=hashes(1))
     status.next_report(snapshot=True)
@@ -113,7 +113,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_a_scheduler_that_reads_every_report_knows_exactly_the_blocks_of_each_rank(
+def test_reports_tell_exactly_the_blocks_of_each_rank(
     events: list[tuple[int, set[int], set[int], str]],
 ) -> None:
     statuses = [RankStatus(LOAD, TransferCounters(), 0)] * RANKS
@@ -143,7 +143,7 @@ def test_transfers_stay_as_last_reported() -> None:
     assert status.next_report(snapshot=False).transfers == counters
 
 
-def test_each_scheduler_is_told_what_changed_since_its_own_last_report() -> None:
+def test_each_scheduler_is_told_its_own_changes() -> None:
     first = StatusReport(100)
     first.observe(WorkerLoad(), [b"a"], [])
     second = first.follower()

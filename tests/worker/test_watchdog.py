@@ -26,7 +26,7 @@ def test_a_process_without_a_heartbeat_is_stalled_since_its_last() -> None:
     assert observed(*readings) == Stall(4 * TICK, "its process does not run", is_first=True)
 
 
-def test_a_step_that_does_not_end_is_a_stall_beyond_the_longest_that_was_announced() -> None:
+def test_a_step_beyond_the_announced_longest_is_a_stall() -> None:
     assert observed(*beating(7, step_loop=3, longest_step_ms=3000)).seconds == 0
     assert observed(*beating(11, step_loop=3, longest_step_ms=3000)) == Stall(2.0, "its step does not end")
 
@@ -36,7 +36,7 @@ def test_steps_that_follow_each_other_are_progress() -> None:
     assert observed(*readings).seconds < TICK
 
 
-def test_a_transfer_thread_that_does_not_end_its_pass_is_a_stall() -> None:
+def test_a_transfer_thread_that_hangs_is_a_stall() -> None:
     assert observed(*beating(6, transfer=9)) == Stall(2.5, "its transfer thread hangs", is_first=True)
 
 
@@ -45,7 +45,7 @@ def test_the_first_beat_after_a_stall_ends_it() -> None:
     assert observed(*readings).seconds == 0
 
 
-def test_a_rank_that_does_not_run_is_blamed_and_not_those_whose_steps_wait_for_it() -> None:
+def test_a_stopped_rank_is_blamed_not_those_that_wait() -> None:
     waiting, frozen = Stall(4.6, "its step does not end"), Stall(4.4, "its process does not run", is_first=True)
     assert blamed([waiting, frozen, waiting], 2.0) == 1
     just_missed = Stall(0.2, "its process does not run", is_first=True)

@@ -102,7 +102,7 @@ def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int, comes
 
 
 @pytest.mark.parametrize(("divided_tokens", "waits"), [(100, 0), (101, 20)])
-def test_a_prompt_that_all_ranks_compute_together_waits_for_no_other(divided_tokens: int, waits: int) -> None:
+def test_a_prompt_that_all_ranks_compute_waits_for_none(divided_tokens: int, waits: int) -> None:
     assert on_each_rank(Layout(dp=2), partial(steps_until_begun, 20, 10, divided_tokens)) == [None, waits]
 
 

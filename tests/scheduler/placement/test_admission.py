@@ -13,7 +13,7 @@ def test_without_objectives_nothing_is_refused() -> None:
     assert admit(terms, ObjectivesConfig()) == terms
 
 
-def test_a_first_token_predicted_too_late_is_refused_until_the_excess_has_drained() -> None:
+def test_a_late_first_token_is_refused_with_a_delay() -> None:
     objectives = ObjectivesConfig(ttft_ms=1000.0)
     terms = admit(
         predict_alone(make_request(), [make_candidate(load=make_load(queued_prefill_tokens=3360))], CONSTANTS),
@@ -27,7 +27,7 @@ def test_a_first_token_predicted_too_late_is_refused_until_the_excess_has_draine
     assert error.retry_after_ms == 3216
 
 
-def test_a_wait_that_may_take_longer_than_predicted_counts_with_its_margin() -> None:
+def test_a_wait_counts_with_its_margin() -> None:
     waiting = make_candidate("a", load=make_load(queued_prefill_tokens=400))
     computing = predict_alone(make_request(prompt_tokens=1040), [make_candidate("a")], CONSTANTS)
     (wait,) = predict_alone(make_request(), [waiting], CONSTANTS)
@@ -50,7 +50,7 @@ def test_a_token_rate_predicted_too_low_is_refused() -> None:
     assert isinstance(refusal("oracle", terms, objectives), Overloaded)
 
 
-def test_a_worker_within_the_objective_is_taken_though_another_finishes_earlier() -> None:
+def test_a_worker_within_the_objective_goes_before_a_quicker_one() -> None:
     # a starts late and is quick afterwards; b starts at once.
     late = make_candidate("a", load=make_load(queued_prefill_tokens=2000, decode_step_ms=1.0))
     soon = make_candidate("b", load=make_load(decode_step_ms=40.0))
@@ -80,7 +80,7 @@ def test_the_delay_stays_within_bounds() -> None:
     assert refusal("oracle", slow, ObjectivesConfig()).retry_after_ms == MAX_RETRY_MS
 
 
-def test_a_request_too_long_for_every_worker_is_invalid_and_not_retried() -> None:
+def test_a_request_too_long_for_every_worker_is_invalid() -> None:
     terms = predict_alone(
         make_request(prompt_tokens=5000), [make_candidate("a"), make_candidate("b", load=FULL)], CONSTANTS
     )
@@ -89,7 +89,7 @@ def test_a_request_too_long_for_every_worker_is_invalid_and_not_retried() -> Non
     assert error.retry_after_ms is None
 
 
-def test_a_request_too_long_for_some_is_retried_while_the_others_are_full() -> None:
+def test_a_request_too_long_for_some_is_retried() -> None:
     candidates = [make_candidate("short", context_tokens=100), make_candidate("full", load=FULL)]
     assert isinstance(
         refusal("oracle", predict_alone(make_request(), candidates, CONSTANTS), ObjectivesConfig()), Overloaded

@@ -50,7 +50,7 @@ def ends_ms(ends: float, running: float) -> float:
     return ends * 64 * 20 / running - 10
 
 
-def test_a_request_waits_where_its_prompt_would_leave_others_no_block_to_grow_by() -> None:
+def test_a_request_waits_while_others_need_blocks_to_grow() -> None:
     # Half a step is left of the one that runs.
     assert wait_ms(short(running=5, free=16)) == pytest.approx(10)
     # Five of 17 blocks each, of which half a block has grown; a sixteenth of one's is lacking.
@@ -58,7 +58,7 @@ def test_a_request_waits_where_its_prompt_would_leave_others_no_block_to_grow_by
     assert wait_ms(short(running=5, free=5)) == pytest.approx(ends_ms(11 / (95 / 5 - 0.5), 5))
 
 
-def test_those_who_wait_go_first_with_all_the_blocks_that_they_take() -> None:
+def test_requests_that_wait_get_all_their_blocks_first() -> None:
     """A short prompt queued after a long one: there is room for it, and it does not overtake."""
     alone, queued = short(running=5, free=40), short(running=5, free=40, waiting=1, taken=60)
     assert wait_ms(alone) == pytest.approx(10)
@@ -78,11 +78,11 @@ def test_requests_that_wait_for_blocks_neither_decode_nor_end() -> None:
     assert wait_ms(many) - wait_ms(few) == pytest.approx(19 * 11 / 18.5 * 64 * 20 / 5, rel=0.01)
 
 
-def test_a_worker_that_does_not_say_what_waits_is_taken_to_have_such_as_run() -> None:
+def test_unknown_waiting_requests_are_taken_to_be_like_running_ones() -> None:
     assert wait_ms(short(5, 10, waiting=2)) == wait_ms(short(5, 10, waiting=2, taken=36))
 
 
-def test_a_prompt_of_few_tokens_waits_for_the_answers_of_others_and_not_for_such_as_its_own() -> None:
+def test_a_short_prompt_waits_for_the_answers_of_others() -> None:
     brief = make_request(mean_output_tokens=64.0, max_tokens=1)
     assert predicted(short(5, 5), brief).wait_ms == predicted(short(5, 5)).wait_ms
 
@@ -106,7 +106,7 @@ def test_more_blocks_never_delay_the_first_token(candidate: CandidateWorker, mor
 
 
 @given(shorts, st.integers(0, 100))
-def test_no_block_that_others_wait_for_brings_the_first_token_forward(candidate: CandidateWorker, more: int) -> None:
+def test_blocks_that_others_wait_for_bring_no_token_forward(candidate: CandidateWorker, more: int) -> None:
     placed = structs.replace(candidate.unreported, blocks=candidate.unreported.blocks + more)
     assert predicted(candidate).ttft_ms <= predicted(structs.replace(candidate, unreported=placed)).ttft_ms + 1e-6
 
@@ -131,7 +131,7 @@ def test_a_rank_is_named_whose_waiting_requests_leave_blocks(waiting_blocks: int
     assert worker.candidate(640, registry.holders([])).rank == expected
 
 
-def test_a_rank_is_named_on_which_placements_since_its_report_leave_blocks() -> None:
+def test_a_rank_with_blocks_after_the_latest_placements_is_named() -> None:
     registry, _ = make_registry()
     lease = registry.attach(make_identity("w", ranks=2, total_blocks=200, max_requests=100))
     loads = [make_load(5, free_blocks=50), make_load(8, free_blocks=50)]

@@ -63,14 +63,14 @@ def test_a_queue_shorter_than_the_cached_prefix_does_not() -> None:
     assert chosen_of(make_request(), [make_candidate("a"), busy]) == "b"
 
 
-def test_the_last_token_of_a_wholly_cached_prompt_is_still_computed() -> None:
+def test_the_last_token_of_a_cached_prompt_is_computed() -> None:
     chosen = place(make_request(prompt_tokens=640), [make_candidate(cached_blocks=10)])
     assert chosen is not None
     assert (chosen.cached_blocks, chosen.uncached_tokens) == (9, 64)
 
 
 @pytest.mark.parametrize(("running", "ms"), [(0, 0.0), (1, 5.0)])
-def test_the_first_token_is_predicted_from_queue_prompt_and_half_of_the_step_that_runs(running: int, ms: float) -> None:
+def test_a_first_token_takes_queue_prompt_and_half_a_step(running: int, ms: float) -> None:
     load = make_load(running, queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
     terms = predict_alone(
         make_request(prompt_tokens=640), [make_candidate(load=load)], replace(CONSTANTS, costs=STEADY)
@@ -90,7 +90,7 @@ def test_the_first_token_is_predicted_from_queue_prompt_and_half_of_the_step_tha
         (40.0, 4.99, 20.0),
     ],
 )
-def test_what_is_left_of_a_step_is_known_by_the_report_of_the_one_before(
+def test_a_report_tells_what_is_left_of_the_next_step(
     step_ms: float, reported_at: float | None, left_ms: float
 ) -> None:
     load = make_load(1, prefill_tokens_per_second=1000.0, decode_step_ms=step_ms)
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_step_is_known_by_the_report_of_the_one_before(
 
 
 @pytest.mark.parametrize(("reported_at", "left_ms"), [(4.905, 100.0), (4.91, 5.0)])
-def test_a_request_may_come_too_late_for_the_end_of_a_step(reported_at: float, left_ms: float) -> None:
+def test_a_request_may_come_too_late_for_a_step(reported_at: float, left_ms: float) -> None:
     """Half of the time that requests take passes while the report is on its way, and the request behind it."""
     constants = replace(CONSTANTS, costs=msgspec.structs.replace(STEADY, request_ms=10.0))
     candidate = make_candidate(load=make_load(1, decode_step_ms=100.0), step_began=reported_at)
@@ -108,7 +108,7 @@ def test_a_request_may_come_too_late_for_the_end_of_a_step(reported_at: float, l
     assert terms[0].ttft_ms == pytest.approx(640 + 10 + left_ms)
 
 
-def test_a_request_waits_for_as_many_ends_as_it_lacks_places_behind_a_report_of_half_a_step_ago() -> None:
+def test_a_full_worker_delays_a_request_until_enough_requests_end() -> None:
     load = make_load(8, waiting_requests=1, decode_step_ms=10.0)
     terms = predict_alone(
         make_request(prompt_tokens=640), [make_candidate(load=load)], replace(CONSTANTS, costs=STEADY)
@@ -129,12 +129,12 @@ def place_wait_ms(ends_ms: Sequence[float], stopping: float) -> float:
     return terms.ttft_ms - idle.ttft_ms
 
 
-def test_a_place_is_free_when_an_answer_has_all_its_tokens() -> None:
+def test_a_place_is_free_when_an_answer_is_complete() -> None:
     assert place_wait_ms([300.0, 700.0], stopping=0.0) == pytest.approx(300.0)
     assert place_wait_ms([300.0, 700.0, 900.0], stopping=0.0) == pytest.approx(700.0)
 
 
-def test_a_place_may_be_free_earlier_where_answers_stop_by_themselves() -> None:
+def test_answers_that_stop_by_themselves_free_places_earlier() -> None:
     # Two answers of 50 tokens on average end every 500 ms, half a step earlier than the report says.
     assert place_wait_ms([1900.0, 1900.0], stopping=1.0) == pytest.approx(490.0)
     assert place_wait_ms([1900.0, 1900.0], stopping=0.5) == pytest.approx(990.0)
@@ -148,7 +148,7 @@ def test_one_more_request_lengthens_the_step() -> None:
     assert terms[0].tpot_ms > 10.0
 
 
-def test_a_step_measured_with_a_full_batch_is_no_sign_of_a_slow_worker() -> None:
+def test_a_full_batch_does_not_make_a_worker_slow() -> None:
     """An idle worker that was busy until now, and one that measured with two requests what one of its kind takes."""
     emptied = make_load(decode_step_ms=11.6, decode_step_requests=8.0)
     steady = make_load(running_requests=2, decode_step_ms=10.4)
@@ -238,7 +238,7 @@ def test_a_burst_between_two_statuses_spreads_evenly_over_equal_workers() -> Non
     assert counts == {"a": 25, "b": 25, "c": 25, "d": 25}
 
 
-def test_a_burst_of_one_cached_prompt_spreads_once_its_worker_is_busy() -> None:
+def test_a_burst_of_one_cached_prompt_spreads_over_workers() -> None:
     candidates = [make_candidate("a", cached_blocks=9), make_candidate("b")]
     counts = spread(make_request(), candidates, 40, Constants())
     assert counts["a"] > counts["b"] > 0
@@ -295,7 +295,7 @@ def test_predictions_are_finite_and_not_negative(request: PlacementRequest, cand
 
 
 @given(requests, candidate_lists)
-def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
+def test_the_cheapest_worker_that_takes_the_request_is_chosen(
     request: PlacementRequest, candidates: list[CandidateWorker]
 ) -> None:
     terms = predict_alone(request, candidates, CONSTANTS)

@@ -43,7 +43,7 @@ workers = st.lists(
     st.sampled_from([ObjectivesConfig(), ObjectivesConfig(ttft_ms=700.0, tpot_ms=30.0)]),
     st.sampled_from([{}, {NAMESPACE: StoreTarget("store", 8, disk_blocks=3)}]),
 )
-def test_the_best_is_the_first_of_all_that_were_not_rejected(
+def test_the_best_is_the_first_that_was_not_rejected(
     decode: list[CandidateWorker],
     prefill: list[CandidateWorker],
     request: PlacementRequest,

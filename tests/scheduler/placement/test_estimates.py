@@ -79,7 +79,7 @@ def test_a_worker_that_once_measured_slow_gets_its_share_again() -> None:
     assert bursts[-1] == Counter(a=10, b=10)
 
 
-def test_a_truly_slow_worker_is_tried_now_and_then_and_gets_far_fewer() -> None:
+def test_a_truly_slow_worker_gets_far_fewer_requests() -> None:
     bursts = simulated({"a": 10.0, "b": 100.0}, {"a": 10.0, "b": 100.0}, 120)
     given = sum(bursts, Counter())
     assert 0 < given["b"] < given["a"] / 20
@@ -106,7 +106,7 @@ def test_while_nobody_has_measured_the_constant_holds() -> None:
     assert estimated([of(None)], 20.0) == [20.0]
 
 
-def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_minutes() -> None:
+def test_a_measurement_that_is_not_repeated_is_forgotten_within_minutes() -> None:
     """A store that was slow once is asked again."""
 
     def bandwidth(age_seconds: float) -> float:
@@ -119,7 +119,7 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
     assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(CONSTANTS.costs.fetch_bytes_per_second, rel=0.01)
 
 
-def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:
+def test_prefill_and_decode_workers_share_the_rate_of_prompts() -> None:
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
     decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
     decode_paces, prefill_paces = paces(Candidates([decode], [prefill]), CONSTANTS)
@@ -128,7 +128,7 @@ def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -
     assert decode_paces[0].prompt_slowness == pytest.approx(slowness, rel=1e-3)
 
 
-def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:
+def test_a_worker_without_measurements_is_like_its_class() -> None:
     unknown = [of(None, worker_class=name) for name in ("fast", "slow", "new")]
     found = estimated([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow"), *unknown], 1.0)
     # One of a class of which nothing is known is like all.

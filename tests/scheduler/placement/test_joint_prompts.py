@@ -71,7 +71,7 @@ def test_few_tokens_behind_cached_blocks_wait_for_no_other_rank(begin_at: float)
 
 
 @pytest.mark.parametrize("begin_at", [-0.15, 0.2])
-def test_a_prompt_that_all_ranks_compute_together_waits_for_no_other(begin_at: float) -> None:
+def test_a_prompt_that_all_ranks_compute_waits_for_none(begin_at: float) -> None:
     waits_for_none = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=0)
     divided, whole = (
         JointPrompts(begin_at, begin_at + 0.1, False, STEP_TOKENS, wait_steps=20, divided_tokens=tokens)
@@ -95,7 +95,7 @@ def test_a_placement_of_few_tokens_leaves_when_prompts_begin() -> None:
         assert (work.begins_at is not None) == begins
 
 
-def test_the_wait_for_other_ranks_is_a_part_of_the_time_to_the_first_token() -> None:
+def test_the_wait_for_other_ranks_delays_the_first_token() -> None:
     waits_for_none = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=0)
     waits = JointPrompts(-1.0, -0.1, False, STEP_TOKENS, wait_steps=20)
     assert first_token_ms(joint_prompts=waits) == pytest.approx(first_token_ms(joint_prompts=waits_for_none) + 200)
@@ -133,7 +133,7 @@ def report(registry: Registry, lease: Any, *ranks: tuple[int, int]) -> None:
     registry.update(lease, WorkerState.SERVING, loads[0], None, statuses)
 
 
-def test_prompts_that_were_placed_wait_together_and_end_with_the_longest() -> None:
+def test_placed_prompts_wait_together_and_end_with_the_longest() -> None:
     registry, clock, _ = several()
     start = clock.now
     place(registry, 0, start + 0.3)
@@ -160,7 +160,7 @@ def test_a_prompt_that_joins_others_under_way_leaves_their_beginning() -> None:
     assert (joint(registry).begin_at, joint(registry).end_at) == (start, start + 3.0)
 
 
-def test_a_prompt_that_waits_is_not_taken_to_be_under_way_once_it_is_reported() -> None:
+def test_a_reported_prompt_that_waits_is_not_under_way() -> None:
     registry, clock, lease = several()
     start = clock.now
     place(registry, 0, start + 0.3)
@@ -194,7 +194,7 @@ def test_prompts_that_began_early_are_under_way_once_none_waits() -> None:
     assert (joint(registry).begin_at, joint(registry).end_at) == pytest.approx((clock.now, clock.now + 1.0))
 
 
-def test_on_a_prefill_worker_a_prompt_waits_for_the_step_that_runs_alone() -> None:
+def test_on_a_prefill_worker_a_prompt_waits_for_one_step() -> None:
     registry, clock, _ = several(WorkerRole.PREFILL)
     place(registry, 0, clock.now)
     assert joint(registry, 1).wait_steps == 0
@@ -207,7 +207,7 @@ def test_on_a_prefill_worker_a_prompt_waits_for_the_step_that_runs_alone() -> No
 
 
 @pytest.mark.parametrize("changes", [{"ranks": 1}, {"max_step_tokens": None}])
-def test_nothing_is_foretold_of_one_rank_or_of_a_worker_that_says_nothing(changes: dict[str, Any]) -> None:
+def test_nothing_is_foretold_without_other_ranks_or_their_word(changes: dict[str, Any]) -> None:
     registry, _ = make_registry(COSTS)
     registry.attach(
         make_identity("w", **{"ranks": 2, "max_step_tokens": STEP_TOKENS, "prompt_wait_steps": 30} | changes)

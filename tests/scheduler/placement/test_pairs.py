@@ -41,27 +41,27 @@ def test_a_long_prompt_is_computed_by_the_prefill_worker() -> None:
     assert pair_of(Candidates([make_candidate("d")], [make_prefill()])) == ("d", "p")
 
 
-def test_a_short_prompt_stays_on_the_decode_worker_however_many_decode_there() -> None:
+def test_a_short_prompt_stays_on_a_busy_decode_worker() -> None:
     busy = make_candidate("d", load=make_load(running_requests=7))
     assert pair_of(Candidates([busy], [make_prefill()]), make_request(prompt_tokens=60)) == ("d", None)
 
 
-def test_a_short_prompt_stays_on_a_decode_worker_that_measured_a_low_rate() -> None:
+def test_a_short_prompt_stays_on_a_slow_decode_worker() -> None:
     slow = make_candidate("d", load=make_load(running_requests=7, prefill_tokens_per_second=50.0))
     assert pair_of(Candidates([slow], [make_prefill()]), make_request(prompt_tokens=60)) == ("d", None)
 
 
-def test_a_worker_that_measured_nothing_is_taken_to_be_as_quick_as_the_others() -> None:
+def test_a_worker_without_measurements_is_as_quick_as_others() -> None:
     # The constant that stands in is five times what the prefill worker measured.
     unmeasured = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
     assert pair_of(Candidates([unmeasured], [make_prefill()])) == ("d", "p")
 
 
-def test_a_long_prompt_of_which_the_decode_worker_lacks_little_stays_there() -> None:
+def test_a_long_prompt_stays_where_little_of_it_lacks() -> None:
     assert pair_of(Candidates([make_candidate("d", cached_blocks=9)], [make_prefill()])) == ("d", None)
 
 
-def test_a_prompt_is_computed_where_it_delays_fewest_when_prefill_is_busy() -> None:
+def test_a_prompt_delays_fewest_requests_when_prefill_is_busy() -> None:
     # 640 tokens take 0.64 s anywhere; on the decode worker each of its requests loses 0.576 s.
     busy = make_prefill(load=make_load(queued_prefill_tokens=2000))
     idle, full = (make_candidate("d", load=make_load(running_requests=count)) for count in (0, 7))
@@ -69,7 +69,7 @@ def test_a_prompt_is_computed_where_it_delays_fewest_when_prefill_is_busy() -> N
     assert pair_of(Candidates([full], [busy])) == ("d", "p")
 
 
-def test_a_prompt_delays_the_requests_of_the_worker_s_other_ranks_too() -> None:
+def test_a_prompt_delays_the_requests_of_other_ranks_too() -> None:
     busy = make_prefill(load=make_load(queued_prefill_tokens=2000))
     assert pair_of(Candidates([make_candidate("d", rank=0, requests_beside=7)], [busy])) == ("d", "p")
 
@@ -84,7 +84,7 @@ def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None
     assert alone.total_ms == alone.ttft_ms + 100 * alone.tpot_ms
 
 
-def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_its_kv_has_landed() -> None:
+def test_a_pair_waits_twice_for_half_a_step() -> None:
     idle, busy = (make_candidate("d", load=make_load(each, decode_step_requests=1)) for each in (0, 1))
     steady = make_constants(costs=CostModel(decode_steps=((1.0, 20.0),)))
     alone, loaded = (predict(make_request(), Candidates([each], [make_prefill()]), steady)[1] for each in (idle, busy))
@@ -93,7 +93,7 @@ def test_a_pair_waits_for_half_a_step_for_its_place_and_for_another_half_once_it
     assert loaded.total_ms - alone.total_ms == pytest.approx(5 + 5)
 
 
-def test_a_first_token_waits_neither_for_the_push_nor_for_a_step_behind_it() -> None:
+def test_a_first_token_does_not_wait_for_the_push() -> None:
     pairs = [
         predict(make_request(), Candidates([make_candidate("d", block_bytes=size)], [make_prefill()]), CONSTANTS)[1]
         for size in (1, 10**8)
@@ -104,12 +104,12 @@ def test_a_first_token_waits_neither_for_the_push_nor_for_a_step_behind_it() -> 
     assert pairs[1].total_ms - pairs[0].total_ms == pytest.approx(500)
 
 
-def test_a_decode_worker_that_cannot_compute_prompts_has_even_short_ones_computed() -> None:
+def test_a_prefill_worker_computes_even_short_prompts_if_need_be() -> None:
     decode = make_candidate("d", can_prefill=False)
     assert pair_of(Candidates([decode], [make_prefill()]), make_request(prompt_tokens=10)) == ("d", "p")
 
 
-def test_a_decode_worker_that_receives_no_kv_computes_its_prompts_itself() -> None:
+def test_a_decode_worker_that_receives_no_kv_computes_prompts() -> None:
     candidates = [make_candidate("a", receives_kv=False)]
     assert pair_of(Candidates(candidates, [make_prefill()])) == ("a", None)
 
@@ -187,7 +187,7 @@ def test_workers_with_and_without_drafts_are_paired_either_way() -> None:
         assert pair_of(Candidates([decode], [make_prefill(namespace=theirs)])) == ("d", "p")
 
 
-def test_of_equally_quick_prefill_workers_one_with_the_decode_workers_drafts_is_taken() -> None:
+def test_a_prefill_worker_with_the_same_drafts_is_preferred() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
     prefills = [make_prefill("a"), make_prefill("b", namespace=drafting)]
     decode = make_candidate("d", can_prefill=False, namespace=drafting)
@@ -212,7 +212,7 @@ def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:
     assert "same checkpoint and KV dtype" in error.message
 
 
-def test_a_decode_worker_that_needs_a_prefill_worker_waits_for_one() -> None:
+def test_a_decode_worker_waits_for_a_prefill_worker() -> None:
     terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)]), CONSTANTS)
     assert [term.rejection for term in terms] == [Rejection.UNUSABLE]
     assert isinstance(refusal("oracle", terms, ObjectivesConfig()), NoWorker)
@@ -235,13 +235,13 @@ def test_a_mesh_whose_prefill_workers_are_full_is_full() -> None:
     assert error.retry_after_ms == 1500
 
 
-def test_a_prompt_longer_than_a_prefill_workers_pool_is_not_sent_to_it() -> None:
+def test_a_prompt_must_fit_a_prefill_workers_pool() -> None:
     small = make_prefill("p0", total_blocks=10)
     assert pair_of(Candidates([make_candidate("d")], [small])) == ("d", None)
     assert pair_of(Candidates([make_candidate("d")], [small, make_prefill("p1", total_blocks=11)])) == ("d", "p1")
 
 
-def test_a_pair_with_a_broken_status_stream_is_the_last_resort() -> None:
+def test_a_pair_whose_status_broke_is_chosen_last() -> None:
     prefill = make_prefill(connected=False)
     assert pair_of(Candidates([make_candidate("d")], [prefill])) == ("d", None)
     assert pair_of(Candidates([make_candidate("d", can_prefill=False)], [prefill])) == ("d", "p")
@@ -256,14 +256,14 @@ def test_a_pair_predicted_over_the_objective_is_refused() -> None:
     assert choose(admit(predict(make_request(), candidates, CONSTANTS), ObjectivesConfig(ttft_ms=700.0))) is not None
 
 
-def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
+def test_both_workers_of_a_pair_carry_their_part() -> None:
     candidates = Candidates([make_candidate("d", cached_blocks=2)], [make_prefill()])
     work = placed_work(make_request(), chosen_of(candidates), 0.0, CONSTANTS)
     loads = {name: each.load for name, each in work.items()}
     assert loads == {("d", 0): Unreported(1, 0, 9), ("p", 0): Unreported(1, 640, 11)}
 
 
-def test_a_prompt_comes_to_its_prefill_worker_when_its_decode_worker_has_ended_a_step() -> None:
+def test_a_prompt_is_sent_after_the_decode_workers_step() -> None:
     running = make_load(running_requests=1, decode_step_ms=80.0)
     decode = make_candidate("d", load=running, can_prefill=False, step_began=9.98)
     chosen = chosen_of(Candidates([decode], [make_prefill()], now=10.0))
@@ -272,7 +272,7 @@ def test_a_prompt_comes_to_its_prefill_worker_when_its_decode_worker_has_ended_a
     assert work.comes_at == pytest.approx(10.06)
 
 
-def test_a_prompt_waits_for_the_decode_worker_while_the_prefill_worker_computes_others() -> None:
+def test_the_prefill_worker_computes_others_while_a_prompt_waits() -> None:
     decode = make_candidate("d", load=make_load(running_requests=1, decode_step_ms=80.0), can_prefill=False)
 
     def first_token_ms(prompts_ms: float) -> float:

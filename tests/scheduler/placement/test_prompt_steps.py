@@ -36,7 +36,7 @@ def first_token_ms(worker: CandidateWorker, prompt_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(100, 1), (1000, 1), (1001, 2), (3000, 3)])
-def test_a_prompt_takes_its_tokens_and_as_many_steps_as_they_fill(tokens: int, steps: int) -> None:
+def test_a_prompt_takes_its_tokens_and_their_steps(tokens: int, steps: int) -> None:
     assert first_token_ms(idle(), tokens) == pytest.approx(tokens * 1000 / RATE + steps * STEP_MS)
 
 
@@ -48,7 +48,7 @@ def test_short_and_long_prompts_are_foretold_whichever_were_measured(measured_in
         assert first_token_ms(worker, tokens) == pytest.approx(slowness * (tokens * 1000 / RATE + STEP_MS))
 
 
-def test_a_prefill_worker_that_is_about_to_begin_a_step_may_be_quicker_than_an_idle_one() -> None:
+def test_a_worker_about_to_step_may_beat_an_idle_one() -> None:
     """The queue of 20 ms costs less than a step of one's own."""
     decode = idle(can_prefill=False)
     queued = idle(prompts_until=0.02, last_prompt_step=LastStep(begins_at=0.01, tokens=200))
@@ -96,7 +96,7 @@ def test_a_rank_is_free_when_it_has_computed_all_steps(prompts: list[tuple[int, 
 
 
 @given(st.lists(st.integers(1, 3500), min_size=1, max_size=12))
-def test_prompts_that_come_together_share_steps_as_far_as_they_fit(prompts: list[int]) -> None:
+def test_prompts_that_come_together_share_steps(prompts: list[int]) -> None:
     rank, seconds = Rank(0, COSTS, STEP_TOKENS), 0.0
     for number, tokens in enumerate(prompts):
         steps = rank.last_step.further_steps(tokens, 0.0, STEP_TOKENS)
@@ -109,7 +109,7 @@ def test_prompts_that_come_together_share_steps_as_far_as_they_fit(prompts: list
     assert rank.last_step.tokens == sum(prompts) - (steps - 1) * STEP_TOKENS
 
 
-def test_prompts_that_have_not_come_yet_wait_for_the_step_behind_a_reported_one() -> None:
+def test_prompts_to_come_wait_for_the_step_after_next() -> None:
     rank = Rank(0, COSTS, STEP_TOKENS)
     work = PlacedWork(Unreported(1, 300, 1), 300 / RATE + STEP_MS / 1000, comes_at=1.15)
     rank.add_placement(("r", 0), 1.0, work)

@@ -79,13 +79,13 @@ def test_blocks_on_disk_are_fetched_only_where_reading_is_quicker(
     assert best.ttft_ms == pytest.approx(ms)
 
 
-def test_a_store_with_a_prefix_on_disk_alone_is_left_where_its_disk_is_slow() -> None:
+def test_a_prefix_on_a_slow_disk_is_not_fetched() -> None:
     slow = make_candidate(disk_fetch_bytes_per_second=1e6)
     assert found_by(slow, StoreTarget("store", 9, disk_blocks=9)).store is None
     assert found_by(slow, StoreTarget("store", 9)).store == StoreTarget("store", 9)
 
 
-def test_a_worker_that_has_what_is_in_the_stores_memory_pays_for_the_disk_alone() -> None:
+def test_a_worker_pays_only_for_what_the_disk_has() -> None:
     found = found_by(make_candidate(cached_blocks=6, disk_fetch_bytes_per_second=5e8), ON_DISK)
     assert (found.store, found.cached_blocks) == (ON_DISK, 9)
     assert found.ms == pytest.approx(2 + 6 + 64)

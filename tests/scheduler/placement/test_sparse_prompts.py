@@ -48,7 +48,7 @@ def best(workers: list[CandidateWorker], sparse_from: int | None, costs: CostMod
     return chosen
 
 
-def test_a_busy_worker_that_computes_a_long_prompt_sparsely_goes_before_an_idle_one_that_does_not() -> None:
+def test_a_busy_sparse_worker_may_beat_an_idle_exact_one() -> None:
     busy = load_with(SHORT_PROMPTS, LONG_PROMPTS, queued=100_000)
     workers = [
         prefill_worker("exact", False, load_with(SHORT_PROMPTS, None)),
@@ -76,7 +76,7 @@ def test_a_decision_says_how_many_tokens_are_sparse() -> None:
     assert "(100000 prompt tokens to compute, 83616 of them sparsely" in explain(make_request(), terms["a"], 1)
 
 
-def test_measured_paces_stretch_what_the_cost_model_says_of_each_kind() -> None:
+def test_measured_paces_stretch_the_cost_model_of_each_kind() -> None:
     slow = PromptPace(SHORT_PROMPTS.tokens_per_second / 2, SHORT_PROMPTS.context_tokens)
     slower = PromptPace(LONG_PROMPTS.tokens_per_second / 3, LONG_PROMPTS.context_tokens)
     worker = prefill_worker("a", True, load_with(slow, slower))
@@ -94,7 +94,7 @@ def test_without_a_calibrated_cost_model_the_measured_rates_hold() -> None:
     assert predicted([worker], None, CostModel())["a"].prompt_ms == pytest.approx(LONG / 2.0)
 
 
-def test_a_worker_that_has_not_computed_sparsely_yet_gains_by_it_what_the_others_do() -> None:
+def test_a_worker_without_sparse_prompts_gains_what_others_do() -> None:
     fast, slow = PromptPace(8000.0), PromptPace(4000.0)
     known = prefill_worker("known", True, load_with(fast, PromptPace(16_000.0)))
     fresh = prefill_worker("fresh", True, load_with(slow, None))
@@ -109,7 +109,7 @@ def test_a_worker_of_the_version_before_has_one_rate() -> None:
         assert predicted([old], sparse_from, CostModel())["old"].prompt_ms == pytest.approx(LONG / 2.0)
 
 
-def test_a_worker_that_computed_sparsely_alone_is_taken_to_be_as_fast_with_exact_prompts() -> None:
+def test_a_worker_with_only_sparse_prompts_has_one_pace() -> None:
     worker = prefill_worker("a", True, load_with(None, PromptPace(2500.0)))
     for sparse_from in (0, None):
         assert predicted([worker], sparse_from, CostModel())["a"].prompt_ms == pytest.approx(LONG / 2.5)

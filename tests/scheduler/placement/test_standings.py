@@ -85,7 +85,7 @@ def test_a_standing_keeps_every_member_once_in_order(changes: list[tuple[int, fl
     assert [*standing.looks(0)][:LOOKS] == ordered[:LOOKS]
 
 
-def test_the_chosen_ones_of_many_are_hardly_worse_than_the_best_of_all() -> None:
+def test_the_compared_workers_are_nearly_the_best() -> None:
     random = Random(1)
     registry, _ = make_registry()
     for number in range(300):

@@ -36,7 +36,7 @@ async def metric(scaler: Any, ref: externalscaler_pb2.ScaledObjectRef) -> int:
     return int(value.metricValue)
 
 
-async def test_keda_is_told_the_replicas_wanted_with_a_target_of_one() -> None:
+async def test_keda_gets_wanted_replicas_with_a_target_of_one() -> None:
     async with running_scheduler(scaling=QUICK) as endpoint, scheduler_stub(endpoint) as stub, keda(endpoint) as scaler:
         # A worker runs eight at once, and 7 are more than three quarters of that.
         await busy_worker(stub, running=7)
@@ -58,7 +58,7 @@ async def test_keda_hears_when_there_is_work_again() -> None:
         call.cancel()
 
 
-async def test_a_model_whose_workers_are_gone_is_wanted_as_soon_as_it_is_asked_for() -> None:
+async def test_a_model_without_workers_is_wanted_once_requested() -> None:
     lease = {"seconds": 0.2, "gather_seconds": 0.0}
     async with running_scheduler(scaling=QUICK, lease=lease) as endpoint, scheduler_stub(endpoint) as stub:
         worker = await busy_worker(stub, running=0)
@@ -88,7 +88,7 @@ async def until_no_worker(stub: Any) -> None:
             return
 
 
-async def test_a_role_is_listed_with_what_it_has_what_it_needs_and_why() -> None:
+async def test_a_role_is_listed_with_its_needs_and_why() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await busy_worker(stub, running=7)
         (decode,) = await scaling(stub)

@@ -95,7 +95,7 @@ def test_a_prefill_worker_costs_its_prompts_and_no_answers() -> None:
     assert costs["decode"] > costs["prefill"] == 0
 
 
-def test_a_stream_costs_as_much_as_its_workers_answers_are_long() -> None:
+def test_a_stream_costs_an_answer_of_mean_length() -> None:
     short = make_identity("short"), make_load(running_requests=1, mean_output_tokens=10.0)
     long = make_identity("long"), make_load(running_requests=1, mean_output_tokens=1000.0)
     costs = costs_of(short, long)

@@ -30,14 +30,14 @@ def needed(
     return needs(candidates, demand, 128.0, constants, objectives or ObjectivesConfig(), ScalingConfig())
 
 
-def test_a_decode_worker_holds_what_its_slots_left_hold_at_mean_length() -> None:
+def test_a_decode_worker_holds_requests_of_mean_length() -> None:
     generations, prompts = needed(Candidates([WORKER]))[WorkerRole.DECODE]
     assert (generations.amount, generations.per_replica) == (10, 20)
     assert prompts.amount == 1500
     assert prompts.per_replica == pytest.approx(2000)
 
 
-def test_an_objective_for_a_tokens_time_lowers_what_a_worker_holds() -> None:
+def test_an_objective_for_tokens_lowers_what_a_worker_holds() -> None:
     # A step takes 10 ms and 0.2 ms a request in addition.
     busy = msgspec.structs.replace(WORKER, load=msgspec.structs.replace(LOAD, decode_step_requests=1.0))
     generations, _ = needed(Candidates([busy]), objectives=ObjectivesConfig(tpot_ms=11.0))[WorkerRole.DECODE]

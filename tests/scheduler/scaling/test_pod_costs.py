@@ -33,7 +33,7 @@ async def test_the_cheapest_worker_goes_first(tmp_path: Path) -> None:
     assert fake.pods["b"] == {ANNOTATION: str(MOST)}
 
 
-async def test_a_cost_is_written_again_only_once_it_is_off_by_half(tmp_path: Path) -> None:
+async def test_a_cost_is_written_again_once_off_by_half(tmp_path: Path) -> None:
     fake, costs = FakeCluster("a", "b"), {"a": 10_000.0, "b": 400.0}
     async with told(fake, costs, tmp_path) as (writer, _):
         for cost in (10_000, 19_000, 6000, 20_001, 10_500, 10_000):
@@ -84,7 +84,7 @@ async def test_a_workers_id_leads_to_its_pod_and_nowhere_else(tmp_path: Path) ->
     assert fake.paths == [f"/api/v1/namespaces/{NAMESPACE}/pods/pod"] and not elsewhere.paths
 
 
-async def test_a_pod_of_the_same_name_as_one_that_went_is_told_again(tmp_path: Path) -> None:
+async def test_a_new_pod_of_an_old_name_is_told(tmp_path: Path) -> None:
     fake, costs = FakeCluster("a"), {"a": 5000.0}
     async with told(fake, costs, tmp_path) as (writer, _):
         await writer.update()

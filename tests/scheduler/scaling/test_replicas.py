@@ -48,7 +48,7 @@ def test_there_are_always_enough_replicas_for_the_load(loads: list[float], befor
 
 
 @given(st.lists(st.floats(0.0, 10_000.0), min_size=1, max_size=100))
-def test_fewer_are_wanted_only_after_fewer_were_enough_for_the_whole_time(loads: list[float]) -> None:
+def test_fewer_are_wanted_after_fewer_were_enough_long_enough(loads: list[float]) -> None:
     replicas, steps = followed(loads), int(CONFIG.scale_in_seconds / PERIOD_SECONDS)
     for step in range(1, len(replicas)):
         if replicas[step] < replicas[step - 1]:
@@ -78,7 +78,7 @@ def test_a_daily_curve_is_followed_up_and_down_once() -> None:
     assert sum(replicas) * REPLICA * CONFIG.target_use < 1.35 * sum(loads)
 
 
-def test_nothing_to_do_wants_nothing_and_the_first_request_wants_one() -> None:
+def test_the_first_request_wants_a_worker() -> None:
     replicas = followed([40.0] * 10 + [0.0] * 30 + [0.2])
     assert replicas[-2] == 0
     assert replicas[-1] == 1

@@ -36,7 +36,7 @@ def test_a_leader_worker_sets_variables_come_before_torchruns() -> None:
     assert place == HostPlace(1, "decode-0.decode.mesh:50051")
 
 
-def test_the_rank_of_a_node_takes_the_place_of_a_rank() -> None:
+def test_a_nodes_rank_takes_the_place_of_a_rank() -> None:
     variables = {"NODE_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "::1"}
     assert find_host(config(), variables)[0] == HostPlace(1, "[::1]:50051")
 

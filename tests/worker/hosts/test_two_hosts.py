@@ -48,7 +48,7 @@ async def test_ranks_of_both_hosts_generate_the_tokens_of_transformers(tp: int, 
         assert_greedy(reference, prompt, hosts.transcript.token_ids[key])
 
 
-async def test_a_killed_rank_of_the_second_host_ends_the_worker_with_its_name() -> None:
+async def test_a_killed_rank_of_the_second_host_is_named() -> None:
     async with two_hosts(worker_config()) as hosts:
         hosts.rank(1).kill()
         assert (await hosts.running).message == "rank 1 of 2 (host 1) ended with status -9"
@@ -63,7 +63,7 @@ async def test_the_end_of_the_first_hosts_service_ends_the_second() -> None:
             await hosts.other
 
 
-async def test_a_host_that_is_configured_otherwise_is_told_so_and_does_not_try_again() -> None:
+async def test_a_host_configured_otherwise_is_told_and_gives_up() -> None:
     async with first_host(worker_config()) as (_, server):
         with pytest.raises(ConfigError, match=r"host 1 is configured otherwise .*engine.max_step_tokens is 128 there"):
             await join(worker_config(max_step_tokens=128), server)
@@ -85,7 +85,7 @@ async def test_a_service_with_another_workers_certificate_does_not_join(tmp_path
                 await join(worker_config(directory=tmp_path, name=name), server)
 
 
-async def test_a_host_may_have_a_certificate_of_its_own_named_by_its_number(tmp_path: Path) -> None:
+async def test_a_host_may_have_a_certificate_with_its_number(tmp_path: Path) -> None:
     async with first_host(worker_config(directory=tmp_path)) as (servicer, server):
         joining = asyncio.create_task(join(worker_config(directory=tmp_path, name="decode-1-1"), server))
         await servicer.hosts.wait()

@@ -100,7 +100,7 @@ async def test_a_cancelled_request_ends() -> None:
         assert transcript.steps[-1].load.running_requests == 0
 
 
-async def test_a_request_that_cannot_run_is_refused_and_the_rank_goes_on() -> None:
+async def test_a_request_that_cannot_run_is_refused() -> None:
     async with rank(total_blocks=4) as client:
         client.submit(submit_of(1, [VOCABULARY], 5))
         client.submit(submit_of(2, [1], 5))
@@ -171,7 +171,7 @@ async def test_a_killed_rank_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signals_to_the_whole_group_leave_the_rank_to_its_service(number: signal.Signals) -> None:
+async def test_signals_to_the_group_leave_the_rank_running(number: signal.Signals) -> None:
     async with rank() as client:
         os.kill(client.process_id, number)
         client.submit(submit_of(1, prompt_of(10), 5))
@@ -208,7 +208,7 @@ async def test_a_start_that_is_given_up_leaves_no_process() -> None:
         await eventually(partial(has_ended, process.pid))
 
 
-async def test_a_directory_without_a_checkpoint_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         await RankClient.start(EngineConfig(model_dir=tmp_path))
 
@@ -217,7 +217,7 @@ async def test_a_directory_without_a_checkpoint_is_an_error_that_names_it(tmp_pa
     ("reason", "error"),
     [("CONFIG", ConfigError), ("NAMESPACE_MISMATCH", NamespaceMismatch), ("SOMETHING_NEW", RemoteError)],
 )
-def test_an_error_at_start_keeps_its_class_or_at_least_its_reason(reason: str, error: type[MeshError]) -> None:
+def test_an_error_at_start_keeps_its_class_or_reason(reason: str, error: type[MeshError]) -> None:
     found = _start_error(Failed(reason, "why"))
     assert (type(found), found.reason, found.message) == (error, reason, "why")
 

@@ -29,7 +29,7 @@ async def idle_shares(group: RankGroup) -> list[float]:
     return [sum(process.cpu_times()[:2]) - used for process, used in zip(processes, before, strict=True)]
 
 
-async def test_ranks_that_divide_the_experts_generate_the_tokens_of_transformers_and_rest_afterwards(
+async def test_ranks_that_divide_experts_generate_transformers_tokens(
     tmp_path: Path,
 ) -> None:
     checkpoint = tiny_checkpoint(tmp_path)

@@ -66,7 +66,7 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-async def test_requests_spread_over_idle_ranks_and_have_keys_of_their_own() -> None:
+async def test_requests_spread_over_idle_ranks() -> None:
     async with grouped(3) as group:
         keys = [group.submit(prompt_of(100, seed)) for seed in range(6)]
         assert len(set(keys)) == 6
@@ -95,7 +95,7 @@ async def test_a_request_goes_to_the_rank_that_holds_its_prefix() -> None:
         assert group.ranks.rank_of(group.submit(prompt_of(640, seed=9))) == 0
 
 
-async def test_a_request_goes_to_the_rank_that_its_placement_booked_while_that_is_about_as_good() -> None:
+async def test_a_request_follows_its_placement_to_a_good_rank() -> None:
     async with grouped(3) as group:
         for booked, expected in ((2, 2), (2, 0), (7, 1)):
             key = group.ranks.new_key([1] * 100, b"", computes_prompt=True, booked=booked)
@@ -103,7 +103,7 @@ async def test_a_request_goes_to_the_rank_that_its_placement_booked_while_that_i
             assert group.ranks.rank_of(key) == expected
 
 
-async def test_prompts_weigh_until_they_are_computed_and_requests_until_they_end() -> None:
+async def test_prompts_weigh_until_computed_requests_until_they_end() -> None:
     async with grouped() as group:
         long, short = group.submit([1] * 900), group.submit([2] * 10)
         assert group.ranks.rank_of(group.submit([3] * 10)) == group.ranks.rank_of(short)
@@ -128,7 +128,7 @@ async def test_messages_of_a_rank_keep_their_order() -> None:
         assert group.received == [(0, first), (0, second)]
 
 
-async def test_the_end_of_one_rank_ends_the_others_with_one_reason() -> None:
+async def test_the_end_of_one_rank_ends_the_others() -> None:
     async with grouped(3) as group:
         group.clients[1].die()
         failure = await group.running
@@ -184,7 +184,7 @@ async def test_a_killed_rank_ends_the_others_at_once(monkeypatch: pytest.MonkeyP
         await asyncio.shield(group.ranks[0].closed)
 
 
-async def test_a_frozen_rank_is_stalled_and_goes_on_when_it_is_thawed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_rank_is_stalled_until_it_is_thawed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.2)
     async with grouped() as group:
         group.clients[1].frozen = True
@@ -194,7 +194,7 @@ async def test_a_frozen_rank_is_stalled_and_goes_on_when_it_is_thawed(monkeypatc
         assert not group.running.done()
 
 
-async def test_a_rank_that_stays_frozen_ends_the_others_with_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_stays_frozen_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_group, "END_SECONDS", 2.0)
     async with real_group(2) as group:
         running = asyncio.create_task(group.run(lambda rank, message: None))

@@ -155,7 +155,7 @@ async def test_offers_name_the_tenant_whose_request_began_the_chain() -> None:
         await eventually(lambda: it.stores.tenants[3:] == [tenant_tag("other")])
 
 
-async def test_blocks_whose_draft_layers_are_not_whole_are_offered_as_such() -> None:
+async def test_blocks_without_whole_draft_layers_are_offered_as_such() -> None:
     async with hosted() as it:
         result = msgspec.structs.replace(step(hashes(1, 2), [b"", *hashes(1)]), draftless_blocks=hashes(2))
         it.rank.emit(result)
@@ -216,7 +216,7 @@ async def test_a_worker_reports_which_of_its_ranks_hold_a_block() -> None:
     await task
 
 
-async def test_the_balance_of_experts_is_told_by_whichever_rank_has_a_step() -> None:
+async def test_any_rank_with_a_step_tells_experts_balance() -> None:
     def shown() -> tuple[float, float]:
         imbalance = metrics.ENGINE_EXPERT_IMBALANCE.labels("largest")._value.get()
         return imbalance, metrics.ENGINE_EXPERTS_MOVED._value.get()
@@ -241,7 +241,7 @@ async def test_the_balance_of_experts_is_told_by_whichever_rank_has_a_step() -> 
     await task
 
 
-async def test_the_end_of_an_offer_goes_to_the_stores_and_all_other_news_to_the_service() -> None:
+async def test_the_end_of_an_offer_goes_to_the_stores() -> None:
     async with hosted() as it:
         others: list[TransferNews] = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
         it.rank.emit(PushEnded(OFFER, 1, "tcp"), *others)
@@ -260,7 +260,7 @@ async def test_what_a_store_asks_for_reaches_the_rank() -> None:
         assert not it.rank.attached
 
 
-async def test_the_end_of_the_rank_is_returned_and_stops_the_stores() -> None:
+async def test_the_end_of_the_rank_stops_the_stores() -> None:
     async with hosted() as it:
         await eventually(lambda: it.stores.running and it.user.ticks > 1)
         it.rank.die()
@@ -268,7 +268,7 @@ async def test_the_end_of_the_rank_is_returned_and_stops_the_stores() -> None:
         # No service is there to hear it.
 
 
-async def test_a_rank_listens_for_kv_where_its_service_listens_and_nowhere_else() -> None:
+async def test_a_rank_listens_for_kv_where_its_service_does() -> None:
     config = WorkerConfig(engine=oracle_config(transfer=TransferConfig()), scheduler="127.0.0.1:1")
     host = await RankHost.start(config, WorkerRole.DECODE, "127.0.0.1:1", Channels())
     try:

@@ -49,7 +49,7 @@ async def test_a_model_over_two_processes_generates_the_tokens_of_transformers(t
 
 
 @pytest.mark.parametrize("step_ms", [0.0, 1000.0], ids=["at rest", "in a step"])
-async def test_the_death_of_a_rank_that_follows_ends_the_worker_with_one_reason(step_ms: float) -> None:
+async def test_the_death_of_a_following_rank_ends_the_worker(step_ms: float) -> None:
     before = ranks_of_this_process()
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2), oracle={"step_ms": step_ms}))
     ending = asyncio.create_task(group.run(lambda rank, message: None))
@@ -63,7 +63,7 @@ async def test_the_death_of_a_rank_that_follows_ends_the_worker_with_one_reason(
     assert ranks_of_this_process() <= before
 
 
-async def test_a_frozen_rank_that_follows_ends_the_worker_with_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_following_rank_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_group, "END_SECONDS", 2.0)
     before = ranks_of_this_process()
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2)))
@@ -76,7 +76,7 @@ async def test_a_frozen_rank_that_follows_ends_the_worker_with_one_reason(monkey
 
 
 @pytest.mark.check("layouts")
-async def test_a_tp_that_does_not_divide_the_heads_ends_the_start_with_one_error(tmp_path: Path) -> None:
+async def test_a_tp_that_does_not_divide_heads_is_refused(tmp_path: Path) -> None:
     before = ranks_of_this_process()
     config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), device="cpu", parallel=ParallelConfig(tp=3))
     with pytest.raises(ConfigError, match="tp=3 does not divide the model's 4 attention heads"):
