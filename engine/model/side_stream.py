@@ -39,4 +39,4 @@ class SideStream:
 
     @cached_property
     def _workspace(self) -> Workspace:
-        return make_workspace(self._device, beside=True)
+        return make_workspace(self._device, shares_chip=True)

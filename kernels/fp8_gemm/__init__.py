@@ -27,20 +27,20 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
-    return _choose(x.values.shape[0], *weight.values.shape, workspace.beside)(x, weight, workspace)
+    return _choose(x.values.shape[0], *weight.values.shape, workspace.shares_chip)(x, weight, workspace)
 
 
 # Layers of a step ask for the same few shapes.
 @lru_cache(maxsize=4096)
 def _choose(
-    rows: int, outputs: int, inputs: int, beside: bool
+    rows: int, outputs: int, inputs: int, shares_chip: bool
 ) -> Callable[[Quantized, BlockScaled, Workspace], torch.Tensor]:
     """What computes a product of this shape on a GPU."""
     # Imported here: CUDA's bindings and Triton come with a CUDA build of torch.
     from kernels.fp8_gemm import few_rows, many_rows, triton
 
     if few_rows.takes(rows, outputs, inputs):
-        tiling = few_rows.choose_tiling(outputs, inputs, beside=beside)
+        tiling = few_rows.choose_tiling(outputs, inputs, shares_chip=shares_chip)
         return lambda x, weight, _: few_rows.fp8_gemm(x, weight, tiling)
     fills_chip = many_rows.takes(rows, outputs)
     if deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip) and deep_gemm.available():

@@ -36,11 +36,11 @@ class ClusterTiling:
         return -(-outputs // self.outputs)
 
 
-# A tiling whose CTAs need not run at once: for weights of more tiles than an H200 has room for, and beside other
-# kernels.
+# A tiling whose CTAs need not run at once: for weights of more tiles than an H200 has room for, and while
+# other kernels run.
 ALONE = ClusterTiling(192, 1)
-# Tilings beside other kernels: the narrowest of these with at most this many tiles, which find room.
-BESIDE, MOST_BESIDE = (ClusterTiling(64, 1), ClusterTiling(128, 1)), 24
+# Tilings while other kernels run: the narrowest of these with at most this many tiles, which find room.
+SHARING, MOST_SHARING = (ClusterTiling(64, 1), ClusterTiling(128, 1)), 24
 # In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
 # would take longer to add up a tile.
 TILINGS = [
@@ -58,7 +58,7 @@ LONG = 32
 def takes(rows: int, outputs: int, inputs: int) -> bool:
     """Whether the kernel supports this product and should compute it.
 
-    On an H200 it is faster than deep_gemm up to 96 rows for those of DeepSeek-R1's layers that it can tile. Behind
+    On an H200 it is faster than deep_gemm up to 96 rows for those of DeepSeek-R1's layers that it can tile. After
     another kernel it has already copied weights when that kernel ends.
     """
     return is_hopper() and rows <= max(ROWS) and choose_tiling(outputs, inputs) is not None
@@ -87,14 +87,14 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: ClusterTiling | None = N
 
 
 @cache
-def choose_tiling(outputs: int, inputs: int, *, beside: bool = False) -> ClusterTiling | None:
+def choose_tiling(outputs: int, inputs: int, *, shares_chip: bool = False) -> ClusterTiling | None:
     """The first of `TILINGS` whose CTAs an H200 runs all at once, else `ALONE`; None if there are too many inputs.
 
-    beside: whether only few CTAs find room at once, see `Workspace`.
+    shares_chip: whether only few CTAs find room at once, see `Workspace`.
     """
     units = inputs // BLOCK
-    if beside and units <= MOST_UNITS:
-        return next((tiling for tiling in BESIDE if tiling.tiles(outputs) <= MOST_BESIDE), ALONE)
+    if shares_chip and units <= MOST_UNITS:
+        return next((tiling for tiling in SHARING if tiling.tiles(outputs) <= MOST_SHARING), ALONE)
     for tiling in TILINGS:
         fewest = LONG if tiling.outputs == 112 else 1
         if tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and fewest <= units / tiling.ctas <= MOST_UNITS:

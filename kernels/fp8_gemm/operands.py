@@ -36,8 +36,8 @@ class Workspace:
     arrivals: torch.Tensor
     # Whether a kernel of another stream holds most multiprocessors meanwhile: CTAs that run only together with others
     # would find no room.
-    beside: bool
+    shares_chip: bool
 
 
-def make_workspace(device: torch.device, *, beside: bool = False) -> Workspace:
-    return Workspace(torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=device), beside)
+def make_workspace(device: torch.device, *, shares_chip: bool = False) -> Workspace:
+    return Workspace(torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=device), shares_chip)

@@ -7,7 +7,7 @@ from bench.kernels.deepseek_r1 import EXPERT_LAYERS, LINEAR_LAYERS
 from bench.kernels.inputs import random_weight
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import few_rows, reference
-from kernels.fp8_gemm.few_rows import ALONE, BESIDE, MOST_CLUSTERS, MOST_UNITS, TILINGS, ClusterTiling, choose_tiling
+from kernels.fp8_gemm.few_rows import ALONE, MOST_CLUSTERS, MOST_UNITS, SHARING, TILINGS, ClusterTiling, choose_tiling
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -42,13 +42,13 @@ def test_the_ctas_of_weights_with_more_tiles_than_the_chip_runs_take_turns() -> 
 
 @pytest.mark.parametrize(("outputs", "inputs"), EXPERT_LAYERS.values())
 def test_beside_other_kernels_no_cta_needs_others(outputs: int, inputs: int) -> None:
-    assert choose_tiling(outputs, inputs, beside=True) == ALONE
+    assert choose_tiling(outputs, inputs, shares_chip=True) == ALONE
 
 
 def test_a_small_product_beside_other_kernels_has_narrow_tiles() -> None:
     # Shared experts' gate and up on one of four ranks.
-    assert choose_tiling(1024, 7168, beside=True) == BESIDE[0]
-    assert choose_tiling(7168, 512, beside=True) == ALONE
+    assert choose_tiling(1024, 7168, shares_chip=True) == SHARING[0]
+    assert choose_tiling(7168, 512, shares_chip=True) == ALONE
 
 
 def test_inputs_that_no_cluster_has_room_for_have_no_tiling() -> None:
@@ -72,7 +72,7 @@ def test_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: int)
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("tiling", [*TILINGS, *BESIDE], ids=str)
+@pytest.mark.parametrize("tiling", [*TILINGS, *SHARING], ids=str)
 @pytest.mark.parametrize("rows", [5, 30, 60, 90])
 def test_every_tiling_gives_the_same_product(rows: int, tiling: ClusterTiling) -> None:
     x, weight = quantize(torch.randn(rows, 128 * 19, device="cuda")), random_weight(704, 128 * 19)

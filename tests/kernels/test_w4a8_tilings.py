@@ -76,7 +76,7 @@ def test_few_copies_leave_room_for_shared_experts_at_once(copies: float, expert_
 def test_shared_experts_beside_few_copies_all_run_at_once() -> None:
     # Gate and up of one of four ranks, and of a rank that has them whole.
     for outputs in (1024, 4096):
-        tiling = choose_tiling(outputs, 7168, beside=True)
+        tiling = choose_tiling(outputs, 7168, shares_chip=True)
         assert tiling is not None and tiling.tiles(outputs) * tiling.ctas <= SPARE_OF_FEW
 
 
