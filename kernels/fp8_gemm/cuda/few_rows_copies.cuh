@@ -11,8 +11,8 @@ struct Copier {
   const Arguments& given;
   Share<ROWS, OUTPUTS> own;
 
-  // Initializes barriers and starts copying the first weights. Other threads load the weight's scales meanwhile: behind weights
-  // that fill all queues, scales would arrive 3 us later.
+  // Initializes barriers and starts copying the first weights. Other threads load the weight's scales meanwhile: requested
+  // after weights, which fill all queues, scales would arrive 3 us later.
   __device__ __forceinline__ void prepare() const {
     if (threadIdx.x == Of::CONSUMERS) {
       for (int i = 0; i < Of::STAGES; i++) {

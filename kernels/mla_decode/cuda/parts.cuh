@@ -30,7 +30,7 @@ struct alignas(16) SplitRequest {
   int request, first, last, unused;
 };
 
-// What `schedule` writes, and what the attention kernels read beside arguments of their own.
+// What `schedule` writes, and what the attention kernels read in addition to arguments of their own.
 struct Work {
   const int* block_table;
   const int* lengths;

@@ -134,7 +134,7 @@ struct Consumer {
       Softmax::hide(scores, last);
     }
     bool raised = softmax.raise(scores, scale, block.value_log2);
-    // Released behind the vote, which needs the block's scales: an arrival does not wait for loads.
+    // Released after the vote, which needs the block's scales: an arrival does not wait for loads.
     release(&shared.key_empty[count % STAGES]);
     softmax.exponentiate(scores, scale, block.value_log2);
     inverse = block.value_inverse;

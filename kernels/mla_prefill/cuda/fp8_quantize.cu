@@ -3,7 +3,7 @@
 //
 // A CTA does the keys of a head's block, or its values: reads 2 * 128 bytes a key for either, and 2 * 64 that all heads read;
 // writes 192 or 128. What it writes lies as products read it from shared memory, so that a plain copy brings it there: keys as
-// rows of 128 and of 64 bytes, values as rows of 128 and of 32 keys, swizzled over their length. Rows behind the prompt's last key
+// rows of 128 and of 64 bytes, values as rows of 128 and of 32 keys, swizzled over their length. Rows after the prompt's last key
 // are zeros. Twelve pieces of 16 bytes a thread, all loaded at once, and two CTAs keep the memory busy.
 //
 // Values' keys are permuted within each 16: keys 2q, 2q + 1, 2q + 8 and 2q + 9 lie together, since one thread has the weights of

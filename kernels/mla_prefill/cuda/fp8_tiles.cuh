@@ -9,7 +9,7 @@ constexpr int KEYS = 160;
 // Queries are in bf16: boxes of 64 channels, rows of 128 bytes, swizzled.
 constexpr int CHUNK = 64, QUERY_CHUNKS = WIDTH / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, QUERY_BYTES = QUERY_CHUNKS * QUERY_CHUNK_BYTES;
-// Keys and values: 128 bytes of each row, and behind those of all rows the other 64 or 32; both swizzled.
+// Keys and values: the first 128 bytes of all rows, then the other 64 or 32 of all rows; both swizzled.
 constexpr int KEY_BYTES = KEYS * WIDTH, VALUE_BYTES = KEYS * VALUE;
 constexpr int KEY_REST = KEYS * 128, VALUE_REST = VALUE * 128;
 constexpr int STAGES = 2;
@@ -24,7 +24,7 @@ struct Unit {
   int seen;
   int steps;
 
-  // Rows behind the last query see as many as it does.
+  // Rows after the last query see as many keys as it does.
   __device__ __forceinline__ int seen_by(int row) const { return min(seen - queries + 1 + row, seen); }
 };
 
@@ -48,7 +48,7 @@ struct Arguments {
   const Scales* scales;
   // The tiles, those with most keys first.
   const Tile* tiles;
-  // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
+  // Units taken by CTAs beyond their first one. Zero before and after the launch.
   int* taken;
   // [queries, heads, VALUE], rows out_row bytes apart.
   u8* out;

@@ -51,7 +51,7 @@ struct Copier {
         copy_box(target + chunk * CHUNK_BYTES + box * (CHUNK_BYTES / BOXES), map, column + chunk * CHUNK * 2, rows[box], full);
     }
   }
-  // Each head's own channels, and behind them those that all heads share.
+  // Each head's own channels, then those that all heads share.
   template <int BOXES>
   __device__ __forceinline__ void copy_keys(int head, const int (&rows)[BOXES]) {
     int stage = keys % STAGES;

@@ -21,7 +21,7 @@ struct Sight {
   // All of the warpgroup's rows see this many keys.
   int all;
 
-  // row: the first of the thread's rows; its second is 8 behind.
+  // row: the first of the thread's rows; its second is 8 rows further.
   template <class Unit>
   __device__ __forceinline__ Sight(const Unit& unit, int half, int row) {
     all = unit.seen_by(half * HALF_QUERIES);

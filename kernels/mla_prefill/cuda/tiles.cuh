@@ -16,7 +16,7 @@ constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, OWN_CHUNKS = OWN / CHUNK, 
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
 constexpr int QUERY_BYTES = KEY_CHUNKS * QUERY_CHUNK_BYTES, KEY_BYTES = KEY_CHUNKS * CHUNK_BYTES, VALUE_BYTES = VALUE_CHUNKS * CHUNK_BYTES;
 constexpr int STAGES = 2;
-// The place of a block that is not there: behind all keys.
+// The place of a block that does not exist: after all keys.
 constexpr int NO_BLOCK = 1 << 29;
 
 // A tile: up to 128 queries of a prompt, of one head.
@@ -38,11 +38,11 @@ struct Unit {
 struct Inputs {
   // Boxes of 64 queries, and of both parts of some keys and of values, 64 channels of each.
   TensorMap query_boxes, own_boxes, shared_boxes, value_boxes;
-  // Units taken by CTAs beyond their first one. Zero before the launch and behind it.
+  // Units taken by CTAs beyond their first one. Zero before and after the launch.
   int* taken;
   // [total_queries, heads, VALUE], rows out_row bytes apart.
   u8* out;
-  // [heads, row_stride]: the scales of outputs that are quantized; the log-sums of others, or null if nobody wants them.
+  // [heads, row_stride]: the scales of outputs that are quantized; the log-sums of others, or null if they are not wanted.
   float* of_rows;
   int tile_count, heads, total_queries;
   // Tiles of this many heads are taken together: their keys and values fit in the second-level cache.

@@ -283,7 +283,7 @@ struct Product {
       Tile tile = shared.tiles[slot];
       if (!tile.rows) break;
       float total[PARTS][SUMS] = {}, scales[PARTS];
-      // Loaded before they are needed: if it were done behind the sums, the tensor cores would wait for memory.
+      // Loaded before the sums, although they are needed after them: otherwise the tensor cores would wait for memory.
       load_global_scales(tile, scales);
       sum_tile(stage, phase, total);
       if constexpr (Of::SPLIT > 1) add_splits(total[0]);

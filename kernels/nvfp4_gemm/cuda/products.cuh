@@ -6,7 +6,7 @@
 
 // Places of a sign and an e2m1 magnitude in two bf16 numbers: 2^-126 times the code's value, the subnormal 0.5 included.
 constexpr u32 CODES = 0x81C081C0u;
-// The bits that scales' exponents have beside the packed ones.
+// The bits that scales' exponents have in addition to the packed ones.
 constexpr u32 EXPONENT = 0x70007000u;
 
 __device__ __forceinline__ u32 scaled(u32 values, u32 scale) {

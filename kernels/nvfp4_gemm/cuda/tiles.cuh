@@ -15,7 +15,7 @@ struct Arguments {
   const u8 *codes, *scales;
   // [experts, parts].
   const float* global_scales;
-  // [experts]: the row behind each expert's last one.
+  // [experts]: the row after each expert's last one.
   const int* ends;
   unsigned short* out;
   // Groups of TILE_INPUTS inputs.

@@ -1,7 +1,7 @@
-// Residual addition, norm and quantization of few rows of a group of ranks, with the exchange before it, behind it, or both, for
+// Residual addition, norm and quantization of few rows of a group of ranks, with the exchange before it, after it, or both, for
 // Hopper (sm_90a). As in norm/cuda/clusters.cu a cluster of CTAs does a row: each rank its own rows, or all of them.
 //
-// Before the norm a rank may receive the other ranks' parts of its rows and add them up; behind it, it may send its normalized
+// Before the norm a rank may receive the other ranks' parts of its rows and add them up; after the norm, it may send its normalized
 // rows to all. Either takes a hop over NVLink, which is most of the time. Rows travel in bfloat16, and whoever receives them
 // quantizes them.
 

@@ -120,17 +120,17 @@ __device__ __forceinline__ ulonglong2* lines(const Members& members, int receive
   return (ulonglong2*)(members.regions[receiver] + LINE_OFFSET) + place * (2 * LINE_UNITS);
 }
 __device__ __forceinline__ uint4* words(const Members& members, int receiver, int sender, u32 turn) {
-  int behind = LINE_TURNS * members.ranks * CHANNELS * (2 * LINE_UNITS);
+  int before = LINE_TURNS * members.ranks * CHANNELS * (2 * LINE_UNITS);
   int place = ((turn % WORD_TURNS) * members.ranks + sender) * CHANNELS + blockIdx.x;
-  return (uint4*)(members.regions[receiver] + LINE_OFFSET) + behind + place * WORD_UNITS;
+  return (uint4*)(members.regions[receiver] + LINE_OFFSET) + before + place * WORD_UNITS;
 }
 __device__ __forceinline__ uint4* slot(const Members& members, int receiver, int sender, u32 turn) {
-  int behind = members.ranks * CHANNELS * (LINE_TURNS * 2 * LINE_UNITS + WORD_TURNS * WORD_UNITS);
+  int before = members.ranks * CHANNELS * (LINE_TURNS * 2 * LINE_UNITS + WORD_TURNS * WORD_UNITS);
   int place = ((turn % SLOT_TURNS) * members.ranks + sender) * SLOT_CHANNELS + blockIdx.x;
-  return (uint4*)(members.regions[receiver] + LINE_OFFSET) + behind + place * SLOT_UNITS;
+  return (uint4*)(members.regions[receiver] + LINE_OFFSET) + before + place * SLOT_UNITS;
 }
 
-// The member behind number `i` of the others.
+// The i-th of the other members.
 __device__ __forceinline__ int other(const Members& members, int i) { return i < members.own ? i : i + 1; }
 
 __device__ __forceinline__ void send_line(ulonglong2* at, u32 first, u32 second, u32 turn) {

@@ -1,4 +1,4 @@
-// How CTAs share out tiles: each draws one number after another, from a counter that is zero before the kernel and behind it.
+// How CTAs share out tiles: each draws one number after another, from a counter that is zero before and after the kernel.
 //
 // A CTA's first number is its own, and it draws once for each of its tiles: in all, as many times as there are tiles.
 

@@ -34,7 +34,7 @@ struct Feed {
   // Where this lane's first pieces lie.
   u8* ring;
   int warp;
-  // This lane's pieces of the next group, from there to its scales, bytes to the group behind, and groups that are left
+  // This lane's pieces of the next group, from there to its scales, bytes to the group after that, and groups that are left
   // of this unit.
   const u8* at[STRIPS];
   int to_scales[STRIPS], to_next, left, stage, round, phase;
@@ -95,7 +95,7 @@ struct Feed {
     left = groups, to_next = step * TILE_BYTES;
 #pragma unroll
     for (int i = 0; i < STRIPS; i++) {
-      // Behind an expert's last strip, that strip is read again.
+      // After an expert's last strip, that strip is read again.
       int strip = min(unit.strip + i, weight.strips() - 1), tile = expert * weight.output_tiles + strip / TILE_STRIPS;
       int within = strip % TILE_STRIPS;
       at[i] = weight.tiles + (tile * (long long)weight.groups + begin) * TILE_BYTES + within * PIECES_BYTES + lane * 16;

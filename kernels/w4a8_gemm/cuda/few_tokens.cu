@@ -10,7 +10,7 @@
 // (few_feed.cuh), 147 KB a CTA, and go on to the last product's while gated rows are stored, counted and waited for:
 // eight of 256 experts, 512 wide, have 157 KB of these for each of 96 CTAs, so that copies do not stop.
 //
-// Nobody places tokens for it: each CTA finds the experts in the tokens' choices, and quantizes what its warps multiply,
+// No earlier kernel places tokens for it: each CTA finds the experts in the tokens' choices, and quantizes what its warps multiply,
 // with the one scale that all experts share.
 //
 // A product of a warpgroup has 64 outputs, 16 of each of its four warps, and one operand of rows for all four. But warps
@@ -30,7 +30,7 @@ constexpr int MOST_TOKENS = 2, THREADS = WARPS * 32, WARPGROUPS = WARPS / 4;
 constexpr int COLUMNS_BYTES = 4 * MOST_TOKENS * GROUP_INPUTS, HELD_GROUPS = 8;
 // What a product of decoded weights is multiplied by.
 constexpr float DECODED = 512.0f;
-// Counters of neighbouring places lie in different sectors of the cache; behind them one of CTAs.
+// Counters of neighbouring places lie in different sectors of the cache. After them comes a counter of CTAs.
 constexpr int COUNTER_STRIDE = 8;
 // The position of a choice that no expert computes.
 constexpr long long NOWHERE = -1;
@@ -129,9 +129,9 @@ __device__ __forceinline__ void hold_tokens(const Arguments& given, Shared& shar
     const u8* from = given.x + (held.token * groups * GROUP_INPUTS + channel) * 2;
     uint4 low = load_common(from), high = load_common(from + 16);
     const float* by = given.pre_scale ? given.pre_scale + channel : nullptr;
-    auto behind = [&](int channels) { return by ? by + channels : nullptr; };
-    held.store(i, make_uint4(quantize(low.x, low.y, by, inverse), quantize(low.z, low.w, behind(4), inverse),
-                             quantize(high.x, high.y, behind(8), inverse), quantize(high.z, high.w, behind(12), inverse)));
+    auto scale_at = [&](int channels) { return by ? by + channels : nullptr; };
+    held.store(i, make_uint4(quantize(low.x, low.y, by, inverse), quantize(low.z, low.w, scale_at(4), inverse),
+                             quantize(high.x, high.y, scale_at(8), inverse), quantize(high.z, high.w, scale_at(12), inverse)));
   }
 }
 

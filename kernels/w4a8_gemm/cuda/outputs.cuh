@@ -22,7 +22,7 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __e
 // wait for shared memory and for registers each time.
 template <int ROWS>
 struct Outputs {
-  // The last eight of these rows may lie behind the end: zeros then.
+  // The last eight of these rows may lie past the end, and are zeros then.
   static constexpr int EIGHTS = ROWS / 8, SIXTEENS = (ROWS + 15) / 16;
   uint4* staged;
   float2 scales[SIXTEENS * 2];

@@ -52,13 +52,13 @@ struct Walk {
       : given(given), ends(ends), row_tiles(given.contiguous ? ends[0] : ends[given.experts - 1]),
         tiles(row_tiles * (wide_tiles(given.first) + wide_tiles(given.last))), expert(0), gated(1) {}
 
-  // The tile of a number above the one before; a tile without rows behind the last one. A whole warp calls this, and the
+  // The tile with this number, which is larger than in the call before; a tile without rows after the last one. A whole warp calls this, and the
   // shuffles tell the compiler that the tile is the same for all of its threads.
   __device__ __forceinline__ Tile at(int number) {
     Tile tile{0, 0, 0, 0, 0, 0};
-    int behind = number - row_tiles * wide_tiles(given.first);
-    if (gated && behind >= 0) gated = expert = 0;
-    if (number < tiles) find(gated ? given.first : given.last, gated ? number : behind, tile);
+    int of_last = number - row_tiles * wide_tiles(given.first);
+    if (gated && of_last >= 0) gated = expert = 0;
+    if (number < tiles) find(gated ? given.first : given.last, gated ? number : of_last, tile);
     return Tile{__shfl_sync(~0u, tile.expert, 0), __shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.rows, 0),
                 __shfl_sync(~0u, tile.first_output_tile, 0), __shfl_sync(~0u, tile.row_tile, 0), __shfl_sync(~0u, gated, 0)};
   }
@@ -73,13 +73,13 @@ struct Walk {
     else find_masked(wide_tiles(operands), index, tile);
   }
 
-  // The first expert from this one on whose tiles end behind the index. Few may have any: the warp looks at 32 at a time.
+  // The first expert, from this one on, whose tiles end after the index. Few may have any: the warp looks at 32 at a time.
   __device__ __forceinline__ void find_expert(int wide, int index) {
     for (; expert < given.experts; expert += 32) {
       int other = expert + threadIdx.x % 32;
-      u32 behind = __ballot_sync(~0u, other < given.experts && index < ends[other] * wide);
-      if (!behind) continue;
-      expert += __ffs(behind) - 1;
+      u32 later = __ballot_sync(~0u, other < given.experts && index < ends[other] * wide);
+      if (!later) continue;
+      expert += __ffs(later) - 1;
       return;
     }
   }

@@ -173,7 +173,7 @@ struct Product {
     }
   }
 
-  // The warp's place among the outputs: its tile of them, or one behind the last if this tile has fewer.
+  // The warp's place among the outputs: its tile of them, or the one after the last if this tile has fewer.
   __device__ __forceinline__ int output_tile(const Tile& tile, int part) const {
     return tile.first_output_tile + warpgroup * PARTS + part;
   }
