@@ -16,7 +16,9 @@ def is_hopper(device: torch.device | None = None) -> bool:
 
 @cache
 def processors(device: torch.device) -> int:
-    """How many multiprocessors a CUDA device has. Kept, since torch looks the device up anew, in 2 us of the host."""
+    """How many multiprocessors a CUDA device has. Kept, since torch looks the device up each time, which takes
+    the host 2 us.
+    """
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -42,7 +42,7 @@ class CudaKernel:
 def _configuration(
     grid: Dimensions, threads: int, shared_bytes: int, cluster: int, dependent: bool, stream: int
 ) -> driver.CUlaunchConfig:
-    """Shared, so nobody may change it: the driver reads it during the launch alone."""
+    """Shared, so it must not be changed; the driver reads it during the launch only."""
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1

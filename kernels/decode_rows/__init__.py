@@ -47,7 +47,7 @@ def follow_rows(
     guessed: torch.Tensor,
 ) -> FollowedRows:
     """A row that follows none has its given tokens. Another one has the last token that the row before yielded, and the
-    first of the guesses behind it; it begins where that row ended.
+    first of the guesses after it; it begins where that row ended.
 
     given: [rows, 1 + n] int32; follows: [rows] int32, the row before, or negative; positions: [rows] int32, where a row
     begins if the one before yielded all that it could; drafts: [rows] int32, how many of n each has. By row before:

@@ -1,4 +1,4 @@
-"""What becomes of drafts once tokens are drawn behind each of them: how many are right, and what their row yields."""
+"""How many drafts are right, once a token is drawn after each of them, and what their row yields."""
 
 import torch
 
@@ -30,7 +30,7 @@ def settle(
     missing: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the last token that each line yields to `last_drawn`, and how many tokens fewer than it could to `missing`,
-    for the rows behind them.
+    for the rows that follow them.
 
     accepted: [lines] int64; drawn: [lines, 1 + n] int64; first: [lines] int64, the index of each line's first drawn
     token among those of the step; starts: [lines] int32, its position; drafts: [lines] int32, how many there were;

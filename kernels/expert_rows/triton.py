@@ -72,8 +72,8 @@ def _find_places(
     return tl.sum(before, axis=0), tl.sum(count, axis=0)
 
 
-# A program quantizes PART values of a token and copies them to the token's k rows. It finds these by itself: they are
-# behind those of the same experts' earlier choices, which it reads, 8 bytes each, from the cache. Reads 2 bytes a value
+# A program quantizes PART values of a token and copies them to the token's k rows. It finds these by itself: they
+# follow those of the same experts' earlier choices, which it reads, 8 bytes each, from the cache. Reads 2 bytes a value
 # and 4 of its channel, writes as many as there are rows.
 @triton.jit(do_not_specialize=["choices", "first"])
 def _place_masked(

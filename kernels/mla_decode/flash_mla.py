@@ -2,7 +2,7 @@
 
 `DEEPMESH_FLASH_MLA` names such a build (`_flashmla_C...so`, as vLLM's wheel carries it), which needs no package.
 Packages of this name differ. DeepSeek's made schedules of the lengths until 2026, and makes them at the first call
-since; from 2026.09.30 on they have neither Hopper nor dense attention, which SGLang's keeps behind `use_legacy`.
+since; from 2026.09.30 on they have neither Hopper nor dense attention, which SGLang's has with `use_legacy` alone.
 """
 
 import os

@@ -65,7 +65,7 @@ class DividedWork:
         kernel.launch(grid, threads, arguments, dependent=self.scheduled)
 
     def join(self) -> None:
-        """Launch the kernel that combines pieces, behind the attention kernel."""
+        """Launch the kernel that combines pieces, after the attention kernel."""
         combining = load_kernel(CUDA / "combine.cu", "combine", self.kept[0].device.index or 0)
         combining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, self.work, dependent=True)
 

@@ -40,7 +40,7 @@ def plan_decode(block_table: torch.Tensor, lengths: torch.Tensor, query_tokens: 
 
     block_table: [rows, max_blocks] int32; lengths: [rows] int32, on the same device; query_tokens: 1, or more where
     drafts are verified. On a GPU nothing is copied to the host. In a CUDA graph, make the plan inside the capture: each
-    replay then computes anew what depends on the lengths, from the values that the two tensors have by then.
+    replay then computes again what depends on the lengths, from the values that the two tensors have by then.
     """
     rows = lengths.shape[0]
     assert block_table.dim() == 2 and block_table.shape[0] == rows and query_tokens >= 1

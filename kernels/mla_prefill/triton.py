@@ -123,7 +123,7 @@ def attend_to_block(
     key_nope = tl.load(nope + row[None, :] * nope_row + straight, mask=inside[None, :] & (straight < NOPE), other=0.0)
     key_rope = tl.load(rope + row[None, :] * rope_row + turned, mask=inside[None, :] & (turned < ROPE), other=0.0)
     place, held = value + row[:, None] * value_row + column[None, :], inside[:, None] & (column < VALUE)[None, :]
-    # Values are loaded before the scores, so that they lie in shared memory beside the keys and not in their place. If
+    # Values are loaded before the scores, so that they lie in shared memory next to the keys and not in their place. If
     # strides keep Triton from copying asynchronously, values would take the place of keys. ptxas 12.8, which Triton 3.6
     # brings, then computes the descriptors of the values' products on Hopper from uniform registers that nothing wrote:
     # outputs are wrong, and reads leave shared memory. Products in float32 have no descriptors and need the room.

@@ -54,8 +54,8 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int
 
     x: [tokens, width]; experts: [tokens, k] int64, both contiguous. The result holds `rows` [tokens * k, width], `ends`
     [expert_count] int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token and
-    chosen expert). If choices have no row, on a CPU there are fewer rows, and on a GPU the last ones are nobody's, and
-    not written. No tokens give no rows.
+    chosen expert). If choices have no row, there are fewer rows on a CPU; on a GPU the last ones belong to no choice
+    and are not written. No tokens give no rows.
     """
     assert experts.shape[0] == x.shape[0] and experts.dtype == torch.int64
     assert x.is_contiguous() and experts.is_contiguous()

@@ -118,7 +118,7 @@ def _place_in_order(
 
 
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int = 0) -> RowsByExpert:
-    """Rows that belong to nobody are not written."""
+    """Rows that belong to no choice are not written."""
     positions = torch.empty_like(experts)
     ends = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)

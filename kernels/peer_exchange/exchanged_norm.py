@@ -15,7 +15,7 @@ class SummedRows(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExchangedNorm:
-    """An RMSNorm with the exchange before it, the one behind it, or both.
+    """An RMSNorm with the exchange before it, the one after it, or both.
 
     sums: which rows of a sum over the ranks are added; None if what is added is no part of such a sum. all_rows: set if
     each rank has its own rows and gets the normalized rows of all: how many all of them are, without padding. plain:

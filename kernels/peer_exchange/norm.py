@@ -1,4 +1,4 @@
-"""Residual addition, norm and quantization with the exchange before or behind it, on Hopper: `cuda/norm.cu`."""
+"""Residual addition, norm and quantization with the exchange before or after it, on Hopper: `cuda/norm.cu`."""
 
 import ctypes
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
 NormArguments = structure(SOURCE, "NormArguments")
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, NORM_THREADS = 4, 8, 256
-# Kernels, by which rows of a sum are made before the norm, and whether rows are gathered behind it.
+# Kernels, by which rows of a sum are made before the norm, and whether rows are gathered after it.
 NAMES: Mapping[tuple[SummedRows | None, bool], str] = {
     (SummedRows.OWN, False): "sum_norm",
     (SummedRows.ALL, False): "all_sum_norm",

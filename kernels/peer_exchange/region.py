@@ -25,7 +25,7 @@ State, Members = structure(_SOURCE, "State"), structure(_SOURCE, "Members")
 
 
 def region_bytes(ranks: int) -> int:
-    """Size of a rank's region for a group of so many ranks, if it is a group."""
+    """Bytes of a rank's region for a group of this many ranks; 0 for one rank, which exchanges nothing."""
     return LINE_OFFSET + ranks * (_LINES + _WORDS + _SLOTS) if ranks > 1 else 0
 
 
@@ -38,17 +38,17 @@ def word_bytes(ranks: int) -> slice:
 
 
 def template_ranks(ranks: int) -> int:
-    """The number of ranks of the kernel that such a group takes."""
+    """The number of ranks that the kernel for this group is compiled for."""
     return next(most for most in (2, 4, MOST_RANKS) if ranks <= most)
 
 
 def unit_blocks(units: int) -> tuple[int, int, int]:
-    """Blocks and threads of a kernel that sends so many units as words or lines, and units of a block."""
+    """Blocks and threads of a kernel that sends this many units as words or lines, and units of a block."""
     turn_units = next(each for each in (_FEWEST_THREADS, 256, 512, WORD_UNITS) if units <= CHANNELS * each)
     return -(-units // turn_units), min(turn_units, MOST_THREADS), turn_units
 
 
 def slot_blocks(units: int) -> tuple[int, int]:
-    """Blocks of a kernel that sends so many units as slots, and units of a block's turn."""
+    """Blocks of a kernel that sends this many units as slots, and units of a block's turn."""
     turn_units = min(max(-(-units // SLOT_CHANNELS), SLOT_THREADS), SLOT_UNITS)
     return min(max(-(-units // turn_units), 1), SLOT_CHANNELS), turn_units

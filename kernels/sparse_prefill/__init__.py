@@ -1,7 +1,7 @@
 """Attention over a long prompt that leaves out blocks of keys: the vertical and slash lines of each head.
 
 Jiang et al., "MInference 1.0" (NeurIPS 2024), section 3: in long prompts most of a head's attention lies on a few keys
-that all queries see (vertical lines: the first tokens, headings, what was asked for) and at a few distances behind the
+that all queries see (vertical lines: the first tokens, headings, what was asked for) and at a few distances from the
 query (slashes: diagonals of the scores). The last queries show where. Lines are rounded to blocks of 64 keys by 128
 queries, so that a block is a dense product. In place of MInference's fixed number of lines, found per head by a search,
 each head takes as many as hold a given share of the last queries' mass, as FlexPrefill does (Lai et al., ICLR 2025).

@@ -12,7 +12,7 @@ def kept_blocks(selection: Selection, queries: int, keys: int, first_query: int)
     """[heads, tiles, blocks] bool: whether queries of the tile attend to keys of the block.
 
     A tile is 128 queries from `first_query` on, a block 64 keys. A block is kept if its column is, or if a kept slash
-    crosses it within the tile, and never if it lies behind all of the tile.
+    crosses it within the tile, and never if all of it lies after the tile.
     """
     device = selection.columns.device
     first = first_query + TILE_QUERIES * torch.arange(-(-queries // TILE_QUERIES), device=device).unsqueeze(1)

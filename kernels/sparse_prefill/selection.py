@@ -17,7 +17,7 @@ MASS_UNITS = 1 << 24
 class Selection:
     """What each head attends to. Line b of a kind is 64 lines of one key or one distance, from 64 b on."""
 
-    # [heads, blocks] bool: columns, keys that all queries behind them attend to.
+    # [heads, blocks] bool: columns, keys that all later queries attend to.
     columns: torch.Tensor
     # [heads, blocks] bool: slashes, distances from a query to a key.
     slashes: torch.Tensor

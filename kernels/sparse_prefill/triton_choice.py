@@ -7,7 +7,7 @@ import triton.language as tl
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS, LineMasses
 from kernels.tile_sizes import next_power_of_2
 
-# Blocks that a program has room for, so that the kernel is not compiled anew for other prompts: 262,144 tokens.
+# Blocks that a program has room for, so that the kernel is not compiled again for other prompts: 262,144 tokens.
 PADDED = 4096
 
 

@@ -117,16 +117,16 @@ def _masses(
 
 
 # A program adds both parts of the distances of 64 lines, and takes each line's heaviest. Segment j, the distances
-# first - 64 j + d, lies in the line middle - j and, from d = split on, in the one behind. Reads 512 bytes a line, and
+# first - 64 j + d, lies in the line middle - j and, from d = split on, in the next line. Reads 512 bytes a line, and
 # writes 4.
 @triton.jit(do_not_specialize=["blocks", "middle", "split"])
 def _heaviest(distances, slashes, blocks, middle, split, BLOCK: tl.constexpr):
     line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head, column = tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK)[None, :]
     largest = tl.zeros([BLOCK], tl.float32)
-    for behind in tl.static_range(2):
-        segment = (middle - line + behind)[:, None]
-        mine = (column >= split) if behind else (column < split)
+    for following in tl.static_range(2):
+        segment = (middle - line + following)[:, None]
+        mine = (column >= split) if following else (column < split)
         # By block of keys: first what lies at its own segment, then what lies at the next one.
         place = distances + (head * blocks + segment) * 2 * BLOCK + column
         mass = tl.load(place, mask=mine & (segment >= 0) & (segment < blocks), other=0.0)
@@ -145,7 +145,7 @@ class _Passes:
     together: int
 
     def launch(self, kernel: triton.JITFunction, tiling: Tiling, sizes: Sequence[int], *results: torch.Tensor) -> None:
-        """sizes: what the kernel is given behind the strides, except its tiles."""
+        """sizes: what the kernel is given after the strides, except its tiles."""
         keys, width = self.key.shape[0], self.key.shape[2]
         strides = self.key.stride(0), 0 if self.key.shape[1] == 1 else self.key.stride(1)
         held = _held_widths(width) if self.key.dtype == COMPRESSED else (0, 0)

@@ -85,7 +85,7 @@ def choose_strips(touched: int, hidden: int, width: int, ctas: int) -> int:
         last = touched * cdiv(hidden // STRIP, strips)
         groups = cdiv(first, TEAMS * ctas) * cdiv(hidden // GROUP, PARTS)
         groups += cdiv(last, WARPS * ctas) * (width // GROUP)
-        # A group takes half as long as one of its strips beside its strips.
+        # In addition to its strips, a group takes half as long as one of them.
         return groups * (strips + 0.5)
 
     return min(range(MOST_STRIPS, 0, -1), key=cost)

@@ -78,7 +78,7 @@ def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided
     return NARROW if narrow and whole_turns else tiling
 
 
-# Multiprocessors that a step's product leaves to shared experts beside it, whose CTAs fill one each: 4, or 36 with few
+# Multiprocessors that a step's product leaves to shared experts meanwhile, whose CTAs fill one each: 4, or 36 with few
 # copies. All 16 or 22 CTAs of gate and up and all but two of down's 38 then run at once, while the other 96 decode
 # 4.8 TB/s, more than memory delivers.
 SPARE, SPARE_OF_FEW = 4, 36
