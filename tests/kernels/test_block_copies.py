@@ -51,14 +51,14 @@ def test_gathered_blocks_lie_layer_by_layer_in_staging_and_are_hashed(
     first_layer: int, layers: int, blocks: list[int]
 ) -> None:
     pool, staging = random_pool(), random_bytes(9 * PIECE + 64)
-    behind, size = staging.clone(), layers * len(blocks) * PIECE
+    before, size = staging.clone(), layers * len(blocks) * PIECE
     segment = SegmentBuffer(pool, staging)
     segment.gather(first_layer, layers, blocks, seeded_table(SEED))
     settle()
     expected = torch.zeros_like(staging)
     ids = torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
     reference.gather_blocks(pool, first_layer, layers, ids, expected)
-    assert torch.equal(staging[:size], expected[:size]) and torch.equal(staging[size:], behind[size:])
+    assert torch.equal(staging[:size], expected[:size]) and torch.equal(staging[size:], before[size:])
     assert segment.hashes() == expected_hashes(staging[:size], SEED)
 
 

@@ -13,7 +13,7 @@ from tests.support.quantized_outputs import assert_quantized_into_some
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.1
 HEADS, OWN, ROPE, VALUE = 128, 128, 64, 128
-# Of other models: GigaChat3's and GLM-4.7-Flash's. A head's own and shared channels of keys, and values.
+# A head's own and shared channels of keys, and of values, in GigaChat3 and in GLM-4.7-Flash.
 WIDE = pytest.mark.parametrize("widths", [(128, 64, 192), (192, 64, 256)], ids=["192", "256"])
 
 hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")

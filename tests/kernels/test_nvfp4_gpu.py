@@ -45,7 +45,7 @@ def test_ragged_experts(counts: list[int], outputs: int, inputs: int, tiling: Ti
     x = torch.randn(sum(counts), inputs, device="cuda").bfloat16()
     found, expected = both(weight, x, counts, tiling)
     assert relative_error(found, expected) < 5e-3
-    # Also of each expert: one's error must not hide behind another's size.
+    # Each expert by itself too: a large one must not hide a small one's error.
     for one, other in zip(found.split(counts), expected.split(counts), strict=True):
         assert relative_error(one, other) < 5e-3
 

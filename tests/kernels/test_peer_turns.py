@@ -1,4 +1,4 @@
-"""Nobody writes over what another rank has not read: the turns of `peer_exchange/cuda/peers.cuh`, threads in any order.
+"""No rank overwrites what another has not read: the turns of `peer_exchange/cuda/peers.cuh`, threads in any order.
 
 A model of one channel: threads of each rank that run until they wait, a warp that hands slots over, and kernels that
 begin when the rank's earlier one has ended.

@@ -43,7 +43,7 @@ def test_triton_multiplies_stored_latents_in_e4m3(
 
 
 def test_each_query_of_each_head_is_rounded_by_its_own_size() -> None:
-    """Also one of zeros, and large ones beside small ones: masses differ little from those of exact queries."""
+    """Also a query of zeros, and large next to small ones: masses differ little from those of exact queries."""
     query, key = torch.randn(20, 3, 64), torch.randn(300, 1, 64).to(torch.float8_e4m3fn)
     query[3, 1], query[4] = 0, query[4] * 1e-6
     found, exact = line_masses(query, key, SCALE), line_masses(query, key.float(), SCALE)

@@ -24,7 +24,7 @@ from tests.support.combinations import crossed
 CPU = torch.device("cpu")
 SCALE = 0.3
 HEADS = 3
-# Queries and keys of a prompt: its last queries, behind a cached prefix or not, around the bounds of tiles and blocks.
+# Queries and keys of a prompt: its last queries, after a cached prefix or not, around the bounds of tiles and blocks.
 SHAPES = [(1, 1), (1, 130), (63, 63), (64, 64), (70, 135), (129, 129), (130, 500), (257, 257), (300, 811)]
 shapes = pytest.mark.parametrize(("queries", "keys"), SHAPES)
 
@@ -103,7 +103,7 @@ def test_everything_selected_is_dense_attention(queries: int, keys: int) -> None
 
 @shapes
 def test_a_query_attends_to_selected_columns_and_slashes(queries: int, keys: int) -> None:
-    """Token by token: whatever line of one key or one distance is selected is seen, whole blocks beside it."""
+    """Token by token: each selected key or distance is seen, and the rest of its blocks too."""
     selected, first = random_selection(keys), keys - queries
     kept = kept_blocks(selected, queries, keys, first)
     for tile, start in enumerate(range(0, queries, 128)):

@@ -74,7 +74,7 @@ def of_2026(dense: bool = True) -> ModuleType:
 
 
 def of_sglang(legacy: bool = True) -> ModuleType:
-    """It keeps dense attention behind `use_legacy`, in a library of its own that a build may lack."""
+    """It has dense attention with `use_legacy` alone, in a library of its own that a build may lack."""
     plain = of_2026()
 
     def flash_mla_with_kvcache(*args: Any, use_legacy: bool = False, **options: Any) -> Any:

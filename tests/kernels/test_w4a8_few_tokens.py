@@ -98,7 +98,7 @@ def test_a_cta_waits_for_one_whose_multiprocessor_another_kernel_holds() -> None
     experts, choices = random_feed_forward(5, 1024, 512, "cuda"), draw(2, 3, 5)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        # Cycles: some 0.1 s on one of them, until behind the launches below.
+        # Cycles: some 0.1 s on one multiprocessor, until after the launches below.
         torch.cuda._sleep(200_000_000)
     check(experts, choices, processors(torch.device("cuda")))
 
