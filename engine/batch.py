@@ -42,7 +42,7 @@ class TokenMasks(Protocol):
         """One mask for each draw of the row: a bit for each token id, lowest first, set if the token may be drawn. None
         in place of a mask if any token may be.
 
-        There are fewer masks than draws if a draft is not allowed in its place, or ends the request: draws behind that
+        There are fewer masks than draws if a draft is not allowed in its place, or ends the request: draws after that
         draft are discarded. There may also be more masks than draws. Call this in `draw`, once the row's drafts and all
         tokens before them are known; it may block until the masks are made.
         """
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True):
     shared: int = 0
     # The prompt's token after the row's last one, if the row draws none.
     next_token: int | None = None
-    # Whether the token behind the last one that the host knows is a thought. Set if drafts of the row, or of one that
+    # Whether the token after the last one that the host knows is a thought. Set if drafts of the row, or of one that
     # follows it, may be accepted relaxedly while the model thinks; None if drafts are accepted strictly.
     thinking: bool | None = None
     # Set if only some tokens may be drawn.
@@ -103,7 +103,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def decodes(self) -> bool:
-        """Whether the row computes one token, and perhaps drafts behind it."""
+        """Whether the row computes one token, and perhaps drafts after it."""
         return self.tokens == 1 + self.drafts
 
 
@@ -120,7 +120,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one row with sampling yields: the tokens behind `row.end - row.drafts`, one to `row.draws` of them."""
+    """What one row with sampling yields: the tokens after `row.end - row.drafts`, one to `row.draws` of them."""
 
     token_ids: Sequence[int]
     # One for each token; None if they were not asked for.
@@ -142,7 +142,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     decode_only: bool = True
     # Whether the ranks end before this step.
     stopping: bool = False
-    # How many tokens are guessed behind each drawn token.
+    # How many tokens are guessed after each drawn token.
     drafts: int = 0
     # The most rows that draw, and so guess, on any rank.
     drawing: int = 0

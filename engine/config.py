@@ -44,7 +44,7 @@ class OracleConfig(Config):
 
 
 class DraftsConfig(Config):
-    """Tokens are guessed behind each one that is drawn, and verified in the next step (speculative decoding): see
+    """Tokens are guessed after each one that is drawn, and verified in the next step (speculative decoding): see
     docs/drafts.md.
     """
 
@@ -65,7 +65,7 @@ class DraftsConfig(Config):
 
     @property
     def most(self) -> int:
-        """The most that are guessed behind a token."""
+        """The most that are guessed after a token."""
         return MOST_DRAFTS if self.next_n == "auto" else self.next_n
 
 
@@ -107,7 +107,7 @@ class EngineConfig(Config):
     prompt_attention_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     """The format in which queries, keys and values of prompts are multiplied: as the model computes, or in one byte, to
     which they are converted on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts,
-    and short chunks behind a long prefix, are computed as by default.
+    and short chunks after a long prefix, are computed as by default.
     """
     weights: Literal["auto", "quantized", "dequantized"] = "auto"
     """Quantized weights are either multiplied as they are, by activations that are quantized on the way, or converted
@@ -248,7 +248,7 @@ class ResolvedEngineConfig:
 
 
 def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
-    """Settle `overlap` for a backend whose device computes while the host does other things, or does not."""
+    """Whether steps are launched ahead: `overlap`, where `auto` means on a GPU (`asynchronous`) and not on a CPU."""
     if config.overlap == "auto":
         return asynchronous
     return config.overlap == "on"

@@ -25,7 +25,7 @@ def choose_parallel(config: EngineConfig, role: WorkerRole) -> tuple[ParallelCon
 def choose_tp(ranks: int, role: WorkerRole, divides: Callable[[int], bool]) -> tuple[int, str]:
     """How many of a worker's ranks compute a request together, and why; the rest of the factors is dp. Pure.
 
-    ranks: how many there are on one host; divides: whether so many ranks can divide the model.
+    ranks: how many there are on one host; divides: whether that many ranks can divide the model.
     """
     if role is not WorkerRole.PREFILL:
         return 1, "ranks that decode batch requests of their own, so that none holds a copy of another's KV"

@@ -6,7 +6,7 @@ from engine.config import EngineConfig
 from engine.parallel.layout import Layout
 from mesh.errors import ConfigError
 
-# Loading does not depend on these keys: the pool, the steps and the graphs are made anew.
+# Loading does not depend on these keys: the pool, the steps and the graphs are made again.
 MAY_DIFFER = frozenset(
     {
         "model_name",

@@ -21,7 +21,7 @@ class BlockTables:
         return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
     def could_share(self, request: Request, cached: Sequence[int]) -> bool:
-        """Whether the request could take the block behind the cached ones from the pool too, were it there."""
+        """Whether the request could take the block after the cached ones from the pool too, were it there."""
         return self._takes_cached(request) and len(cached) < request.matchable_blocks
 
     def _takes_cached(self, request: Request) -> bool:
@@ -36,7 +36,7 @@ class BlockTables:
             request.progress.lack_drafts(drafts_end)
 
     def lacking(self, request: Request, cached: Sequence[int]) -> int:
-        """How many blocks a request without any needs beside the cached ones."""
+        """How many blocks a request without any needs in addition to the cached ones."""
         return blocks_for(request.reach(len(request.progress.token_ids))) - len(cached)
 
     def grow(self, request: Request) -> None:

@@ -10,7 +10,7 @@ class ReleaseOrder:
     """A queue of blocks, each in it once at most, from which any can be taken; 8 bytes for each of `blocks`."""
 
     def __init__(self, blocks: int) -> None:
-        # A ring of links. The index behind the last block stands for both of the queue's ends.
+        # A ring of links. One more index than there are blocks stands for both of the queue's ends.
         self._end = blocks
         self._earlier = array("i", [blocks]) * (blocks + 1)
         self._later = array("i", [blocks]) * (blocks + 1)
@@ -20,7 +20,7 @@ class ReleaseOrder:
         return self._count
 
     def add(self, block: int) -> None:
-        """Put the block behind all others."""
+        """Put the block at the end."""
         end = self._end
         last = self._earlier[end]
         self._earlier[block], self._later[block] = last, end
@@ -84,7 +84,7 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds, cached ones included."""
+        """Blocks that no request or transfer holds, cached ones included."""
         return self.total_blocks - self._fresh + len(self._blank) + len(self._cached)
 
     @property
@@ -120,7 +120,7 @@ class BlockPool:
         return next((index for index, block in enumerate(blocks) if self._hashes[block] in self._draftless), None)
 
     def free_among(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks nobody holds: what acquiring them takes from `free_blocks`."""
+        """How many of these blocks are free: what acquiring them takes from `free_blocks`."""
         return sum(not self._references[block] for block in blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:

@@ -1,1 +1,1 @@
-"""Answers that a grammar constrains: which tokens each may go on with, found out beside the steps."""
+"""Answers that a grammar constrains: which tokens each may go on with, found out while steps run."""

@@ -19,8 +19,8 @@ Bits = npt.NDArray[np.uint8]
 class Masks(NamedTuple):
     """What a row may draw."""
 
-    # Behind the answer so far and then behind each draft: None where that may be any token. They end with the first
-    # draft that is not allowed in its place, or that ends the answer: nobody wants what is drawn behind it.
+    # After the answer so far and then after each draft: None where that may be any token. They end with the first
+    # draft that is not allowed in its place, or that ends the answer: draws after it are discarded.
     allowed: Sequence[Bits | None]
     # Why there are no more masks, if because of an error: an answer that gets more tokens than masks cannot go on.
     error: MeshError | None = None
@@ -67,7 +67,7 @@ class ConstrainedAnswer:
             self._follow(token_id)
 
     def masks(self, drafts: Sequence[int] = ()) -> Masks:
-        """The masks of a row that draws behind the answer so far and behind each of the drafts.
+        """The masks of a row that draws after the answer so far and after each of the drafts.
 
         Raises InvalidConstraint or GrammarSpent if the answer cannot go on whatever it draws.
         """
@@ -170,7 +170,7 @@ class AnswerMasks:
         self._drawn = Masks(())
 
     def follow(self, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
-        """The answer went on with these tokens, and these are guessed behind them: begin to make the masks of a row
+        """The answer went on with these tokens, and these are guessed after them: begin to make the masks of a row
         that verifies them, or the first of them.
         """
         self._next = self._thread.submit(self._step, token_ids, drafts)

@@ -48,7 +48,7 @@ class Constraints:
         self._grammars: OrderedDict[str, SharedGrammar] = OrderedDict()
         self._begun: list[tuple[Request, Future[ConstrainedAnswer]]] = []
 
-    def anew(self) -> "Constraints":
+    def successor(self) -> "Constraints":
         """Constraints for the next engine of this process. They keep the tokenizer: reading one of 129,280 tokens takes
         a second.
 

@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 class SharedGrammar:
     """Copies of one matcher share the lexer of its expressions, which learns from each of them. If one copy makes it
-    too complex, no copy can go on. The answer of that one ends; the others need a grammar that is compiled anew.
+    too complex, no copy can go on. The answer of that one ends; the others need a grammar that is compiled again.
 
     Several threads use it. A lock lets one call run at a time, so that it is known whose call made the lexer too
     complex.

@@ -21,7 +21,7 @@ REPEATS = 3
 
 
 def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
-    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that nobody reads."""
+    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that is never read."""
     rows = [1 << exponent for exponent in range(max_requests.bit_length()) if 1 << exponent < max_requests]
     rows.append(max_requests)
     # Most of the time goes to the last numbers of rows.

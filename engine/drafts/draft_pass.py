@@ -1,4 +1,4 @@
-"""The layers of a step whose rows have drafts, launched one by one: first the model's layers, then, behind the draws,
+"""The layers of a step whose rows have drafts, launched one by one: first the model's layers, then, after the draws,
 the draft layers.
 """
 
@@ -42,12 +42,13 @@ class DraftPass(Protocol):
 
 
 class Verified(NamedTuple):
-    """By line: how many drafts are accepted, [lines]; the draws, [lines, 1 + n], any token where there is none; and
-    what is guessed next, [lines, count]. There may be more lines.
-    """
+    """What became of a step's drafts, by line. Graphs have more lines, whose values mean nothing."""
 
+    # [lines]: how many drafts are accepted.
     accepted: torch.Tensor
+    # [lines, 1 + n]: the draws; any token where a row draws less often.
     drawn: torch.Tensor
+    # [lines, count]: the tokens guessed next.
     guesses: torch.Tensor
 
 
@@ -115,9 +116,9 @@ class EagerPass:
         return Verified(accepted, drawn, guesses)
 
     def _compute_draft_layers(self, drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Write the draft layers' KV of all rows, for a row that decodes behind all its draws. What is behind a wrong
-        draft is nobody's; the next step overwrites it. Returns what the first module makes of the tokens: [tokens or
-        more, hidden].
+        """Write the draft layers' KV of all rows; for a row that decodes, after each of its draws. KV after a rejected
+        draft is garbage, and the next step overwrites it. Returns the first module's hidden states: [tokens or more,
+        hidden].
         """
         shape, state, prompts = self._shape, self._state, self._prompts
         decoding: list[DecodeRows] = []
@@ -139,13 +140,13 @@ class EagerPass:
         """The hidden state of the token before each of the draft layers' tokens: [size, hidden]. Zeros come before a
         prompt's first token, and before padding.
         """
-        behind = [*self._prompts.sources, *[None] * (size - self._offset - len(self._prompts.sources))]
-        if not behind:
+        sources = [*self._prompts.sources, *[None] * (size - self._offset - len(self._prompts.sources))]
+        if not sources:
             return self.hidden[:size]
-        device, sources = self.hidden.device, [*range(self._offset), *(source or 0 for source in behind)]
-        before = self.hidden.index_select(0, to_indices(sources, device))
-        if None in behind:
-            nothing = [place for place, source in enumerate(behind, self._offset) if source is None]
+        device, places = self.hidden.device, [*range(self._offset), *(source or 0 for source in sources)]
+        before = self.hidden.index_select(0, to_indices(places, device))
+        if None in sources:
+            nothing = [place for place, source in enumerate(sources, self._offset) if source is None]
             before.index_fill_(0, to_indices(nothing, device), 0)
         return before
 
@@ -156,15 +157,15 @@ class EagerPass:
         firsts = to_indices([*self._decoding_states(), *(self._offset + index for index in prompts.first)], device)
         lasts = [to_indices([self._offset + index for index in prompts.last], device)]
         before = [to_indices([nothing if block is None else block for block in prompts.blocks_before], device)]
-        behind = [to_indices(prompts.last_blocks, device)]
+        last_blocks = [to_indices(prompts.last_blocks, device)]
         line = sum(rows.rows for rows in decoding)
         lasts.insert(0, firsts[:line] + accepted[:line])
         for rows in reversed(decoding):
             line -= rows.rows
             last = rows.starts + accepted[line : line + rows.rows].int()
             before.insert(0, rows.blocks_of(rows.starts - 1))
-            behind.insert(0, rows.blocks_of(last))
-        return RowEnds(firsts, torch.cat(before), torch.cat(lasts), torch.cat(behind))
+            last_blocks.insert(0, rows.blocks_of(last))
+        return RowEnds(firsts, torch.cat(before), torch.cat(lasts), torch.cat(last_blocks))
 
     def _first_states(self) -> list[int]:
         """By line: the index of its first drawn token among the draft layers' tokens."""

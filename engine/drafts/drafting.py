@@ -1,6 +1,6 @@
 """A step that verifies drafts and guesses the next ones with the model's MTP module, run once a guess (Eagle).
 
-Its rows draw behind their last known token and behind each draft. A draft is accepted if it is the token drawn in its
+Its rows draw after their last known token and after each draft. A draft is accepted if it is the token drawn in its
 place, so that tokens are the same as without drafts; `engine.drafts.relaxation` may accept others. How many drafts were
 accepted stays on the device: rows of the next step begin where that number says, before the host has read it.
 """
@@ -75,9 +75,9 @@ class DraftingStep:
         if draws.drawing:
             logits = drafter.model.logits(_some(layers.hidden, draws.tokens))
             replace = keep if self._relaxation is None else self._relaxation.apply
-            behind = _behind(layers) if self._counting else None
+            before = _drafts_before(layers) if self._counting else None
             drawn = drafter.state.drawn
-            token_ids = drafter.sampler.draw(logits, draws.rows, drawn, replace, _positions(layers), behind)
+            token_ids = drafter.sampler.draw(logits, draws.rows, drawn, replace, _positions(layers), before)
             self._samples = PendingSamples(logits, token_ids, draws.rows)
         accepted, drawn, guesses = layers.finish(token_ids)
         if self._counting:
@@ -130,8 +130,8 @@ def _positions(layers: DraftPass) -> torch.Tensor:
     return grid.view(-1)[to_indices(layers.draws.places, grid.device)]
 
 
-def _behind(layers: DraftPass) -> torch.Tensor:
-    """The drafts that each draw is behind: [draws, n] int64. If they are wrong, nobody wants what it draws."""
+def _drafts_before(layers: DraftPass) -> torch.Tensor:
+    """For each draw, the drafts before it: [draws, n] int64. If one of them is wrong, the draw is discarded."""
     width = layers.drafts.shape[1] + 1
     lines, places = (
         to_indices([divmod(place, width)[part] for place in layers.draws.places], layers.drafts.device)

@@ -1,7 +1,7 @@
-"""Decode steps with drafts as captured CUDA graphs: one of the model's layers, and one, behind the draws, that verifies
+"""Decode steps with drafts as captured CUDA graphs: one of the model's layers, and one, after the draws, that verifies
 them, computes the draft layer and guesses.
 
-The draws themselves are launched between the two, as behind graphs without drafts: rows may want penalties, masks or
+The draws themselves are launched between the two, as after graphs without drafts: rows may want penalties, masks or
 log probabilities. Nothing between them waits for the host.
 """
 
@@ -45,7 +45,7 @@ class DraftGraph:
         self.fill([])
         # By row: the index of its first draw.
         self._first = torch.arange(rows, device=state.device) * (1 + depth)
-        # Entries that no row draws keep some earlier token, which nobody reads.
+        # Entries that no row draws keep some earlier token, which is not read.
         self.drawn = torch.zeros(rows, 1 + depth, dtype=torch.int64, device=state.device)
         self.compute_model = capture.whole(lambda: self._run_model(model, state))
         # Running the other graph, to capture it, reads what this one leaves.
@@ -64,8 +64,8 @@ class DraftGraph:
 
     def _run_drafts(self, model: Model, state: DeviceState) -> None:
         inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
-        # Draft layers compute behind all draws. Behind a wrong draft the result is nobody's; the next step overwrites
-        # it.
+        # Draft layers compute after all draws. What they write after a wrong draft is garbage, and the next step
+        # overwrites it.
         modules = model.config.draft_layers
         # Draft layers are one position later than the model. A single module writes the KV of all its tokens.
         shared = (inputs.shared - 1).clamp(min=0) if modules > 1 else None

@@ -14,7 +14,7 @@ class Draws:
 
     # By draw: its row.
     rows: Sequence[Row]
-    # By draw: the index of the token of the step behind which it draws, and its place in the grid, line by line.
+    # For each draw: the index in the step of the token it follows, and its index in the flattened [rows, width] grid.
     tokens: Sequence[int]
     places: Sequence[int]
     # By row with sampling: its index in the step, and its first draw.
@@ -51,7 +51,7 @@ def are_first(ascending: Sequence[int]) -> bool:
 
 
 def leading_rows(rows: Sequence[Row]) -> Sequence[Row]:
-    """The leading rows that decode behind a token whose KV is computed. In a batch such rows come before all others;
+    """The leading rows that decode after a token whose KV is computed. In a batch such rows come before all others;
     only single tokens of prompts may come later.
     """
     return list(takewhile(_goes_on, rows))
@@ -104,8 +104,8 @@ def plan_draft_prompts(rows: Sequence[Row], offset: int, padding_block: int) -> 
 
 def _shifted(row: Row, padding_block: int) -> Row:
     """The draft layer's part of the row."""
-    behind = 0 if row.next_token is None else row.next_token
-    token_ids = [*(row.token_ids if row.start == 0 else row.token_ids[1:]), behind]
+    following = 0 if row.next_token is None else row.next_token
+    token_ids = [*(row.token_ids if row.start == 0 else row.token_ids[1:]), following]
     block_ids = list(row.block_ids)
     if row.end >= len(block_ids) * BLOCK_TOKENS:
         block_ids.append(padding_block)

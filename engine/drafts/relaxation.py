@@ -37,7 +37,7 @@ class Relaxation:
         device = state.device
         follows = to_indices([NO_ROW if row.follows is None else row.follows for row in rows], device)
         known = to_indices([bool(row.thinking) for row in rows], device).bool()
-        # Whether the token behind each row's last known one is a thought: [rows].
+        # Whether the token after each row's last known one is a thought: [rows].
         self._before = torch.where(follows == NO_ROW, known, state.thinks[follows.clamp(min=0)])
         # [rows, n]
         self._drafts = drafts[: len(rows)]
@@ -69,15 +69,15 @@ class Relaxation:
         return token_ids
 
     def note(self, drawn: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Keep, for rows that follow these, whether they think behind the tokens that they yield. See `Verified`."""
+        """Keep, for rows that follow these, whether they think after the tokens that they yield. See `Verified`."""
         lines = len(self._draws.drawing)
-        behind = phases(drawn[:lines], self._before, self._rule.think_tokens)
+        after = phases(drawn[:lines], self._before, self._rule.think_tokens)
         last = 1 + accepted[:lines].unsqueeze(1)
-        self._state.thinks[to_indices(self._draws.drawing, drawn.device)] = behind.gather(1, last).squeeze(1)
+        self._state.thinks[to_indices(self._draws.drawing, drawn.device)] = after.gather(1, last).squeeze(1)
 
 
 def phases(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
-    """Whether the model thinks before each of the tokens [rows, n] int64, and behind them: [rows, n + 1] bool.
+    """Whether the model thinks before each of the tokens [rows, n] int64, and after them: [rows, n + 1] bool.
 
     before: [rows] bool, whether the model thinks before the first token.
     """
@@ -92,6 +92,6 @@ def phases(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTok
 def thoughts(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
     """Whether each of the tokens [rows, n] int64 is a thought: [rows, n] bool. before: [rows], whether the first is.
 
-    A token that opens or closes the thinking concerns those behind it.
+    A token that opens or closes the thinking concerns those after it.
     """
     return phases(token_ids, before, think_tokens)[:, :-1]

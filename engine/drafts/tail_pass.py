@@ -18,7 +18,7 @@ from kernels.host_copy import to_device, to_indices
 class TailPass:
     """An `engine.drafts.draft_pass.DraftPass` whose graph is given a prompt's known tokens as draws, and accepts them.
 
-    The token drawn behind a prompt comes after these known tokens, which do not count as accepted drafts.
+    The token drawn after a prompt comes after these known tokens, which do not count as accepted drafts.
     """
 
     def __init__(self, graph: DraftGraph, state: DeviceState, rows: Sequence[Row]) -> None:
@@ -38,8 +38,8 @@ class TailPass:
         graph.fill(computed, self._earlier)
         graph.compute_model()
         self.hidden, self._own = graph.hidden, slice(self._earlier, len(computed))
-        self._behind = to_device(np.array(self._skipped, np.int32), device)
-        self.positions = graph.positions[self._own] + self._behind
+        self._skips = to_device(np.array(self._skipped, np.int32), device)
+        self.positions = graph.positions[self._own] + self._skips
         prompts = to_device(np.array([not row.decodes for row in rows]), device)
         self.drafts = graph.drafts[self._own].masked_fill(prompts.unsqueeze(1), NO_TOKEN)
 
@@ -51,9 +51,9 @@ class TailPass:
         drawn[to_indices(list(self._known), device)] = to_indices(list(self._known.values()), device)
         graph.compute_drafts()
         self._move_ends()
-        places = torch.arange(width, device=device) + self._behind.unsqueeze(1)
+        places = torch.arange(width, device=device) + self._skips.unsqueeze(1)
         drawn = graph.drawn[self._own].gather(1, places.clamp(max=width - 1))
-        return Verified(graph.accepted[self._own] - self._behind, drawn, graph.guesses[self._own])
+        return Verified(graph.accepted[self._own] - self._skips, drawn, graph.guesses[self._own])
 
     def _move_ends(self) -> None:
         """Put what the step's rows leave in the step's order. Rows of the next step follow rows by their index in the
@@ -70,8 +70,8 @@ def _known_draws(rows: Sequence[Row], earlier: int, skipped: Sequence[int], widt
     for line, row in enumerate(rows):
         if line < earlier:
             assert row.next_token is not None
-            behind = [*row.token_ids[1:], row.next_token]
+            following = [*row.token_ids[1:], row.next_token]
         else:
-            behind = list(row.token_ids[1 : 1 + skipped[line - earlier]])
-        known |= dict(enumerate(behind, start=line * width))
+            following = list(row.token_ids[1 : 1 + skipped[line - earlier]])
+        known |= dict(enumerate(following, start=line * width))
     return known

@@ -44,7 +44,7 @@ class Fetches:
         return len(self._awaited)
 
     def begin(self, request: Request) -> None:
-        """Ask for the blocks behind those that the request found in the pool, as far as the store may have them."""
+        """Ask for the blocks after those that the request found in the pool, as far as the store may have them."""
         assert request.fetch is not None
         held, end = request.progress.registered_blocks, min(request.fetch.blocks, request.matchable_blocks)
         blocks = list(request.progress.block_ids[held:end])

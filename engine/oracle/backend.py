@@ -150,7 +150,7 @@ class OracleBackend:
     def _guess(
         self, rows: Sequence[Row], yielded: Mapping[int, Sequence[int]], drafts: int, layout: "_Layout"
     ) -> Mapping[int, Sequence[int]]:
-        """By row, the tokens that will be drawn behind the yielded ones, some of them changed."""
+        """By row, the tokens that will be drawn after the yielded ones, some of them changed."""
         if not drafts:
             return dict.fromkeys(yielded, ())
         which, samplings = np.array(list(yielded)), [_sampling(rows[index]) for index in yielded]

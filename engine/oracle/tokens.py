@@ -50,7 +50,7 @@ def oracle_tokens(
 
 
 def draw_tokens(states: Words, positions: Indices, samplings: Sequence[Sampling], vocabulary_size: int) -> list[int]:
-    """The token behind each state, uint64 [rows], at its position, as the row samples."""
+    """The token after each state, uint64 [rows], at its position, as the row samples."""
     if any(sampling.temperature > 0 for sampling in samplings):
         seeds = np.array([sampling.seed for sampling in samplings], np.uint64)
         sampled = np.array([sampling.temperature > 0 for sampling in samplings])

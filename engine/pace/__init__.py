@@ -1,1 +1,1 @@
-"""How much of prompts a step takes beside answers, and what steps were measured to take."""
+"""How many prompt tokens a step computes while requests decode, and what steps were measured to take."""

@@ -2,7 +2,7 @@
 
 The ranks exchange experts in every layer, so a step takes as long as its slowest rank: a prompt on one of them holds up
 requests that decode on all. Prompts of several ranks in one step hold them up once. TensorRT-LLM waits for them
-likewise (`attention_dp_config.batching_wait_iters`). A tail (see `mesh.tails`) holds up nobody, and does not wait.
+likewise (`attention_dp_config.batching_wait_iters`). A tail (see `mesh.tails`) holds up no request, and does not wait.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Alignment:
     def after(self, shape: StepShape) -> Self:
         """The alignment once a step of that shape is agreed on."""
         if self.ranks == 1 or not self.most_steps or not shape.decodes:
-            # Prompts hold up nobody.
+            # Prompts hold up no request that decodes.
             return replace(self, waited=0, quiet=0, opens=True) if self.waited or self.quiet or not self.opens else self
         if not shape.waiting_prompts:
             # The next prompt to come waits, unless an unfinished prompt holds up all ranks anyway, or prompts come so

@@ -1,4 +1,4 @@
-"""How many tokens to guess behind each that is drawn: the depth that brings most tokens a second."""
+"""How many tokens to guess after each that is drawn: the depth that brings most tokens a second."""
 
 from engine.batch import StepTimes
 from engine.config import MOST_DRAFTS

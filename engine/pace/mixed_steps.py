@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step computes beside requests that decode. A step may have a time to end in, and
+"""How many tokens of prompts a step computes while requests decode. A step may have a time to end in, and
 prompts a share of the time that they may take at most.
 """
 
@@ -105,7 +105,7 @@ class MixedSteps:
     def agreed(self, owes: bool) -> None:
         """owes: whether some of several ranks owed time before the last step, or that step has chunks of prompts.
 
-        All ranks' prompts go on in the same step. A rank whose clock is behind would otherwise find each time that
+        All ranks' prompts go on in the same step. A rank whose clock is late would otherwise find each time that
         others have just begun the next prompt, and would never begin one.
         """
         self._all_owe = owes
@@ -122,7 +122,7 @@ class MixedSteps:
         return bool(self._owed_ms or self._under_way) if self._all_owe is None else self._all_owe
 
     def most_prompt_tokens(self, rows_left: int) -> int | None:
-        """How many prompt tokens each rank may compute in the next step beside requests that decode; None if unbounded.
+        """How many prompt tokens each rank may compute in the next step while requests decode; None if unbounded.
 
         rows_left: rows of the largest graph that no request takes; 0 if prompts cannot be rows of a graph.
         """

@@ -21,7 +21,7 @@ class Pacing:
 
     For each step the engine calls `limits`, plans, calls `propose`, and then `agreed` with the shape that all ranks
     launch. It calls `collected` once the step's samples have come, which with overlap is after `agreed` of the step
-    that follows. Nobody else writes the policies or the meter:
+    that follows. No other class writes the policies or the meter:
 
         Alignment   waiting prompts begin together with those of other ranks
         MixedSteps  prompts leave requests that decode their time
@@ -39,7 +39,7 @@ class Pacing:
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         self._divided_tokens = config.parallel.divided_tokens
-        # Of the step that was agreed on last.
+        # The shape of the step that was agreed on last.
         self._shape = StepShape(0)
 
     def limits(self, decoding: int) -> PromptLimits:

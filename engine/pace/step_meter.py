@@ -120,13 +120,13 @@ class StepMeter:
         decoding: int,
         prompts: PromptTokens = NO_PROMPTS,
         accepted_drafts: int = 0,
-        beside: int = 0,
+        prompt_rows: int = 0,
         quiet: bool = True,
     ) -> None:
-        """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all.
+        """A step in which `decoding` requests drew a token each, and accepted `accepted_drafts` drafts in all.
 
-        beside: how many tokens of prompts were computed as if they were requests that decode. quiet: neither this rank
-        nor another of the worker computed other prompts, nor began to before this step was seen to end.
+        prompt_rows: how many tokens of prompts were computed as if they were requests that decode. quiet: neither this
+        rank nor another of the worker computed other prompts, nor began to before this step was seen to end.
         """
         decay = _step_decay(seconds)
         if prompts.all:
@@ -140,10 +140,10 @@ class StepMeter:
         if quiet or quiet_ms is None:
             # A worker that is flooded from its start has nothing better to tell than a step with prompts.
             self._quiet_step_ms.observe(seconds * 1000.0, tokens, decay)
-            self._decode_step_requests.observe(decoding + beside, 1.0, decay)
+            self._decode_step_requests.observe(decoding + prompt_rows, 1.0, decay)
         else:
             taken_seconds = max(seconds - quiet_ms * tokens / 1000.0, 0.0)
-        self._prompts_share = _share_behind(self._prompts_share, seconds, taken_seconds)
+        self._prompts_share = _share_after(self._prompts_share, seconds, taken_seconds)
 
     def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
         """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
@@ -152,7 +152,7 @@ class StepMeter:
         decays = [floor if (decay := 1.0 - each / memory) < floor else decay for each in seconds]
         self._quiet_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
         for each in seconds if self._prompts_share else ():
-            self._prompts_share = _share_behind(self._prompts_share, each, 0.0)
+            self._prompts_share = _share_after(self._prompts_share, each, 0.0)
         self._decode_step_requests.observe_equal(decoding, 1.0, decays)
 
     @property
@@ -182,7 +182,7 @@ def _step_decay(seconds: float) -> float:
     return max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
 
 
-def _share_behind(share: float, seconds: float, taken_seconds: float) -> float:
+def _share_after(share: float, seconds: float, taken_seconds: float) -> float:
     """The share of the time that prompts take, once a step is counted of which they took `taken_seconds`."""
     weight = min(seconds / PROMPTS_MEMORY_SECONDS, 1.0)
     share *= 1.0 - weight

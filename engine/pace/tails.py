@@ -1,6 +1,6 @@
 """Which chunks of prompts are computed as rows that decode, so that the step can be a captured graph. Pure.
 
-Often only a few tokens of a prompt are left behind cached KV. If the host launches their attention, launching the step
+Often only a few tokens of a prompt are left after cached KV. If the host launches their attention, launching the step
 takes the host longer than computing it takes the device, on every rank of the worker. As rows of a graph they cost the
 device no more: so few queries attend in the absorbed form either way, as decode rows do
 (`engine.model.inputs.absorbed_is_cheaper`).
@@ -28,8 +28,8 @@ class Tails(msgspec.Struct, frozen=True):
     draft_layers: int = 0
 
     def rows_left(self, decoding: int) -> int:
-        """How many rows of the largest graph may compute any part of a prompt beside this many requests. None may with
-        draft layers, since a chunk has to end its prompt there.
+        """How many rows of the largest graph may compute any part of a prompt while this many requests decode. None may
+        with draft layers, since a chunk has to end its prompt there.
         """
         return 0 if self.draft_layers else max(self.captured_rows - decoding, 0)
 
@@ -41,8 +41,8 @@ class Tails(msgspec.Struct, frozen=True):
         if not self.draft_layers:
             return tokens
         rows = -(-tokens // (1 + drafts))
-        # Draft layers compute a prompt's first token beside the second one, and every row of their graphs draws, so the
-        # chunk must not begin its prompt and has to end it. Several modules take one row alone: later ones read what
-        # the step before has left of the token before a row.
+        # Draft layers compute a prompt's first token together with the second one, and every row of their graphs draws,
+        # so the chunk must not begin its prompt and has to end it. Several modules take one row alone: later ones read
+        # what the step before has left of the token before a row.
         fits = progress.computed_at_most > 0 and tokens == progress.left and (rows == 1 or self.draft_layers == 1)
         return rows if fits else None

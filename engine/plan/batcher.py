@@ -1,6 +1,6 @@
 """What the next step computes: a pure function of the requests' progress and the free blocks.
 
-The earliest running request is never preempted and always advances, and nobody overtakes the head of the queue: so
+The earliest running request is never preempted and always advances, and no request overtakes the head of the queue: so
 every request that fits the pool alone completes. Blocks that transfers hold can make the earliest one wait, until one
 of them ends.
 
@@ -104,7 +104,7 @@ def _chunks(
 ) -> list[Chunk[RequestT]]:
     """Chunks of prompts in the order of their tenants: running prompts before admitted ones, these in their order.
 
-    Tokens that are computed again must fit one step: only the drafts behind all of them are right, and other requests
+    Tokens that are computed again must fit one step: only the drafts after all of them are right, and other requests
     may share their blocks. Every step has room for that many (`Limits`), so the first prompt always goes on.
     """
     work = [

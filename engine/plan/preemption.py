@@ -47,7 +47,7 @@ def giving_way(
     """Running requests to preempt so that the head of the queue is admitted; none if that cannot be.
 
     A tenant gives way only if afterwards it still holds at least as many requests, over its weight, as the other. So
-    each tenant reaches its part, and nobody takes back what it gave. The tenant that holds most gives first, and its
+    each tenant reaches its part, and none takes back what it gave. The tenant that holds most gives first, and its
     latest arrival goes first.
     """
     victims: list[RequestT] = []

@@ -95,7 +95,7 @@ class WaitingQueue:
 
     def in_order(self, standing: TenantStanding) -> Iterator[Request]:
         """The tenant that was served least goes first; among equals the one that holds least. A request that was
-        yielded counts as served and held for those behind it.
+        yielded counts as served and held for those after it.
         """
         if standing is ALONE:
             return (entry.request for entries in self._entries.values() for entry in entries)

@@ -59,7 +59,7 @@ class PromptLimits:
     # The most prompt tokens of the step if any request decodes; None if only `Limits` bounds them.
     most_tokens: int | None = None
     # Whether requests decode on some rank. If all requests here stall and none decodes elsewhere, `most_tokens` does
-    # not count: prompts hold nobody up, and may hold the blocks that are missing.
+    # not count: prompts then hold up no request, and may hold the blocks that are missing.
     decodes: bool = False
 
 
@@ -74,8 +74,8 @@ class Candidate(Generic[RequestT]):
     request: RequestT
     # Blocks of its prefix found in the pool; at least one token is left to compute.
     cached_blocks: Sequence[int]
-    # How many free blocks it would take: new ones for all its tokens and the drafts behind them, and cached ones that
-    # nobody holds.
+    # How many free blocks it would take: new ones for all its tokens and the drafts after them, and cached ones that
+    # are free.
     free_blocks_taken: int
     # Whether it only gets its blocks now, and takes part in steps once its KV has come from elsewhere.
     waits: bool = False
@@ -104,7 +104,7 @@ class StepPlan(Generic[RequestT]):
 
     preempted: list[RequestT]
     admitted: list[Candidate[RequestT]]
-    # Each computes one token, and drafts behind it.
+    # Each computes one token, and drafts after it.
     decoding: list[RequestT]
     # Those of `decoding` that need one more block.
     growing: list[RequestT]

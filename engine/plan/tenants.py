@@ -25,7 +25,7 @@ class TenantStanding:
         return self.served.get(tenant, 0.0), self.held.get(tenant, 0)
 
 
-# Nobody to be fair to: all requests are one tenant's.
+# All requests are one tenant's, so there is nothing to divide.
 ALONE = TenantStanding({}, {})
 
 

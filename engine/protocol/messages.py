@@ -27,7 +27,7 @@ class Start(msgspec.Struct, tag="start"):
     config: bytes
     # A mesh.config.ObserveConfig as JSON; only that of the first Start counts.
     observe: bytes
-    # None if nobody vouches for what stores keep.
+    # None if workers do not sign the blocks that they offer to stores.
     authorship: Authorship | None = None
 
 
@@ -56,7 +56,7 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class FirstToken(msgspec.Struct, tag="first_token"):
-    """To the receiving rank: a request with `remote_prefill` goes on behind this token. The rank does not report it."""
+    """To the receiving rank: a request with `remote_prefill` goes on after this token. The rank does not report it."""
 
     key: int
     token_id: int
@@ -178,10 +178,10 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class DraftCounts(msgspec.Struct, array_like=True):
-    """Drafts that steps verified. The first of each list is the draft right behind a drawn token."""
+    """Drafts that steps verified. The first of each list is the draft right after a drawn token."""
 
     verified: list[int]
-    # A draft behind a wrong one is not accepted.
+    # A draft after a wrong one is not accepted.
     accepted: list[int]
     # How many accepted drafts differ from the tokens drawn in their places.
     relaxed: int = 0

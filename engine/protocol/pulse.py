@@ -22,7 +22,7 @@ class Pulse:
     """The rank writes, its service reads. Each word is written whole; a reading may mix two writings."""
 
     def __init__(self, descriptor: int) -> None:
-        """Maps the memory behind the descriptor, which may be closed afterwards."""
+        """Maps the descriptor's memory, which may be closed afterwards."""
         self._words = memoryview(mmap.mmap(descriptor, _SIZE_BYTES)).cast("Q")[:_WORDS]
 
     @classmethod

@@ -86,7 +86,7 @@ class RankLink:
 
 
 class Rendezvous:
-    """One rank's way to all ranks of its worker. Nobody else may receive from the link meanwhile."""
+    """One rank's way to all ranks of its worker. Nothing else may receive from the link meanwhile."""
 
     def __init__(self, link: RankLink) -> None:
         self._link = link

@@ -134,7 +134,7 @@ class Rank:
         if before is None:
             made = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
         else:
-            made = before.anew()
+            made = before.successor()
         self._constraints = made
         return made
 

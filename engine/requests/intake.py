@@ -50,7 +50,7 @@ def check(submit: Submit, limits: RequestLimits) -> None:
 class Drafting:
     """How an engine drafts."""
 
-    # The most tokens guessed behind each drawn token.
+    # The most tokens guessed after each drawn token.
     most: int = 0
     # See Progress.
     rewind: int = 0

@@ -30,13 +30,13 @@ class Progress:
         rows_in_flight: how many rows of steps that are not collected belong to the request.
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
         guesses_in_flight: how many guesses come with that token at least.
-        drafts: guesses of the tokens behind `token_ids`, for a row that follows none in flight.
+        drafts: guesses of the tokens after `token_ids`, for a row that follows none in flight.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.
         covered: tokens that the block table has room for.
         registered_blocks: how many leading blocks of the table were matched in the pool or registered with it.
         drafts_end: index of the first block of the table whose draft layers are not whole, since part of the KV came
-            without draft layers. Tokens are right all the same; only guesses behind it are not as good. None if all
+            without draft layers. Tokens are right all the same; only guesses after it are not as good. None if all
             are whole.
     """
 
@@ -113,9 +113,9 @@ class Progress:
 
     def launched(self, computes: int, draws: int, index: int, guesses: int = 0) -> None:
         """A step is in flight whose row `index` computes at most `computes` tokens, draws at most `draws`, and guesses
-        `guesses` behind those that it draws.
+        `guesses` tokens after those that it draws.
 
-        A row that draws n tokens at most computes n - 1 drafts beside the tokens that are known or in flight.
+        A row that draws n tokens at most computes n - 1 drafts in addition to the tokens that are known or in flight.
         """
         self.rows_in_flight += 1
         self.computed_at_most += computes
@@ -129,7 +129,7 @@ class Progress:
     def committed(self, computes: int, draws: int, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
         """The earliest row in flight, which was launched with these bounds, has yielded these tokens and guesses.
 
-        There are no tokens if the row drew none, or if nobody wants them any more.
+        There are no tokens if the row drew none, or if its request has ended.
         """
         self.rows_in_flight -= 1
         self.computed += computes

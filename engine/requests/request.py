@@ -74,18 +74,18 @@ class Request:
     # Generation ends with one of these.
     stop_token_ids: frozenset[int]
     sampling: Sampling
-    # The most tokens that are guessed behind each that it draws; 0 if its tokens are drawn one by one.
+    # The most tokens that are guessed after each that it draws; 0 if its tokens are drawn one by one.
     most_drafts: int
     # Whether it thinks, if its drafts are accepted relaxedly then; None if always strictly.
     phase: ThinkingPhase | None
     # For the rows that draw; None if `sampling` counts no tokens.
     history: History | None
-    # Root of its chain of block hashes, and from where on that is another than an exact request's.
+    # Root of its chain of block hashes: the tenant's salt, hashed.
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
     sparse: SparsePrefill | None = None
-    # Tokens with at least so many before them are attended to sparsely by this engine; None if none are.
+    # Tokens with at least this many before them are attended to sparsely by this engine; None if none are.
     sparse_from: int | None = None
     share: Share = ONE_TENANT
     # It has had its last output; its blocks are given back once no step in flight writes to them.
@@ -141,14 +141,14 @@ class Request:
 
     @property
     def needs_block(self) -> bool:
-        """While it decodes, whether its next row computes, or guesses behind, a token that has no block yet."""
+        """While it decodes, whether its next row computes a token that has no block yet, or guesses one."""
         progress = self.progress
         if not self.most_drafts:
             return progress.computed_at_most >= progress.covered
         return progress.left == 1 and self.reach(progress.computed_at_most + self.draws) > progress.covered
 
     def reach(self, tokens: int) -> int:
-        """How many tokens need room in its blocks when `tokens` of them are computed: drafts behind them count too.
+        """How many tokens need room in its blocks when `tokens` of them are computed: drafts after them count too.
 
         So does the first token of a landed prompt, which is computed in one row with those that are computed again. The
         last token of a request is never computed.
@@ -158,8 +158,8 @@ class Request:
 
     @property
     def thinking(self) -> bool | None:
-        """`Row.thinking` for a row behind all tokens."""
-        return None if self.phase is None else self.phase.behind(self.progress.token_ids)
+        """`Row.thinking` for a row after all tokens."""
+        return None if self.phase is None else self.phase.after(self.progress.token_ids)
 
     @property
     def is_pushed(self) -> bool:

@@ -30,8 +30,8 @@ class ThinkingPhase:
         self._read = 0
         self._thinks = False
 
-    def behind(self, token_ids: Sequence[int]) -> bool:
-        """Whether the token behind these is a thought."""
+    def after(self, token_ids: Sequence[int]) -> bool:
+        """Whether the token after these is a thought."""
         for index in range(self._read, len(token_ids)):
             if token_ids[index] == self._tokens.open:
                 self._thinks = True

@@ -15,7 +15,7 @@ class StepWork(msgspec.Struct, frozen=True):
 
     decoding: Sequence[Request] = ()
     chunks: Sequence[Chunk[Request]] = ()
-    # The most drafts of a row, and how many tokens are guessed behind each that is drawn.
+    # The most drafts of a row, and how many tokens are guessed after each that is drawn.
     depth: int = 0
 
     def __bool__(self) -> bool:
@@ -111,7 +111,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 def _ends(chunk: Chunk[Request]) -> bool:
-    """Whether the chunk is the last of its prompt, so that a token is drawn behind it. Call it before the launch."""
+    """Whether the chunk is the last of its prompt, so that a token is drawn after it. Call it before the launch."""
     return chunk.tokens == chunk.request.progress.left
 
 

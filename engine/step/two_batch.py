@@ -1,4 +1,4 @@
-"""Whether a step is computed as two micro-batches: one's tokens travel between ranks beside the other's work."""
+"""Whether a step is computed as two micro-batches: one's tokens travel between ranks while the other is computed."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -32,10 +32,10 @@ class ConstrainedEngine:
         self._made = config, backend, constraints
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Make a new engine over the same backend, as a process does when its role changes."""
         config, backend, constraints = self._made
-        self.engine = Engine(config, backend, time.monotonic, constraints=constraints.anew())
+        self.engine = Engine(config, backend, time.monotonic, constraints=constraints.successor())
 
     def submit(self, *submits: Submit) -> None:
         """Submit requests; returns once their grammars are compiled."""

@@ -319,5 +319,5 @@ def test_the_next_engine_of_a_process_reads_no_tokenizer(checkpoint: Path, monke
     engine = ConstrainedEngine(checkpoint)
     first = engine.run(constrained(1)).token_ids[1]
     monkeypatch.delattr("engine.constraints.constraints.load_grammar_tokenizer")
-    engine.begin_anew()
+    engine.begin_again()
     assert engine.run(constrained(1)).token_ids[1] == first

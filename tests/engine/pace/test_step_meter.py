@@ -45,7 +45,7 @@ def test_the_decode_step_is_reported_with_its_batch_size() -> None:
 def test_tokens_of_prompts_in_a_decode_step_count_as_requests_that_decode() -> None:
     meter = StepMeter()
     meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
-    meter.observe_step(0.012, decoding=4, beside=30)
+    meter.observe_step(0.012, decoding=4, prompt_rows=30)
     assert meter.decode_step_ms == pytest.approx(12) and meter.decode_step_requests == 34
     assert meter.prefill_tokens_per_second == pytest.approx(2000)
 

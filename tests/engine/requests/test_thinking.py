@@ -14,10 +14,10 @@ OPEN, CLOSE = 5, 6
 
 def test_a_request_thinks_between_the_tokens_that_open_and_close_its_thinking() -> None:
     phase, tokens = ThinkingPhase(ThinkTokens(OPEN, CLOSE)), [9]
-    found = [phase.behind(tokens)]
+    found = [phase.after(tokens)]
     for more in ([OPEN], [9, 9], [9, CLOSE], [9], [OPEN, CLOSE, OPEN], []):
         tokens += more
-        found.append(phase.behind(tokens))
+        found.append(phase.after(tokens))
     assert found == [False, True, True, False, False, True, True]
 
 
