@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.tools import check_nesting
 from mesh.errors import InvalidConstraint
+from mesh.grammars import check_grammar
 
 MAX_CHOICES = 1000
 # Bounds the text of a GBNF grammar (llama.cpp's), which a parser in Python reads.
@@ -93,25 +94,13 @@ def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
     return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
 
 
-def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema, changed to refuse properties that it does not name, unless it says something about those.
-
-    Functions rarely take arguments that they do not name. Schemas with allOf are left alone: their parts name one
-    another's properties.
-    """
-    if "allOf" in schema:
-        return schema
-    changed = {key: _closed_parts(key, value) for key, value in schema.items()}
-    says_more = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & schema.keys()
-    return changed if "properties" not in schema or says_more else {**changed, "additionalProperties": False}
-
-
-def _closed_parts(key: str, value: Any) -> Any:
-    if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
-        return {name: closed(each) if isinstance(each, dict) else each for name, each in value.items()}
-    if key in ("anyOf", "oneOf") and isinstance(value, list):
-        return [closed(each) if isinstance(each, dict) else each for each in value]
-    return closed(value) if key == "items" and isinstance(value, dict) else value
+def compiles(expression: str) -> bool:
+    """Whether a schema may have this regular expression as a pattern."""
+    try:
+        check_grammar(f"start: {json_rule({'type': 'string', 'pattern': expression}, lenient=False)}")
+    except InvalidConstraint:
+        return False
+    return True
 
 
 def literal(text: str) -> str:

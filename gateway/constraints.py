@@ -12,7 +12,7 @@ from gateway.shortest_json import shortest_json
 from gateway.tokenizer import Tokenizer
 from gateway.tool_formats.interface import ToolReading
 from gateway.tool_grammar import ToolGrammar, arguments_schema, wrong_tool
-from gateway.tools import Toolbox
+from gateway.tools import Tool, Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, InvalidRequest
 from mesh.grammars import check_grammar
@@ -42,6 +42,13 @@ class AnswerShape:
         if constraint is None or constraint.grammar is None or constraint.free_until is not None:
             return self
         return replace(self, reasoning=ReasoningStart.NONE, closed_by=None)
+
+    def lenient_tools(self, form: AnswerForm | None) -> Sequence[Tool]:
+        """Tools whose schemas a grammar has, without the client being strict about them."""
+        if self.toolbox is None or self.calls is None:
+            return ()
+        in_grammar = self.calls.opening or form is not None or any(tool.strict for tool in self.toolbox.tools)
+        return [tool for tool in self.toolbox.tools if not tool.strict] if in_grammar else ()
 
 
 UNSHAPED = AnswerShape()

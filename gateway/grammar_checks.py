@@ -2,13 +2,16 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gateway.answer_forms import GrammarForm
+from msgspec import json
+
+from gateway.answer_forms import GrammarForm, compiles
+from gateway.schema_limits import enforceable, expressions
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
 from mesh.errors import InvalidConstraint, Overloaded
 from mesh.observe import span
@@ -20,6 +23,9 @@ THREADS = 2
 RETRY_AFTER_MS = 1000
 # Results for this many valid grammars are kept, by hash, so that they are not checked again.
 KNOWN_GRAMMARS = 1024
+KNOWN_EXPRESSIONS = 8192
+# Schemas of so many bytes take less than a millisecond to look through.
+SMALL_SCHEMAS = 4096
 
 ResultT = TypeVar("ResultT")
 
@@ -30,6 +36,8 @@ class GrammarChecks:
         # By tenant; held until the thread is done, which may be after the request has ended.
         self._turns: dict[str, asyncio.Lock] = {}
         self._known: OrderedDict[int, int] = OrderedDict()
+        # Whether regular expressions can be compiled, by their hash.
+        self._expressions: OrderedDict[int, bool] = OrderedDict()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -38,14 +46,36 @@ class GrammarChecks:
         """The grammar in Lark. Raises InvalidConstraint, which names the field, and Overloaded."""
         return await self._run(form.in_lark, form.field, tenant)
 
+    async def enforceable(
+        self, schemas: Sequence[Mapping[str, Any]], field: str, tenant: str
+    ) -> Sequence[Mapping[str, Any]]:
+        """The schemas without their parts that no grammar enforces. Raises InvalidConstraint and Overloaded."""
+        size = sum(len(json.encode(schema)) for schema in schemas)
+        check_size(size, field)
+
+        def prune() -> Sequence[Mapping[str, Any]]:
+            return [enforceable(schema, self._compiles) for schema in schemas]
+
+        known = size <= SMALL_SCHEMAS and all(
+            hash(expression) in self._expressions for schema in schemas for expression in expressions(schema)
+        )
+        pruned = prune() if known else await self._run(prune, field, tenant)
+        while len(self._expressions) > KNOWN_EXPRESSIONS:
+            self._expressions.popitem(last=False)
+        return pruned
+
+    def _compiles(self, expression: str) -> bool:
+        key = hash(expression)
+        if key not in self._expressions:
+            self._expressions[key] = compiles(expression)
+        return self._expressions[key]
+
     async def check(self, grammar: str, model: str, field: str, tenant: str, judge: Callable[[], int]) -> int:
         """The result of `judge` for this grammar and model; it may take a second.
 
         Raises InvalidConstraint, which names `field` unless `judge` names another, and Overloaded.
         """
-        if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-            message = f"{field} has {len(grammar)} characters as a grammar, the limit is {MAX_GRAMMAR_CHARACTERS}"
-            raise InvalidConstraint(message, field=field)
+        check_size(len(grammar), field)
         key = hash((grammar, model))
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -76,6 +106,13 @@ class GrammarChecks:
             raise InvalidConstraint(f"{field} took longer than {CHECK_SECONDS:g} s: simplify it", field=field) from None
         except InvalidConstraint as error:
             raise InvalidConstraint(error.message, field=error.metadata.get("field", field)) from error
+
+
+def check_size(characters: int, field: str) -> None:
+    """Raises InvalidConstraint if a grammar is too long."""
+    if characters > MAX_GRAMMAR_CHARACTERS:
+        message = f"{field} has {characters} characters as a grammar, the limit is {MAX_GRAMMAR_CHARACTERS}"
+        raise InvalidConstraint(message, field=field)
 
 
 def _release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock, job: Future[ResultT]) -> None:

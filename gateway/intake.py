@@ -4,13 +4,13 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from msgspec import structs
 
-from gateway.answer_forms import AnswerForm, GrammarForm
+from gateway.answer_forms import AnswerForm, GrammarForm, JsonForm
 from gateway.asks import Ask, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
@@ -39,7 +39,7 @@ from gateway.requests import (
 )
 from gateway.signs import NO_SIGNS
 from gateway.tokenizer import Tokenizer
-from gateway.tools import check_toolbox
+from gateway.tools import check_nesting, check_toolbox
 from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
 from mesh.domain.constraints import Constraint
@@ -154,6 +154,7 @@ class Intake:
         form = ask.form
         if isinstance(form, GrammarForm):
             form = await self._grammars.in_lark(form, tenant)
+        form, shape = await self._enforceable(form, shape, tenant)
         constraint = constraint_for(form, shape, tokenizer)
         if constraint is not None:
             grammar, field = constraint.grammar or "", _form_field(form)
@@ -161,6 +162,24 @@ class Intake:
             least_tokens = await self._grammars.check(grammar, model, field, tenant, judge)
             check_room(least_tokens, max_tokens, ask.names)
         return with_bans(constraint, ask.bad_words, ask.min_tokens, max_tokens, tokenizer)
+
+    async def _enforceable(
+        self, form: AnswerForm | None, shape: AnswerShape, tenant: str
+    ) -> tuple[AnswerForm | None, AnswerShape]:
+        """The same without the parts of schemas that cannot be enforced, where the client is not strict."""
+        if isinstance(form, JsonForm) and form.lenient:
+            check_nesting(form.schema, form.field)
+            (schema,) = await self._grammars.enforceable([form.schema], form.field, tenant)
+            form = replace(form, schema=schema)
+        lenient = shape.lenient_tools(form)
+        if shape.toolbox is not None and lenient:
+            schemas = await self._grammars.enforceable([tool.parameters for tool in lenient], TOOLS_FIELD, tenant)
+            changed = {
+                tool.name: replace(tool, parameters=schema) for tool, schema in zip(lenient, schemas, strict=True)
+            }
+            tools = [changed.get(tool.name, tool) for tool in shape.toolbox.tools]
+            shape = replace(shape, toolbox=replace(shape.toolbox, tools=tools))
+        return form, shape
 
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)

@@ -4,9 +4,10 @@ The bound errs on the short side: keywords that this module does not know count 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from gateway.schema_refs import resolved
 
 # Texts are cut at this length, so the bound never exceeds it. A client that asks for a longer answer allows enough
 # tokens anyway.
@@ -107,7 +108,7 @@ class _Writer:
     def _reference(self, reference: str, level: int) -> str:
         if reference not in self._referenced:
             self._referenced[reference] = ANYTHING
-            self._referenced[reference] = self.write(_resolved(self._root, reference), level + 1)
+            self._referenced[reference] = self.write(resolved(self._root, reference), level + 1)
         return self._referenced[reference]
 
     def _joined(self, parts: Iterable[str]) -> str:
@@ -136,22 +137,6 @@ def _cut(parts: Iterable[str]) -> Iterable[str]:
         size += len(part)
         if size > MAX_CHARACTERS:
             return
-
-
-def _resolved(root: Mapping[str, Any], reference: str) -> object:
-    """The target of a reference like "#/a/b"; None for any other kind, such as an anchor or another document."""
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-    found: object = root
-    for step in unquote(reference[1:]).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, Sequence) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
 
 
 def _is_text(value: object) -> bool:

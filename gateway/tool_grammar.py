@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.answer_forms import ANY_OBJECT, closed, json_rule, literal
+from gateway.answer_forms import ANY_OBJECT, json_rule, literal
+from gateway.schema_closing import closed
+from gateway.schema_keywords import COMBINING
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tools import Tool, Toolbox
 from mesh.errors import InvalidConstraint
@@ -71,7 +73,9 @@ def wrong_tool(toolbox: Toolbox) -> Tool | None:
 
 def arguments_schema(tool: Tool) -> Mapping[str, Any]:
     """The schema that the tool's arguments must match."""
-    return closed({**ANY_OBJECT, "properties": {}, **tool.parameters})
+    # A tool that names no arguments takes none, unless other schemas name them.
+    named: dict[str, Any] = {} if COMBINING & tool.parameters.keys() else {"properties": {}}
+    return closed({**ANY_OBJECT, **named, **tool.parameters})
 
 
 def _arguments_rule(tool: Tool) -> str:

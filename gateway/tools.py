@@ -23,7 +23,7 @@ class Tool:
     name: str
     description: str
     # JSON schema of the arguments, as decoded JSON.
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any]
     # Refuse a schema of which a part cannot be enforced, and hold the model to it whenever it calls the tool.
     strict: bool = False
     # The tool's place in the request, and the request's name for the schema: for errors.

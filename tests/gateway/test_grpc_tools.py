@@ -95,7 +95,7 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
         ),
         (
             {
-                "tools": [gateway_pb2.Tool(name="a", parameters_json='{"type": "strin"}')],
+                "tools": [gateway_pb2.Tool(name="a", parameters_json='{"type": "strin"}', strict=True)],
                 "tool_choice": gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_REQUIRED),
             },
             "strin",

@@ -160,7 +160,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "arguments that are none": (
         {
-            "tools": [CLOCK, {"type": "function", "function": {"name": "w", "parameters": {"type": "strin"}}}],
+            "tools": [
+                CLOCK,
+                {"type": "function", "function": {"name": "w", "parameters": {"type": "strin"}, "strict": True}},
+            ],
             "tool_choice": "required",
         },
         "tools[1].function.parameters",

@@ -1,0 +1,112 @@
+"""JSON schemas without the parts that no grammar enforces, for requests that are not strict.
+
+Only what widens a schema is left out: whatever matched before still matches.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from gateway.schema_keywords import COMBINING, DEFINITIONS, parts, with_parts
+from gateway.schema_refs import resolved
+
+TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+SIZES = frozenset(("minProperties", "maxProperties"))
+# The library's integers, and what its expressions for numbers still reach.
+LARGEST_NUMBER = 2**62
+LARGEST_SIZE = 2**31
+
+Compiles = Callable[[str], bool]
+
+
+def expressions(schema: object) -> Iterator[str]:
+    """The regular expressions of a schema and of all schemas in it."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict):
+            continue
+        if isinstance(each.get("pattern"), str):
+            yield each["pattern"]
+        if isinstance(each.get("patternProperties"), dict):
+            yield from each["patternProperties"]
+        waiting += [part for key, value in each.items() for part in parts(key, value)]
+
+
+def enforceable(schema: Mapping[str, Any], compiles: Compiles) -> dict[str, Any]:
+    """compiles: whether the library understands a regular expression."""
+    return _Pruning(schema, compiles).of(dict(schema))
+
+
+class _Pruning:
+    def __init__(self, root: Mapping[str, Any], compiles: Compiles) -> None:
+        self._root = root
+        self._compiles = compiles
+        self._names = _named_schemas(root)
+
+    def of(self, schema: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
+        if "properties" in kept:
+            # The library counts only the properties without a name.
+            kept = {key: value for key, value in kept.items() if key not in SIZES}
+        if (COMBINING | SIZES) & (schema.keys() - kept.keys()):
+            # What is left out may have spoken of other properties, so they must not be refused.
+            kept.setdefault("additionalProperties", True)
+        matched = kept.get("patternProperties")
+        if isinstance(matched, dict) and not all(map(self._compiles, matched)):
+            # Properties that an expression would have allowed must not count as unknown.
+            kept["patternProperties"] = {name: each for name, each in matched.items() if self._compiles(name)}
+            kept["additionalProperties"] = True
+        return with_parts(kept, self.of)
+
+    def _keeps(self, key: str, value: Any) -> bool:
+        match key:
+            case "type":
+                kinds = value if isinstance(value, list) else [value]
+                return bool(kinds) and all(isinstance(kind, str) and kind in TYPES for kind in kinds)
+            case "$ref":
+                return isinstance(value, str) and self._resolves(value)
+            case "$schema" | "$id" | "$anchor":
+                return isinstance(value, str) and (key != "$schema" or "json-schema.org/" in value)
+            case "pattern":
+                return isinstance(value, str) and self._compiles(value)
+            case "format":
+                return isinstance(value, str)
+            case "required":
+                return isinstance(value, list) and all(isinstance(name, str) for name in value)
+            case "enum":
+                return isinstance(value, list)
+            case "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties":
+                return type(value) is int and 0 <= value < LARGEST_SIZE
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+                return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
+            case "multipleOf":
+                return isinstance(value, int | float) and value > 0
+        return self._keeps_schemas(key, value)
+
+    def _keeps_schemas(self, key: str, value: Any) -> bool:
+        """Whether a keyword that holds schemas holds nothing else."""
+        if key in ("anyOf", "oneOf", "allOf", "prefixItems") or (key == "items" and isinstance(value, list)):
+            return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
+        if key in ("properties", "patternProperties", *DEFINITIONS):
+            return isinstance(value, dict) and all(map(_is_schema, value.values()))
+        return key not in ("items", "additionalProperties") or _is_schema(value)
+
+    def _resolves(self, reference: str) -> bool:
+        return reference in self._names or _is_schema(resolved(self._root, reference))
+
+
+def _named_schemas(root: Mapping[str, Any]) -> Collection[str]:
+    """References by anchor and by id to schemas that the root holds."""
+    names, waiting = set[str](), [dict(root)]
+    while waiting:
+        schema = waiting.pop()
+        if isinstance(anchor := schema.get("$anchor"), str):
+            names.add(f"#{anchor}")
+        if isinstance(identity := schema.get("$id"), str):
+            names.add(identity)
+        waiting += [part for key, value in schema.items() for part in parts(key, value)]
+    return names
+
+
+def _is_schema(value: object) -> bool:
+    return isinstance(value, dict | bool)
