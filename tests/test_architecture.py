@@ -249,5 +249,5 @@ def without_encoding(text: str) -> Iterator[str]:
         "path.write_text(text)",
     ],
 )
-def test_a_call_that_leaves_the_encoding_to_the_locale_is_found(call: str) -> None:
+def test_a_call_without_an_encoding_is_found(call: str) -> None:
     assert list(without_encoding(call)) == [call]

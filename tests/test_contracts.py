@@ -34,7 +34,7 @@ def test_the_committed_stubs_are_those_of_the_proto_files(tmp_path: Path) -> Non
     assert not stale, "run `make protos`"
 
 
-def test_the_committed_page_of_the_configuration_is_that_of_the_models() -> None:
+def test_the_configurations_page_is_that_of_the_models() -> None:
     assert (DOCS / "configuration.md").read_text() == configuration_page(), "run `make docs`"
 
 
@@ -42,7 +42,7 @@ def test_the_chart_takes_the_keys_of_the_configuration() -> None:
     assert schema.SCHEMA.read_text() == schema.text(), "run `make chart-schema`"
 
 
-def test_the_committed_page_of_the_metrics_is_that_of_their_definitions() -> None:
+def test_the_metrics_page_is_that_of_their_definitions() -> None:
     assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
 
 

@@ -31,7 +31,7 @@ def links(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_link_leads_to_a_file_and_to_a_heading_in_it(document: str) -> None:
+def test_every_link_leads_to_a_file_and_heading(document: str) -> None:
     path = ROOT / document
     for link in links(path):
         file, _, anchor = link.partition("#")

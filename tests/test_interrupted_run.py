@@ -20,7 +20,7 @@ async def test_unending():
 """
 
 
-async def test_a_run_of_tests_that_is_told_to_stop_leaves_no_directory_behind(tmp_path: Path) -> None:
+async def test_a_stopped_run_of_tests_leaves_no_directory(tmp_path: Path) -> None:
     test, scratch = tmp_path / "test_unending.py", tmp_path / "scratch"
     test.write_text(UNENDING)
     # A run that was killed two days ago left it.

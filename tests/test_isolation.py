@@ -42,7 +42,7 @@ def test_a_service_without_its_scheduler_is_refused(config: type[Config], settin
         load(config, None, [setting])
 
 
-async def test_a_command_that_a_test_gives_no_address_finds_no_mesh() -> None:
+async def test_a_command_without_an_address_finds_no_mesh() -> None:
     program = "import sys; sys.argv = ['deepmesh', 'status']; from cli.main import main; main()"
     status, _, stderr = await run_program(program)
     assert (status, NOWHERE in stderr) == (1, True), stderr

@@ -42,7 +42,7 @@ def settings(directory: Path) -> tuple[str, ...]:
     return tuple(made)
 
 
-async def test_a_mesh_serves_over_mutual_tls_and_a_stranger_reaches_nothing(tmp_path: Path) -> None:
+async def test_over_mutual_tls_a_stranger_reaches_nothing(tmp_path: Path) -> None:
     mesh_settings = (*oracle_settings(), *settings(tmp_path), "scheduler.placement.handover_ms=0")
     plan = MeshPlan(None, 1, free_port(), free_port(), free_port(), mesh_settings, 1, (free_port(),))
     operator = MutualTlsChannels(certified(tmp_path, Role.OPERATOR, "me"))

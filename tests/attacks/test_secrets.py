@@ -29,7 +29,7 @@ def gateway(*settings: str) -> GatewayConfig:
     return load(GatewayConfig, None, ["scheduler=127.0.0.1:1", *settings])
 
 
-def test_no_command_line_of_up_has_a_key_or_a_redis_url() -> None:
+def test_no_command_line_has_a_key_or_redis_url() -> None:
     settings = (
         f"gateway.{KEYS}",
         f"kvstore.{REDIS}",

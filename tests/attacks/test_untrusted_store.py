@@ -97,7 +97,7 @@ async def test_a_block_that_nobody_vouches_for_is_computed_again() -> None:
             await fetched(number, lie, first, second)
 
 
-async def test_a_worker_that_believes_its_stores_takes_blocks_that_others_vouch_for() -> None:
+async def test_a_trusting_worker_takes_blocks_of_others() -> None:
     # As long as ids get: the MACs of these blocks are more than the checksum of any segment.
     believer = running_rank(oracle_config(total_blocks=100, transfer=TRANSFER))
     async with rank("\N{FLOPPY DISK}" * 256) as first, believer as second:

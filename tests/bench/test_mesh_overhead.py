@@ -22,7 +22,7 @@ def test_gaps_count_while_every_stream_decodes() -> None:
     assert steady_gaps([early, late], settle=1) == [2.0, 1.5]
 
 
-def test_the_ratio_compares_the_mesh_with_the_engine_before_and_after() -> None:
+def test_the_ratio_compares_with_the_engine_before_and_after() -> None:
     overhead = Overhead(options(), [gaps(10.0), gaps(12.0)], [MeshRun(gaps(11.55), {})])
     assert overhead.ratio == pytest.approx(1.05)
 

@@ -9,6 +9,6 @@ async def test_a_scheduler_s_process_takes_time_for_requests_and_reports() -> No
     assert 0 < cost.report_ms < cost.placement_ms < 50
 
 
-def test_a_core_s_share_is_that_of_all_workers_requests_and_reports() -> None:
+def test_a_cores_share_is_of_all_requests_and_reports() -> None:
     cost = Cost(workers=1000, placement_ms=1.0, report_ms=0.2)
     assert cost.busy(requests_per_second=0.5, report_seconds=2.0) == pytest.approx(0.5 + 0.1)

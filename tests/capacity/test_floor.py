@@ -13,7 +13,7 @@ def rank(experts: str = "fp8") -> ModelConfig:
 
 
 @pytest.mark.parametrize(("requests", "milliseconds"), [(32, 25.8), (64, 28.2), (96, 30.6)])
-def test_the_floor_of_a_rank_is_what_its_bytes_and_flops_take(requests: int, milliseconds: float) -> None:
+def test_a_ranks_floor_is_of_its_bytes_and_flops(requests: int, milliseconds: float) -> None:
     operations = decode_operations(rank(), requests, context=3500, kv_item_bytes=2)
     assert decode_floor(operations, CEILINGS) * 1000 == pytest.approx(milliseconds, abs=0.06)
 
@@ -59,7 +59,7 @@ def test_nvfp4_layers_are_multiplied_in_bfloat16_beside_attention_of_bfloat16() 
         assert not narrow[name].fp8 or name == "attention"
 
 
-def test_drafts_read_the_weights_once_and_each_guess_those_of_its_layer() -> None:
+def test_drafts_read_weights_once_and_guesses_their_layer() -> None:
     plain, drafted = (decode_operations(rank(), 8, 3500, kv_item_bytes=1, drafts=drafts) for drafts in (0, 3))
     for before, after in zip(plain, drafted, strict=True):
         assert after.flops == pytest.approx(4 * before.flops)

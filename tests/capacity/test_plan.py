@@ -28,7 +28,7 @@ def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
     assert 3500 / found.costs.costs.prefill_ms(3500) * 1000 == pytest.approx(10_579, rel=0.001)
 
 
-def test_r1_in_fp8_does_not_fit_four_cards_and_does_fit_eight() -> None:
+def test_r1_in_fp8_needs_eight_cards() -> None:
     four, eight = plan(R1, replace(EIGHT, gpus=4)), plan(R1, EIGHT)
     assert not four.fits and four.requests == four.decode_per_minute == 0
     assert eight.fits and eight.kv_tokens > 430_000
@@ -52,7 +52,7 @@ def test_rates_add_up() -> None:
     assert 1 / found.both_per_minute == pytest.approx(1 / found.decode_per_minute + 1 / found.prefill_per_minute)
 
 
-def test_experts_in_host_memory_make_r1_fit_four_cards_without_slower_prompts() -> None:
+def test_experts_in_host_memory_fit_r1_on_four_cards() -> None:
     lacking = plan(R1, replace(EIGHT, gpus=4))
     assert lacking.offload_needed is not None
     found = plan(R1, replace(EIGHT, gpus=4, offloaded=lacking.offload_needed))
@@ -66,7 +66,7 @@ def test_experts_in_host_memory_make_r1_fit_four_cards_without_slower_prompts() 
     assert found.tpot_ms == pytest.approx(found.host_bytes / 55e9 * 1000)
 
 
-def test_prompts_are_slower_if_the_copy_takes_longer_than_their_steps() -> None:
+def test_prompts_are_slower_if_copies_outlast_steps() -> None:
     whole, offloaded = plan(R1, EIGHT), plan(R1, replace(EIGHT, offloaded=58))
     copy = offloaded.host_bytes / 55e9
     assert offloaded.costs.costs.prefill_tokens_per_second == pytest.approx(16384 / copy)

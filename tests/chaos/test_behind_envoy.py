@@ -37,7 +37,7 @@ async def test_a_peer_behind_a_proxy_fails(target: str, action: str, tmp_path: P
 @pytest.mark.skipif(why_no_network() is not None, reason=f"{why_no_network()}")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("target", [target for target in SERVICES if target != "rank"])
-async def test_a_peer_is_cut_off_from_its_proxy_and_all_others(target: str, way: str, tmp_path: Path) -> None:
+async def test_a_peer_is_cut_off_from_all_others(target: str, way: str, tmp_path: Path) -> None:
     with network([*SITES, SITE]) as net, sidecars(tmp_path, net) as proxies:
         async with chaos_mesh(net, deployed=proxies.deployed) as chaos:
             for phase in PHASES:

@@ -26,7 +26,7 @@ def load(directory: Path) -> None:
     )
 
 
-def test_every_role_gets_a_certificate_whose_key_only_its_owner_reads(tmp_path: Path) -> None:
+def test_every_role_gets_a_certificate_and_private_key(tmp_path: Path) -> None:
     make(tmp_path)
     for role in Role:
         [directory] = (tmp_path / role.value).iterdir()

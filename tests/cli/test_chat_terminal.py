@@ -59,7 +59,7 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._ours)
 
 
-async def test_ctrl_c_takes_the_question_back_help_lists_commands_and_ctrl_d_ends_the_chat() -> None:
+async def test_a_chat_takes_ctrl_c_help_and_ctrl_d() -> None:
     hang = True
 
     async def before_end() -> None:

@@ -142,7 +142,7 @@ def test_status_shows_landings_slots_and_bytes_by_transport(shown: str) -> None:
     assert "tcp 1.0 kB" in shown
 
 
-def test_status_shows_the_tiers_of_stores_and_which_do_not_answer(shown: str) -> None:
+def test_status_shows_stores_tiers_and_silent_ones(shown: str) -> None:
     rows = [line.split() for line in shown.split("KV store")[1].splitlines()]
     assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "3", "9", "5"] in rows
     assert ["127.0.0.1:9", "does", "not", "answer"] in rows
@@ -204,7 +204,7 @@ async def test_an_empty_pipe_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("system", "stdin"), [("\udcff", b"two"), ("S", b"\xff")])
-async def test_text_that_is_no_utf_8_is_refused_in_one_line(system: str, stdin: bytes) -> None:
+async def test_text_that_is_not_utf_8_is_refused(system: str, stdin: bytes) -> None:
     async with ScriptedGateway([Delta(text="no")]).served() as server:
         chat = ("chat", "--endpoint", server.endpoint, "--system", system)
         status, out, err = await deepmesh_process(*chat, stdin=stdin)
@@ -315,7 +315,7 @@ def test_config_has_every_service_that_up_starts() -> None:
     assert [each.value for each in Service] == list(MODULES)
 
 
-def test_make_checkpoint_refuses_weights_that_the_disk_has_no_room_for(tmp_path: Path) -> None:
+def test_make_checkpoint_refuses_weights_beyond_the_disk(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the weights would take .* GB or more, and {tmp_path} has"):
         build()(["make-checkpoint", str(tmp_path), "--set", "hidden_size=99999999999"], standalone_mode=False)
     assert not list(tmp_path.iterdir())

@@ -92,7 +92,7 @@ async def test_a_failed_turn_is_taken_back() -> None:
     assert said(gateway.requests[1]) == [("user", "second")]
 
 
-async def test_a_stopped_question_leaves_the_conversation_and_its_call_is_cancelled() -> None:
+async def test_a_stopped_question_leaves_the_conversation() -> None:
     ended, shown = asyncio.Event(), io.StringIO()
     stop = True
 

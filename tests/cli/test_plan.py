@@ -18,7 +18,7 @@ from cli.commands import build
         (("--gpus", "8", "--isl", "600000"), "tokens of KV on a GPU are less than one request"),
     ],
 )
-def test_a_model_that_does_not_fit_is_told_what_it_lacks(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_lacks_memory(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_R1, default=dict))
     done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), *options])
     assert done.exit_code == 1

@@ -22,7 +22,7 @@ def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
     assert ["rank", "1", "1/4", "0", "0", "1/100", "0", "0", "0.0"] in rows
 
 
-def test_a_worker_of_which_nothing_is_heard_is_not_said_to_serve() -> None:
+def test_a_silent_worker_is_not_said_to_serve() -> None:
     identity = workers_pb2.WorkerIdentity(worker_id="d", model="oracle", max_requests=8, total_blocks=200)
     worker = scheduler_pb2.WorkerStatus(identity=identity, state=workers_pb2.WORKER_STATE_SERVING, silent=True)
     shown = StringIO()
@@ -31,7 +31,7 @@ def test_a_worker_of_which_nothing_is_heard_is_not_said_to_serve() -> None:
     assert [row[1] for row in rows if row[:1] == ["d"]] == ["silent"]
 
 
-def test_a_prefill_worker_whose_kv_nobody_can_read_is_named_below_the_workers() -> None:
+def test_a_prefill_worker_with_unreadable_kv_is_named() -> None:
     def status(worker_id: str, role: workers_pb2.WorkerRole, dtype: str) -> scheduler_pb2.WorkerStatus:
         namespace = workers_pb2.KvNamespace(weights_fingerprint="f", dtype=dtype, layers=1, layout="mla:512+64")
         identity = workers_pb2.WorkerIdentity(

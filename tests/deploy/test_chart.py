@@ -175,7 +175,7 @@ def test_a_pod_is_given_the_time_that_its_requests_are(service: str) -> None:
     assert container["livenessProbe"]["grpc"] == {"port": config["server"]["health_port"], "service": "liveness"}
 
 
-def test_only_gateways_call_a_decode_worker_and_only_holders_of_kv_reach_its_ucx() -> None:
+def test_network_policies_let_only_callers_reach_decode_workers() -> None:
     policy = named(of_size("values.yaml"), "NetworkPolicy", "decode")
     allowed: dict[Any, set[str]] = {
         rule["ports"][0]["port"]: {
@@ -286,7 +286,7 @@ def test_a_secret_is_laid_over_the_configuration() -> None:
     assert {"name": "secret", "secret": {"secretName": "api-keys", "defaultMode": 0o440}} in pod["volumes"]
 
 
-def test_gateways_share_a_secret_that_lets_streams_go_on_at_another(tmp_path: Path) -> None:
+def test_gateways_share_the_secret_of_streams(tmp_path: Path) -> None:
     resources = rendered()
     secret = named(resources, "Secret", "resume")
     mounted = next(each["secret"] for each in pods(resources)["gateway"]["volumes"] if each["name"] == "resume")
@@ -324,7 +324,7 @@ def test_a_secret_of_ones_own_replaces_the_charts() -> None:
 
 
 @pytest.mark.parametrize("service", ["gateway", "prefill", "decode"])
-def test_every_scheduler_is_called_by_the_name_that_its_pod_has(service: str, tmp_path: Path) -> None:
+def test_every_scheduler_is_called_by_its_pods_name(service: str, tmp_path: Path) -> None:
     resources = rendered()
     schedulers = named(resources, "StatefulSet", "scheduler")
     name, domain = schedulers["metadata"]["name"], schedulers["spec"]["serviceName"]
@@ -336,7 +336,7 @@ def test_every_scheduler_is_called_by_the_name_that_its_pod_has(service: str, tm
 
 
 @pytest.mark.parametrize("service", CONFIGS)
-def test_an_issuer_gives_each_pod_a_certificate_of_its_role_and_name(service: str, tmp_path: Path) -> None:
+def test_each_pod_gets_a_certificate_of_its_role(service: str, tmp_path: Path) -> None:
     resources = rendered("--set", "security.issuer.name=deepmesh-ca")
     config = started(resources, service, tmp_path).model_dump()
     volume = next(each for each in pods(resources)[service]["volumes"] if each["name"] == "certificate")
@@ -372,7 +372,7 @@ def test_without_stores_there_is_neither_redis_nor_a_store() -> None:
     assert yaml.safe_load(named(resources, "ConfigMap", "decode")["data"]["config.yaml"])["stores"] == []
 
 
-def test_a_store_with_a_disk_has_a_claim_of_its_own() -> None:
+def test_a_store_with_a_disk_has_a_claim() -> None:
     values = ("kvstore.disk.size=600Gi", "kvstore.disk.storageClassName=nvme", "kvstore.config.disk.bytes=500000000000")
     resources = rendered(*(part for value in values for part in ("--set", value)))
     store = named(resources, "StatefulSet", "kvstore")["spec"]

@@ -37,7 +37,7 @@ def certificates(directory: Path) -> Path:
     return directory
 
 
-async def test_the_store_is_let_in_with_its_certificate_and_nobody_without(tmp_path: Path) -> None:
+async def test_only_a_certificate_lets_the_store_in(tmp_path: Path) -> None:
     directory, port = certificates(tmp_path), free_port()
 
     def told(service: str) -> list[str]:

@@ -114,7 +114,7 @@ async def test_a_stream_lives_for_two_minutes(proxied: Proxied) -> None:
     assert time.monotonic() - start > 120
 
 
-async def test_a_gateway_that_drains_gets_no_new_request_and_ends_its_stream(proxied: Proxied) -> None:
+async def test_a_draining_gateway_gets_no_new_request(proxied: Proxied) -> None:
     prompt = prompt_of(20, seed=2)
     call, port = await proxied.begin(prompt, 80)
     os.kill(proxied.gateways[port].process_id, signal.SIGTERM)
@@ -162,7 +162,7 @@ async def failing_gateway() -> AsyncIterator[int]:
         yield server.port
 
 
-async def test_a_gateway_that_fails_call_after_call_is_left_out_whatever_its_health_says(tmp_path: Path) -> None:
+async def test_a_gateway_whose_calls_fail_is_left_out(tmp_path: Path) -> None:
     async with (
         running_mesh() as mesh,
         failing_gateway() as failing_port,
@@ -191,7 +191,7 @@ async def test_a_gateway_that_fails_call_after_call_is_left_out_whatever_its_hea
         assert after[mesh.grpc_port] == before[mesh.grpc_port] + 10
 
 
-async def test_a_refusal_names_its_delay_through_envoy_which_asks_no_second_time(tmp_path: Path) -> None:
+async def test_envoy_passes_refusals_and_asks_no_second_time(tmp_path: Path) -> None:
     async with (
         running_mesh(dispatch=dispatch(worker_seconds=0)) as mesh,
         running_envoy([Gateway(HOST, mesh.grpc_port, mesh.http_port)], tmp_path) as envoy,

@@ -47,7 +47,7 @@ def test_the_board_is_as_it_was_last_written() -> None:
     assert board.BOARD.read_text() == board.text(), "run `make docs`"
 
 
-def test_compose_gives_grafana_the_board_and_a_source_that_it_runs() -> None:
+def test_compose_gives_grafana_board_and_source() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     volumes = [volume.removesuffix(":ro").split(":") for volume in services["grafana"]["volumes"]]
     mounted = {inside: DEPLOY / outside for outside, inside in volumes}

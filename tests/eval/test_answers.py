@@ -38,7 +38,7 @@ def test_an_answer_is_on_disk_before_the_log_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 60])
-def test_a_line_that_was_not_finished_is_dropped_and_the_next_is_whole(tmp_path: Path, cut: int) -> None:
+def test_an_unfinished_line_is_dropped(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
     with AnswerLog(path, SETTINGS) as log:
         log.add(answer("add/0"))
@@ -58,7 +58,7 @@ def test_a_run_killed_within_its_first_line_begins_again(tmp_path: Path) -> None
     assert list(reopened(path).answers) == ["add/0"]
 
 
-def test_changed_settings_are_refused_with_what_changed_and_what_to_do(tmp_path: Path) -> None:
+def test_changed_settings_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with AnswerLog(path, SETTINGS) as log:
         log.add(answer("add/0"))

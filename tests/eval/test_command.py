@@ -25,7 +25,7 @@ def short_questions() -> AnsweringServer:
     return AnsweringServer(questions("short", seed=0, problems=2), wrong={"add/0"})
 
 
-async def test_an_endpoint_is_evaluated_and_the_result_lies_where_it_was_asked_for(tmp_path: Path) -> None:
+async def test_an_endpoint_is_evaluated_and_its_result_saved(tmp_path: Path) -> None:
     done = await evaluate_server(short_questions(), tmp_path)
     assert done.exit_code == 0, done.output
     row = next(line for line in done.output.splitlines() if "│ add" in line)

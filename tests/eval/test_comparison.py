@@ -42,7 +42,7 @@ def test_different_problems_are_compared_by_their_shares() -> None:
     assert add.p == pytest.approx(0.0337, abs=5e-5)
 
 
-def test_more_problems_of_the_same_seed_are_not_the_same_problems() -> None:
+def test_more_problems_of_a_seed_are_other_problems() -> None:
     add, _ = compare(result_of({"add": "1111"}), result_of({"add": "11110"}))
     assert not add.paired
 

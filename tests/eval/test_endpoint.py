@@ -40,13 +40,13 @@ async def test_the_first_model_listed_is_asked_unless_one_is_named() -> None:
         assert await endpoint.choose_model() == "other"
 
 
-async def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
+async def test_an_unknown_model_is_named_with_the_known() -> None:
     async with endpoint_over(AnsweringServer([]).app, model="absent") as endpoint:
         with pytest.raises(UnknownModel, match="'absent'; it serves: pupil, other"):
             await endpoint.choose_model()
 
 
-async def test_a_question_is_sent_as_one_user_message_with_its_sampling() -> None:
+async def test_a_question_is_one_user_message_with_sampling() -> None:
     (question,) = questions("short", seed=0, problems=1)[:1]
     server = AnsweringServer([question])
     async with endpoint_over(server.app) as endpoint:
@@ -85,7 +85,7 @@ async def test_an_endpoint_that_stays_full_is_given_up() -> None:
     assert server.busy < 1000 - 1, "tried again before it gave up"
 
 
-async def test_a_request_that_the_endpoint_refuses_is_told_from_an_endpoint_that_fails() -> None:
+async def test_a_refused_request_is_told_from_a_failing_endpoint() -> None:
     async with endpoint_over(answering_with({"error": {"message": "too long"}}, 400)) as endpoint:
         with pytest.raises(InvalidRequest, match="answered 400: too long"):
             await endpoint.chat("1+1?", 9, GREEDY)
@@ -126,7 +126,7 @@ async def test_the_key_travels_as_a_bearer_token() -> None:
     assert seen == ["Bearer secret"]
 
 
-async def test_an_echoed_text_is_scored_without_its_first_and_the_generated_token() -> None:
+async def test_an_echoed_text_is_scored_without_its_ends() -> None:
     server = AnsweringServer([])
     server.echoes = True
     async with endpoint_over(server.app) as endpoint:
@@ -142,7 +142,7 @@ async def test_an_echoed_text_is_scored_without_its_first_and_the_generated_toke
         {"text": "abcd!", "logprobs": None},
     ],
 )
-async def test_a_server_that_ignores_what_it_does_not_know_is_not_believed(choice: dict[str, Any]) -> None:
+async def test_a_server_that_ignores_fields_is_not_believed(choice: dict[str, Any]) -> None:
     async with endpoint_over(answering_with({"choices": [choice], "usage": {"completion_tokens": 1}})) as endpoint:
         assert await endpoint.text_logprobs("abcd") is None
 

@@ -56,7 +56,7 @@ async def test_what_was_cut_off_or_refused_is_told(tmp_path: Path) -> None:
     assert "1 questions were refused" in (tmp_path / "report.md").read_text()
 
 
-async def test_a_stopped_run_goes_on_and_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+async def test_a_stopped_run_continues_as_if_undisturbed(tmp_path: Path) -> None:
     server = AnsweringServer(asked(), wrong={"subtract/1"})
     async with serving(server.app) as url:
         server.left = 20

@@ -49,7 +49,7 @@ def test_every_configuration_can_be_composed() -> None:
         compose(MeshPlan(Path("model"), settings=configuration.settings))
 
 
-def test_a_checkpoint_that_is_named_takes_the_place_of_the_known_one(tmp_path: Path) -> None:
+def test_a_named_checkpoint_replaces_the_known_one(tmp_path: Path) -> None:
     named = [f"{form}={checkpoint(tmp_path / form)}" for form in CHECKPOINTS]
     assert checkpoints(named) == {form: tmp_path / form for form in CHECKPOINTS}
 

@@ -35,7 +35,7 @@ def expected_nats(directory: Path) -> list[float]:
 
 
 @pytest.mark.slow
-async def test_a_checkpoint_is_served_asked_and_scored_and_a_second_run_starts_nothing(tmp_path: Path) -> None:
+async def test_a_checkpoint_is_served_asked_and_scored_once(tmp_path: Path) -> None:
     directory, out = tiny_checkpoint(tmp_path / "model"), tmp_path / "out"
     first = await evaluate(options(directory, out), DOCUMENTS, Console(file=io.StringIO()))
     assert (first.model, first.scores[-1].total, first.scores[-1].refused) == ("model", 15, 0)
@@ -53,7 +53,7 @@ async def test_a_scorer_that_fails_is_told_with_its_last_words(tmp_path: Path) -
         await token_logprobs([[1, 2]], settings, tmp_path)
 
 
-async def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_missing_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no directory"):
         await evaluate(options(tmp_path / "absent", tmp_path / "out"), [], Console(file=io.StringIO()))
 

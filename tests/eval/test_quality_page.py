@@ -35,7 +35,7 @@ def test_a_task_is_a_row_and_a_configuration_a_column() -> None:
     assert sheet.rows[0] == ("add", "100.0% (91-100%)", "90.0% (77-96%)")
 
 
-def test_cells_that_differ_from_the_first_by_more_than_chance_are_marked() -> None:
+def test_cells_that_differ_by_more_than_chance_are_marked() -> None:
     sheet = quality_sheet([result_of("a", 0, 10.0), result_of("b", 20, 10.0), result_of("c", 1, 12.0)])
     marked = [[cell.endswith(" *") for cell in row[1:]] for row in sheet.rows]
     assert marked == [[False, True, False], [False, True, False], [False, True, False], [False, False, True]]
@@ -46,7 +46,7 @@ def test_a_perplexity_that_was_not_measured_is_left_open() -> None:
     assert sheet.rows[-1] == ("perplexity", "2.718", "-")
 
 
-def test_the_page_tells_how_it_was_made_and_keeps_the_results_beside_it(tmp_path: Path) -> None:
+def test_the_page_keeps_its_results_and_how_they_came(tmp_path: Path) -> None:
     found = [result_of("bf16", 0, 10.0), result_of("FP8 weights, FP8 KV", 4, 10.5)]
     write(found, tmp_path / "quality.md", "deepmesh eval --matrix docs/quality.md")
     page = (tmp_path / "quality.md").read_text()

@@ -32,7 +32,7 @@ def test_an_interval_of_nothing_is_everything() -> None:
 
 
 @given(counts, counts)
-def test_an_interval_holds_the_share_and_mirrors_that_of_the_failures(right: int, wrong: int) -> None:
+def test_an_interval_holds_the_share(right: int, wrong: int) -> None:
     if right + wrong == 0:
         return
     interval, mirrored = wilson(right, right + wrong), wilson(wrong, right + wrong)

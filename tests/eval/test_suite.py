@@ -51,7 +51,7 @@ def test_no_problem_is_asked_twice() -> None:
     assert len({(question.group, question.problem.key) for question in asked}) == len(asked)
 
 
-def test_a_question_is_told_from_another_by_what_is_asked_and_expected() -> None:
+def test_questions_differ_by_text_and_expected_answer() -> None:
     def digest(prompt: str, answer: str) -> str:
         return Question("add/0", "add", Problem("add", "k", prompt, "", "", answer), 9).digest
 

@@ -38,7 +38,7 @@ def make_problem(answer: str, reply: str = "") -> Problem:
 
 
 @pytest.mark.parametrize("name", SHORT_TASKS)
-def test_a_short_tasks_own_solution_is_right_and_an_empty_one_is_not(name: str) -> None:
+def test_a_short_tasks_own_solution_is_right(name: str) -> None:
     random = Random(name)
     for _ in range(30):
         problem = SHORT_TASKS[name](random)
@@ -49,7 +49,7 @@ def test_a_short_tasks_own_solution_is_right_and_an_empty_one_is_not(name: str) 
 
 @pytest.mark.parametrize("name", LONG_TASKS)
 @pytest.mark.parametrize("characters", [3000, 20_000])
-def test_a_long_problem_is_about_as_long_as_wished_and_holds_its_answer(name: str, characters: int) -> None:
+def test_a_long_problem_has_its_length_and_answer(name: str, characters: int) -> None:
     problem = draw_long(LONG_TASKS[name], Random(1), characters, held_out=True)
     assert 0.75 * characters < len(problem.prompt) < 1.25 * characters
     assert problem.answer in problem.prompt
@@ -63,7 +63,7 @@ def test_a_drawn_problem_is_of_the_wished_split(name: str, held_out: bool) -> No
     assert all(is_held_out(draw(SHORT_TASKS[name], random, held_out=held_out)) == held_out for _ in range(5))
 
 
-def test_the_split_of_a_long_problem_does_not_depend_on_the_text_around() -> None:
+def test_a_long_problems_split_ignores_the_text_around() -> None:
     task = LONG_TASKS["needle"]
     fact = task.fact(Random(3))
     short, long = (task.around(Random(characters), fact, characters) for characters in (1000, 5000))
@@ -90,7 +90,7 @@ def test_every_calculation_in_the_reasoning_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("a", [0, 7, 40, 83, 156])
 @pytest.mark.parametrize("b", [0, 5, 30, 37, 78])
-def test_small_calculations_are_chains_of_equals_that_end_in_the_result(a: int, b: int) -> None:
+def test_small_calculations_end_in_the_result(a: int, b: int) -> None:
     larger, smaller = max(a, b), min(a, b)
     for chain, result in (
         (total(a, b), a + b),
@@ -108,7 +108,7 @@ def test_a_quotient_takes_tens_first_and_ends_in_the_remainder() -> None:
 @pytest.mark.parametrize(
     "text", ["**12**", "It is **12**.", "thought **9**</think>so **12**", "first **3**, then **12**", "12."]
 )
-def test_a_result_is_found_in_bold_or_alone_and_after_the_thinking(text: str) -> None:
+def test_a_result_is_found_after_the_thinking(text: str) -> None:
     assert grade(make_problem("12"), text)
 
 

@@ -97,7 +97,7 @@ async def test_a_completion_continues_text_and_token_ids_alike(mesh: ProcessMesh
     assert len(from_text.choices[0].logprobs.token_logprobs or []) == from_text.usage.completion_tokens
 
 
-async def test_the_openai_package_raises_its_own_error_for_an_unknown_model(mesh: ProcessMesh) -> None:
+async def test_the_openai_package_raises_its_error_for_unknown_models(mesh: ProcessMesh) -> None:
     async with openai_client(mesh) as client:
         with pytest.raises(openai.NotFoundError, match="nonesuch"):
             await client.chat.completions.create(model="nonesuch", messages=[{"role": "user", "content": "hi"}])

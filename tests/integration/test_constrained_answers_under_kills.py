@@ -148,7 +148,7 @@ async def test_killed_workers_make_no_constrained_answer_invalid(tmp_path: Path)
         assert await placed_again(http, port) >= MOVED
 
 
-async def test_what_cannot_be_constrained_ends_with_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_what_cannot_be_constrained_ends_with_one_error(tmp_path: Path) -> None:
     async with constrained_mesh(tmp_path) as (mesh, http):
         # With every "a" there are more ways to go on, until computing a mask takes too long.
         ever_slower = {

@@ -100,7 +100,7 @@ async def test_what_both_workers_forgot_comes_from_the_store(pair: ProcessMesh) 
     assert await fetched_blocks(pair) == 8
 
 
-async def test_a_prompt_partly_in_the_worker_and_partly_in_the_store_is_computed_for_the_rest_only(
+async def test_only_the_uncached_rest_of_a_prompt_is_computed(
     pair: ProcessMesh,
 ) -> None:
     prompt = prompt_of(640, 1008)
@@ -137,7 +137,7 @@ async def test_a_decode_worker_killed_while_kv_lands_costs_no_token(pair: Proces
     await pair.drained()
 
 
-async def test_without_its_store_a_mesh_goes_on_and_fills_it_again(pair: ProcessMesh) -> None:
+async def test_a_mesh_outlives_its_store_and_fills_it_again(pair: ProcessMesh) -> None:
     kill(pair, "kvstore-0")
     await assert_right(pair, [prompt_of(300, 500 + number) for number in range(10)])
     await pair.whole()
@@ -145,7 +145,7 @@ async def test_without_its_store_a_mesh_goes_on_and_fills_it_again(pair: Process
     await until_stored(pair, 8)
 
 
-async def test_two_prefill_and_two_decode_workers_share_the_work_and_the_stores(four: ProcessMesh) -> None:
+async def test_two_workers_of_each_role_share_work_and_stores(four: ProcessMesh) -> None:
     source = random.Random(2)
     prompts = [prompt_of(source.choice(LENGTHS), 600 + number) for number in range(60)]
     await assert_right(four, prompts)
@@ -206,7 +206,7 @@ async def test_thousands_of_requests_find_their_way() -> None:
 
 
 @pytest.mark.check("load")
-async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why() -> None:
+async def test_workers_of_two_namespaces_are_never_paired() -> None:
     other = "prefill.engine.oracle.vocabulary_size=513"
     async with process_mesh(prefill=1, settings=(*settings(), *APART, other)) as mesh:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

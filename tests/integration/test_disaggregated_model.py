@@ -146,9 +146,7 @@ async def test_a_prefix_that_the_workers_hold(mesh: ProcessMesh, reference: Deep
     await mesh.drained()
 
 
-async def test_a_prompt_is_scored_where_it_is_computed_whatever_is_cached(
-    mesh: ProcessMesh, reference: DeepseekV3ForCausalLM
-) -> None:
+async def test_a_prompt_is_scored_where_it_is_computed(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:
     prompt = random_prompt(200, seed=1000)
     await check(mesh, reference, [prompt])
     request = request_of(prompt, 2)
@@ -165,9 +163,7 @@ async def test_a_prompt_is_scored_where_it_is_computed_whatever_is_cached(
     await mesh.drained()
 
 
-async def test_a_prefix_that_only_the_store_holds_and_one_partly_in_each(
-    mesh: ProcessMesh, reference: DeepseekV3ForCausalLM
-) -> None:
+async def test_a_prefix_may_be_in_the_store_or_in_both(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:
     prompt = random_prompt(321, seed=2000)
     await check(mesh, reference, [prompt])
     await until_stored(mesh, 5)

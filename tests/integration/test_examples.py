@@ -125,7 +125,7 @@ async def run(language: str, endpoint: str, **options: object) -> Ended:
     return Ended(process.returncode, answer.decode(), said.decode())
 
 
-async def test_it_asks_again_after_the_delay_of_a_refusal_and_streams_the_answer(language: str) -> None:
+async def test_it_asks_again_after_a_refusals_delay(language: str) -> None:
     gateway = ScriptedGateway(refusals=[Overloaded("full", retry_after_ms=150) for _ in range(2)])
     async with serving(gateway) as endpoint:
         ended = await run(language, endpoint)

@@ -53,7 +53,7 @@ async def until_waiting(mesh: ProcessMesh, requests: int) -> None:
 
 @pytest.mark.check("fairness")
 @pytest.mark.parametrize("prefill", [0, 1])
-async def test_a_quiet_tenants_first_token_comes_within_twice_its_time_alone(prefill: int) -> None:
+async def test_a_quiet_tenants_first_token_takes_twice_its_time(prefill: int) -> None:
     settings = oracle_settings(
         **{"oracle.step_ms": 15, "oracle.prefill_tokens_per_second": 20_000, "max_requests": 16, "total_blocks": 1024}
     )

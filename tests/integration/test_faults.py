@@ -90,7 +90,7 @@ async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh)
     await mesh.drained()
 
 
-async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+async def test_a_frozen_rank_is_ended_and_costs_no_token(mesh: ProcessMesh) -> None:
     await mesh.whole()
     answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=4), 300))
     await asyncio.sleep(0.5)
@@ -103,7 +103,7 @@ async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: P
     await mesh.drained()
 
 
-async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on() -> None:
+async def test_streams_outlive_a_restart_of_the_scheduler() -> None:
     # The gateway's snapshot lasts for one lease, and a restart on a busy machine takes seconds.
     settings = (*oracle_settings(**{"oracle.step_ms": 5}), "scheduler.lease.seconds=30")
     async with process_mesh(workers=1, settings=settings) as mesh:
@@ -127,7 +127,7 @@ async def test_a_deadline_of_one_millisecond_leaves_nothing_behind(mesh: Process
     await mesh.drained()
 
 
-async def test_clients_that_hang_up_over_grpc_and_http_free_their_blocks(mesh: ProcessMesh) -> None:
+async def test_clients_that_hang_up_free_their_blocks(mesh: ProcessMesh) -> None:
     for _ in range(10):
         call = mesh.gateway.Generate(request_of([1] * 200, 10_000), timeout=60)
         await call.read()
@@ -142,7 +142,7 @@ async def test_clients_that_hang_up_over_grpc_and_http_free_their_blocks(mesh: P
     await mesh.drained()
 
 
-async def test_a_client_that_never_reads_is_cut_off_and_frees_its_blocks(mesh: ProcessMesh) -> None:
+async def test_a_client_that_never_reads_frees_its_blocks(mesh: ProcessMesh) -> None:
     # Log probabilities make a token large, so that the kernel's buffers fill within seconds.
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 16_000, "stream": True}
     with unread_post(mesh, "/v1/chat/completions", json.dumps({**body, "logprobs": True, "top_logprobs": 20})):

@@ -30,7 +30,7 @@ def pairs(spans: list[Span]) -> set[tuple[str, str]]:
     return {(names[span.parent_id], names[span.span_id]) for span in spans if span.parent_id}
 
 
-async def test_a_disaggregated_request_is_one_trace_with_every_services_spans_under_one_root() -> None:
+async def test_a_disaggregated_request_is_one_trace_of_all_services() -> None:
     async with otlp_collector() as collector:
         traced = tuple(f"{service}.observe.otlp_endpoint={collector.endpoint}" for service in SERVICES)
         settings = (*oracle_settings(), *traced, *SLOW_STORE, "decode.can_prefill=false")

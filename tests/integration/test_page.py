@@ -77,7 +77,7 @@ async def _ask_on(mesh: ProcessMesh, source: random.Random) -> None:
                 pass
 
 
-async def test_the_mesh_is_seen_at_work_while_a_worker_is_killed_and_comes_back() -> None:
+async def test_the_page_shows_a_worker_killed_and_back() -> None:
     async with shown() as (mesh, page), busy(mesh):
         for name in ("prefill-0", "decode-0", "decode-1"):
             await expect(page.locator(f'.node[data-name="{name}"]')).to_contain_text("serving", timeout=MOST_MS)
@@ -98,7 +98,7 @@ async def test_the_mesh_is_seen_at_work_while_a_worker_is_killed_and_comes_back(
         await expect(killed).to_have_class("node decode", timeout=MOST_MS)
 
 
-async def test_the_playground_streams_reasoning_before_the_answer_and_can_be_stopped() -> None:
+async def test_the_playground_streams_reasoning_and_can_be_stopped() -> None:
     async with shown() as (_, page):
         await expect(page.locator("#model")).to_have_value("tiny-r1", timeout=MOST_MS)
         await page.click("#send")

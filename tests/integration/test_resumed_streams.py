@@ -100,7 +100,7 @@ async def test_a_second_presenter_ends_the_first_and_has_every_token(mesh: Proce
         assert from_rpc_error(caught.value).reason == "STREAM_TAKEN"
 
 
-async def test_a_stream_of_which_no_worker_has_the_log_is_computed_again(mesh: ProcessMesh) -> None:
+async def test_a_stream_without_a_log_is_computed_again(mesh: ProcessMesh) -> None:
     async with gateway_channel(mesh, 1) as channel:
         stub = stub_of(channel)
         call, token, found = await begun(stub, 20)
@@ -122,7 +122,7 @@ async def test_forged_tokens_and_those_of_other_tenants_are_refused(mesh: Proces
         call.cancel()
 
 
-async def test_an_http_stream_goes_on_behind_its_last_event_at_another_gateway(mesh: ProcessMesh) -> None:
+async def test_an_http_stream_continues_at_another_gateway(mesh: ProcessMesh) -> None:
     headers = {"authorization": "Bearer alice-secret"}
     body = {"model": "oracle", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     first, second = (f"http://{HOST}:{http_port}" for http_port, _ in mesh.plan.gateway_ports)

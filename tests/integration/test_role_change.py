@@ -62,7 +62,7 @@ async def under_load(mesh: ProcessMesh) -> AsyncIterator[None]:
 
 
 @pytest.mark.check("roles")
-async def test_workers_change_their_roles_under_load_and_no_token_is_lost() -> None:
+async def test_workers_change_roles_under_load_and_lose_no_token() -> None:
     settings = oracle_settings(**{"oracle.step_ms": 5})
     async with process_mesh(workers=2, prefill=1, settings=settings) as mesh:
         ranks = ranks_of(mesh, "prefill-0") | ranks_of(mesh, "decode-1")
@@ -117,7 +117,7 @@ async def test_a_model_answers_as_transformers_whoever_computes_prompts(
 
 @pytest.mark.check("roles")
 @pytest.mark.parametrize("victim", ["service", "rank"])
-async def test_a_worker_killed_while_it_changes_its_role_comes_back_with_the_one_it_was_configured_with(
+async def test_a_worker_killed_in_a_change_returns_as_configured(
     victim: str,
 ) -> None:
     async with process_mesh(workers=1, prefill=1, settings=oracle_settings()) as mesh:
@@ -132,7 +132,7 @@ async def test_a_worker_killed_while_it_changes_its_role_comes_back_with_the_one
 
 
 @pytest.mark.check("roles")
-async def test_a_worker_divides_its_model_anew_for_a_role_of_another_layout_if_it_may(checkpoint: Path) -> None:
+async def test_a_worker_may_divide_its_model_again(checkpoint: Path) -> None:
     layouts = ("prefill.engine.parallel.tp=2", "decode.engine.parallel.dp=2", "decode.engine.parallel.ep=2")
     blocks = [f"{role}.engine.total_blocks=64" for role in ROLES]
     settings = (*layouts, *blocks, "scheduler.placement.handover_ms=0")
@@ -150,7 +150,7 @@ async def test_a_worker_divides_its_model_anew_for_a_role_of_another_layout_if_i
 
 
 @pytest.mark.check("roles")
-async def test_workers_that_load_anew_for_their_roles_lose_no_token_under_load() -> None:
+async def test_workers_that_load_again_under_load_lose_no_token() -> None:
     settings = (
         *oracle_settings(**{"oracle.step_ms": 5}),
         "prefill.engine.parallel.ranks=2",

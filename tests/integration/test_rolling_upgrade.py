@@ -84,7 +84,7 @@ async def replace(mesh: ProcessMesh, name: str, roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.timeout(0)
-async def test_a_mesh_goes_from_one_version_to_the_next_and_loses_nothing(theirs: Path) -> None:
+async def test_a_mesh_is_upgraded_and_loses_nothing(theirs: Path) -> None:
     roots: dict[str, Path] = {}
 
     def deployed(specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:

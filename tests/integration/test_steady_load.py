@@ -56,7 +56,7 @@ def told(what: str, pauses: Sequence[float]) -> None:
     sys.stdout.flush()
 
 
-async def test_every_answer_is_right_while_processes_are_killed_one_by_one() -> None:
+async def test_answers_are_right_while_processes_are_killed() -> None:
     source = random.Random(SEED)
     undisturbed, struck = [], []
     async with chaos_mesh(None, DEFAULT_PATIENCE) as chaos, httpx.AsyncClient(trust_env=False, timeout=60) as http:

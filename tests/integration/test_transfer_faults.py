@@ -53,7 +53,7 @@ async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair:
     await slow_pair.drained()
 
 
-async def test_a_prefill_worker_killed_between_first_token_and_kv_costs_no_token(slow_pair: ProcessMesh) -> None:
+async def test_a_prefill_worker_killed_before_its_kv_costs_no_token(slow_pair: ProcessMesh) -> None:
     prompt = prompt_of(PROMPT_TOKENS, 2)
     (rank,) = psutil.Process(slow_pair.supervisor.process_ids["decode-0"]).children()
     answer = aiter(slow_pair.gateway.Generate(request_of(prompt, 20), timeout=ANSWER_SECONDS))

@@ -41,7 +41,7 @@ def none_lives(process_ids: dict[int, str]) -> bool:
     return not any(psutil.pid_exists(each) for each in process_ids)
 
 
-async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_trace() -> None:
+async def test_a_mesh_answers_shows_workers_and_stops() -> None:
     async with up(*ORACLE, "--decode", "2") as mesh:
         await mesh.until_said("ready: OpenAI http://127.0.0.1:")
         answer = await generate(mesh.gateway, list(range(200)), 10)
@@ -56,7 +56,7 @@ async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_tr
         assert none_lives(everything)
 
 
-async def test_a_mesh_on_every_address_with_keys_says_it_is_ready_and_serves_metrics_on_fixed_ports() -> None:
+async def test_a_mesh_on_every_address_serves_with_keys() -> None:
     host, metrics_port = "::" if has_ipv6() else "0.0.0.0", free_port()
     keys = ("--set", "gateway.api_keys=[{name: alice, key: secret-of-alice}]")
     async with up(*ORACLE, *keys, "--host", host, "--metrics-port", str(metrics_port)) as mesh:
@@ -78,7 +78,7 @@ async def test_a_mesh_stopped_while_it_starts_leaves_no_process() -> None:
         assert none_lives(everything)
 
 
-async def test_a_killed_worker_is_started_again_and_serves_and_a_killed_mesh_leaves_no_process() -> None:
+async def test_a_killed_worker_returns_and_a_killed_mesh_ends() -> None:
     async with up(*ORACLE) as mesh:
         await mesh.until_said("ready:")
         [before] = (await read_workers(mesh.scheduler, Channels())).workers
@@ -94,7 +94,7 @@ async def test_a_killed_worker_is_started_again_and_serves_and_a_killed_mesh_lea
         await eventually(lambda: none_lives(everything))
 
 
-async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason() -> None:
+async def test_a_service_that_cannot_start_ends_the_mesh() -> None:
     async with up(*ORACLE, "--set", "gateway.http.host=192.0.2.1") as mesh:
         assert await mesh.process.wait() == 1
         await mesh.reading
@@ -102,7 +102,7 @@ async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason() -> No
         assert "gateway cannot listen on 192.0.2.1" in mesh.lines[-1]
 
 
-async def test_the_demo_moves_kv_reuses_the_prefix_and_finds_it_in_the_store_after_a_restart(tmp_path: Path) -> None:
+async def test_the_demo_moves_kv_and_finds_its_prefix_again(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "tiny")
     arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
     process = await asyncio.create_subprocess_exec(

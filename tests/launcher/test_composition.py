@@ -62,7 +62,7 @@ def test_everyone_is_told_of_every_scheduler() -> None:
     assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == everyone
 
 
-def test_whoever_waits_for_a_checkpoint_may_take_as_long_as_it_loads() -> None:
+def test_waiting_for_a_checkpoint_may_take_its_time() -> None:
     specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=(4010,)))
     assert {name for name, spec in specs.items() if spec.ready_seconds is None} == {"prefill-0", "decode-0", "gateway"}
 
@@ -120,7 +120,7 @@ def test_more_workers_than_gpus_divide_their_memory() -> None:
 
 
 @pytest.mark.parametrize("workers", [3, 6, 7])
-def test_shares_of_a_gpu_are_no_more_than_all_of_it(workers: int) -> None:
+def test_shares_of_a_gpu_add_up_to_one(workers: int) -> None:
     specs = by_name(MeshPlan(None, decode_workers=workers, gpus=("0",)))
     share = last_value(specs["decode-0"], "engine.memory_share")
     assert isinstance(share, float)
@@ -136,7 +136,7 @@ def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> Non
     assert device_list(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
 
 
-def test_the_workers_of_both_roles_are_divided_as_the_plan_says_unless_their_settings_do() -> None:
+def test_workers_are_divided_as_planned_unless_settings_say() -> None:
     plan = MeshPlan(
         None,
         prefill_workers=1,
@@ -151,7 +151,7 @@ def test_the_workers_of_both_roles_are_divided_as_the_plan_says_unless_their_set
     assert device_list(list(specs.values())) == "prefill-0 on GPUs 2, 3, decode-0 on GPUs 0, 1"
 
 
-def test_workers_of_each_role_may_have_ranks_of_their_own_number() -> None:
+def test_each_role_may_have_its_own_number_of_ranks() -> None:
     parallel = {"prefill": {"ranks": 1}, "decode": {"ranks": 3}}
     specs = by_name(MeshPlan(None, prefill_workers=1, gpus=("0", "1", "2", "3"), parallel=parallel))
     assert [last_value(specs[name], "engine.parallel.ranks") for name in ("prefill-0", "decode-0")] == [1, 3]
@@ -181,7 +181,7 @@ def test_a_setting_of_no_service_is_refused(setting: str) -> None:
         split_settings([setting])
 
 
-def test_a_service_that_was_misspelled_is_offered_and_one_that_was_not_is_not() -> None:
+def test_a_misspelled_service_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"did you mean decode\?"):
         split_settings(["decod.engine.max_requests=8"])
     with pytest.raises(ConfigError, match=r"gateway$"):
@@ -194,7 +194,7 @@ def test_a_setting_of_ours_beats_the_port_of_a_command() -> None:
     assert command.index("server.port=5") < command.index("a=1") < command.index("server.port=9")
 
 
-def test_metrics_have_fixed_ports_that_do_not_depend_on_the_number_of_workers() -> None:
+def test_metrics_have_fixed_ports() -> None:
     few = by_name(MeshPlan(None, metrics_port=9001))
     many = by_name(MeshPlan(None, decode_workers=64, prefill_workers=64, store_ports=(4010, 4011), metrics_port=9001))
     names = ("gateway", "scheduler", "kvstore-1", "prefill-3", "decode-0")
@@ -208,7 +208,7 @@ def test_metrics_take_free_ports_by_default() -> None:
     assert {spec.metrics_port for spec in compose(MeshPlan(None))} == {0}
 
 
-def test_only_the_gateway_listens_for_others_and_its_metrics_do_not() -> None:
+def test_only_the_gateway_listens_for_others() -> None:
     specs = by_name(MeshPlan(None, host="0.0.0.0"))
     keys = ("http.host", "server.host", "server.metrics_host")
     assert [last_value(specs["gateway"], key) for key in keys] == ["0.0.0.0", "0.0.0.0", "127.0.0.1"]
@@ -224,7 +224,7 @@ def test_a_gateway_may_listen_on_ipv6(host: str, called: str) -> None:
     assert [values["http"]["host"], values["server"]["host"], gateway.host] == [host, host, called]
 
 
-def test_a_worker_that_changes_its_role_is_divided_as_those_who_have_it() -> None:
+def test_a_worker_with_a_new_role_is_divided_alike() -> None:
     settings = ("prefill.engine.parallel.tp=2", "decode.engine={parallel: {dp: 4}}", "decode.engine.max_requests=3")
     specs = by_name(MeshPlan(None, prefill_workers=1, settings=settings))
 

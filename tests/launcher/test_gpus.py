@@ -28,7 +28,7 @@ def test_without_gpus_nobody_gets_one() -> None:
 
 
 @given(workers=WORKERS, gpus=GPUS)
-def test_workers_are_spread_and_each_sees_every_gpu_its_own_first(workers: list[str], gpus: list[str]) -> None:
+def test_each_worker_sees_its_own_gpu_first(workers: list[str], gpus: list[str]) -> None:
     assigned = assign(dict.fromkeys(workers, 1), gpus)
     counts = [sum(each.name == name for each in assigned.values()) for name in gpus]
     assert sum(counts) == len(workers)

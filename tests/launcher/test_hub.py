@@ -57,9 +57,7 @@ def test_a_cache_that_lacks_weights_is_completed(published: Path, tmp_path: Path
     ],
     ids=["offline", "no network"],
 )
-def test_a_model_that_cannot_be_had_is_said_in_a_sentence(
-    environment: dict[str, str], complaint: str, tmp_path: Path
-) -> None:
+def test_a_missing_model_is_told_in_a_sentence(environment: dict[str, str], complaint: str, tmp_path: Path) -> None:
     done = find(MODEL, tmp_path, **environment)
     assert done.returncode and complaint in done.stderr.splitlines()[-1]
 

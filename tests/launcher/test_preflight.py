@@ -49,7 +49,7 @@ def test_a_checkpoint_of_one_file_passes_without_an_index(tmp_path: Path) -> Non
         ("llama", "unsupported architecture LlamaForCausalLM: deepmesh serves .*DeepseekV3ForCausalLM"),
     ],
 )
-def test_what_is_no_model_of_ours_is_told_in_one_sentence(
+def test_another_models_folder_is_told_in_a_sentence(
     name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
         check_model_dir(tmp_path)
 
 
-def test_a_plan_that_moves_kv_is_refused_without_the_package_that_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_moves_kv_needs_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, TRANSPORT, None)
     check_transfers(MeshPlan(None))
     with pytest.raises(ConfigError, match="need the package ucxx"):

@@ -142,7 +142,7 @@ async def test_wait_ready_gives_up_in_time() -> None:
         await child.stop(5)
 
 
-async def test_a_child_that_ends_before_it_is_ready_leaves_its_last_words() -> None:
+async def test_a_child_that_ends_early_leaves_its_words() -> None:
     child = child_of("import sys; sys.exit('probe: the disk is full: make room')")
     await child.start()
     with pytest.raises(ProcessFailed, match=r"probe ended with status 1: probe: the disk is full: make room"):

@@ -6,7 +6,7 @@ from launcher.restart import RestartPolicy
 POLICY = RestartPolicy(first_delay_seconds=1, longest_delay_seconds=4, served_seconds=60, attempts=5)
 
 
-def test_delays_double_up_to_the_longest_and_then_it_gives_up() -> None:
+def test_delays_double_until_it_gives_up() -> None:
     assert [POLICY.delay_seconds(ends, 1) for ends in range(1, 6)] == [1, 2, 4, 4, None]
 
 

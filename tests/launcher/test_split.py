@@ -24,7 +24,7 @@ def test_gpus_are_divided_equally_unless_sizes_are_given(gpus: int, split: str, 
 
 
 @pytest.mark.parametrize("split", ["1P+2D", "5D", "1Px4+1D", "1Px1+1Dx2", "1Px0+1D", "1Px3+1Dx2", "1Dx2"])
-def test_a_split_that_leaves_gpus_over_or_lacks_some_is_refused(split: str) -> None:
+def test_a_split_must_use_all_gpus(split: str) -> None:
     with pytest.raises(ConfigError, match=r"does not divide --gpus 4: give numbers that do"):
         split_gpus(4, split)
 

@@ -64,7 +64,7 @@ async def test_stopping_leaves_no_process() -> None:
     assert not any(psutil.pid_exists(each) for each in process_ids.values())
 
 
-async def test_a_worker_sees_its_gpu_first_also_when_it_is_started_again() -> None:
+async def test_a_restarted_worker_sees_its_gpu_first() -> None:
     worker = replace(probe("decode-0"), gpu=Gpu("1", ("0",)))
     supervisor = Supervisor((probe("one"), worker), lambda name, line: None, Channels())
     try:
@@ -77,7 +77,7 @@ async def test_a_worker_sees_its_gpu_first_also_when_it_is_started_again() -> No
     assert environments["one"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-async def test_a_service_that_does_not_start_is_named_with_its_reason() -> None:
+async def test_a_service_that_fails_to_start_is_named() -> None:
     async with supervised(probe("one"), probe("two", "fail=useless")) as (supervisor, _):
         with pytest.raises(ProcessFailed, match=r"two ended with status 2: probe: the checkpoint is broken"):
             await supervisor.start()

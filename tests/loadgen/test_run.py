@@ -158,7 +158,7 @@ async def test_an_openai_endpoint_is_measured_over_http() -> None:
     assert (call, body["model"], body["ignore_eos"], len(body["prompt"])) == ("completions", "tiny", True, 12)
 
 
-async def test_messages_of_a_dataset_go_to_chat_and_end_where_the_model_ends(tmp_path: Path) -> None:
+async def test_messages_of_a_dataset_go_to_chat(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}\n')
     endpoint = TinyOpenAI()
@@ -188,7 +188,7 @@ async def test_arrivals_do_not_wait_for_answers() -> None:
     assert (summary.completed, summary.held_back) == (30, 0)
 
 
-async def test_the_wait_for_a_concurrency_guard_counts_in_the_time_to_first_token() -> None:
+async def test_waiting_for_concurrency_counts_in_the_first_token() -> None:
     report = await run_grpc(TinyGateway(), rate=float("inf"), requests=3, osl=20, max_concurrency=1)
     assert report.summary.held_back == 2
     assert report.records[2].ttft_s is not None
@@ -231,12 +231,12 @@ async def test_an_endpoint_that_does_not_answer_is_named() -> None:
         await load.load(options(url="http://127.0.0.1:9/v1"))
 
 
-async def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
+async def test_an_unknown_model_is_named_with_the_known() -> None:
     with pytest.raises(UnknownModel, match="'other'; it serves: tiny"):
         await run_grpc(TinyGateway(), model="other")
 
 
-async def test_a_run_leaves_a_table_a_plot_and_json_with_every_record(tmp_path: Path) -> None:
+async def test_a_run_leaves_table_plot_and_json(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one.json"
     printed = io.StringIO()
     async with serving_http(TinyOpenAI()) as url:
@@ -251,24 +251,20 @@ async def test_a_run_leaves_a_table_a_plot_and_json_with_every_record(tmp_path: 
     assert "goodput" in printed.getvalue()
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_an_unwritable_report_is_refused_before_sending(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot write .*/file/report.json: "):
         load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / "file" / "report.json"))
 
 
 @pytest.mark.parametrize(("name", "taken"), [("one.json", "one.json"), ("one.json", "one.png"), ("one.png", "other")])
-def test_a_report_whose_place_is_taken_is_refused_before_anything_is_sent(
-    tmp_path: Path, name: str, taken: str
-) -> None:
+def test_a_reports_taken_place_is_refused_before_sending(tmp_path: Path, name: str, taken: str) -> None:
     (tmp_path / taken).mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*one"):
         load.main(options(url="http://127.0.0.1:9/v1", output=tmp_path / name))
 
 
-async def test_a_report_that_cannot_be_saved_is_printed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_report_that_cannot_be_saved_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_the_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -341,7 +337,7 @@ async def test_the_status_tells_whether_any_request_was_answered(tmp_path: Path,
     assert (ended.exit_code, f"{completed} of 3" in ended.output, output.exists()) == (status, True, True)
 
 
-async def test_a_rate_so_low_that_a_run_takes_months_is_refused() -> None:
+async def test_a_rate_that_takes_months_is_refused() -> None:
     gateway = TinyGateway()
     with pytest.raises(ConfigError, match="arrives after a month"):
         await run_grpc(gateway, rate=1e-300)

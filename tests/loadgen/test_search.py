@@ -61,7 +61,7 @@ def test_an_endpoint_that_never_keeps_them_ends_the_search() -> None:
     assert len(found.trials) == MOST_TRIALS and found.best is found.trials[-1]
 
 
-def test_a_rate_that_was_missed_by_chance_does_not_bound_the_search() -> None:
+def test_a_rate_missed_by_chance_bounds_no_search() -> None:
     assert next_rate([(1.0, True), (2.0, False), (1.4, True), (4.0, True)], 1.0) == 8.0
 
 

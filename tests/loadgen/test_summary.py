@@ -54,7 +54,7 @@ def test_time_to_first_token_counts_from_the_scheduled_arrival() -> None:
     assert record.ttft_s == 2.0
 
 
-def test_time_per_output_token_is_last_minus_first_over_tokens_after_the_first() -> None:
+def test_time_per_token_leaves_the_first_one_out() -> None:
     assert answered(1.0, 1.1, 1.9).tpot_s == pytest.approx(0.45)
 
 
@@ -102,7 +102,7 @@ def test_errors_are_counted_by_kind() -> None:
     assert (summary.requests, summary.completed) == (4, 1)
 
 
-def test_a_run_that_only_failed_has_no_latencies_and_no_rates() -> None:
+def test_a_failed_run_has_no_latencies_and_rates() -> None:
     summary = summarize([failed("connection")], NO_OBJECTIVES)
     assert (summary.ttft_ms, summary.output_tokens_per_second, summary.goodput.share) == (None, 0.0, 0.0)
 

@@ -45,7 +45,7 @@ def test_shared_prefixes_are_few_and_the_rest_differs() -> None:
     assert {len(job.prompt) for job in many} == {64}
 
 
-def test_arrivals_are_the_same_for_the_same_seed_and_in_order() -> None:
+def test_arrivals_are_ordered_and_follow_the_seed() -> None:
     first, second = (arrival_times(5.0, np.random.default_rng(7), count=50) for _ in range(2))
     assert first == second == sorted(first)
 
@@ -112,7 +112,7 @@ def test_a_dataset_starts_over_when_it_runs_out() -> None:
     assert [job.prompt for job in islice(dataset_jobs(rows), 5)] == ["a", "b", "a", "b", "a"]
 
 
-def test_the_tasks_are_a_dataset_without_end_that_follows_the_seed() -> None:
+def test_the_tasks_dataset_is_endless_and_follows_the_seed() -> None:
     def drawn(seed: int) -> list[Job]:
         drawing = options(dataset="tasks", requests=12, seed=seed)
         return plan(drawing, Target("tiny", None)).jobs
@@ -123,7 +123,7 @@ def test_the_tasks_are_a_dataset_without_end_that_follows_the_seed() -> None:
     assert len({job.max_tokens for job in drawn(0)}) > 3
 
 
-def test_token_ids_become_as_many_words_for_an_endpoint_that_only_chats() -> None:
+def test_token_ids_become_words_for_chats() -> None:
     message = as_messages(Job(tuple(range(20, 50)), 4)).prompt[0]
     assert isinstance(message, Message)
     assert len(message.content.split()) == 30

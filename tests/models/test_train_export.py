@@ -74,7 +74,7 @@ def test_transformers_reads_the_tokenizer_as_it_was_trained(tmp_path: Path) -> N
     assert AutoTokenizer.from_pretrained(tmp_path).encode(text) == tokenizer.encode(text).ids
 
 
-def test_digits_and_the_letters_of_codes_are_tokens_of_their_own() -> None:
+def test_digits_and_codes_letters_are_single_tokens() -> None:
     tokenizer = make_tokenizer()
     ids = tokenizer.encode("1739 QWXZ", add_special_tokens=False).ids
     assert [tokenizer.decode([token]) for token in ids] == ["1", "7", "3", "9", " ", "Q", "W", "X", "Z"]

@@ -25,7 +25,7 @@ def test_only_the_completion_is_learned_and_only_within_its_document() -> None:
 
 
 @given(st.lists(documents, max_size=12))
-def test_boundaries_cut_the_whole_batch_into_pieces_that_are_short_enough(members: list[Document]) -> None:
+def test_boundaries_cut_a_batch_into_short_pieces(members: list[Document]) -> None:
     chosen, _ = choose(members, SHAPE)
     batch = pack(chosen, SHAPE)
     lengths = np.diff(batch.boundaries)

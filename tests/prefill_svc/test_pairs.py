@@ -110,7 +110,7 @@ async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_
             await until_slots_are_back(running)
 
 
-async def test_a_prefix_that_the_decode_worker_holds_is_not_pushed_again() -> None:
+async def test_a_prefix_that_is_held_is_not_pushed_again() -> None:
     async with running_prefill() as prefill, decode() as running, gateway_client(running.endpoint) as gateway:
         shared = prompt(640)
         await gateway.ended(await gateway.submit([*shared, *prompt(100, 1)], 5, prefill=prefill.target))
@@ -189,7 +189,7 @@ async def test_deadlines_during_the_push_bring_everything_back() -> None:
         await until_slots_are_back(running)
 
 
-async def test_a_prefill_rank_that_is_frozen_is_lost_at_the_deadline_and_the_worker_goes_on() -> None:
+async def test_a_frozen_prefill_rank_is_lost_at_the_deadline() -> None:
     quick = {"transfer": {**TIGHT, "landing_seconds": 3}}
     async with (
         running_prefill() as prefill,
@@ -213,7 +213,7 @@ async def test_a_prefill_rank_that_is_frozen_is_lost_at_the_deadline_and_the_wor
         assert went_well(request)
 
 
-async def test_the_death_of_a_prefill_rank_loses_only_what_it_had() -> None:
+async def test_a_dead_prefill_rank_loses_only_its_prompts() -> None:
     slow = {"oracle": {"prefill_tokens_per_second": 1000}}
     async with decode() as running, gateway_client(running.endpoint) as gateway:
         async with running_prefill(engine=slow) as prefill:

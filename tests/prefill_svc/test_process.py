@@ -69,7 +69,7 @@ async def test_the_scheduler_knows_a_prefill_worker_by_its_role() -> None:
         watch.cancel()
 
 
-async def test_the_death_of_the_rank_ends_every_call_and_the_process() -> None:
+async def test_the_death_of_the_rank_ends_calls_and_process() -> None:
     async with prefill_process(SLOW) as process:
         await process.child.wait_ready(process.endpoint, Channels(), 90)
         async with prefill_caller(process.endpoint) as caller:

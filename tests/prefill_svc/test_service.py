@@ -85,7 +85,7 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
     assert ended("done") == done_before + 1
 
 
-async def test_the_end_of_the_push_is_reported_after_the_first_token() -> None:
+async def test_a_pushs_end_is_reported_after_the_first_token() -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))
@@ -182,7 +182,7 @@ async def test_a_ticket_that_does_not_fit_is_refused(
         ({"cache_salt": b"s" * 300}, InvalidRequest, "cache_salt"),
     ],
 )
-async def test_a_prompt_that_could_never_run_is_refused_with_its_field(
+async def test_a_prompt_that_cannot_run_names_its_field(
     fields: dict[str, Any], expected: type[MeshError], field: str
 ) -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
@@ -201,7 +201,7 @@ async def test_a_landing_begins_after_the_blocks_that_the_receiver_holds() -> No
         assert (push.held_blocks, len(push.ticket.segments)) == (2, 1)
 
 
-async def test_a_ticket_in_use_is_refused_and_its_first_user_goes_on() -> None:
+async def test_a_ticket_in_use_is_refused() -> None:
     async with (
         prefill_without_rank() as running,
         prefill_caller(running.endpoint) as first,
@@ -232,7 +232,7 @@ async def test_hanging_up_stops_the_rank_at_any_stage(stage: str) -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest, ContextExceeded, NamespaceMismatch, WorkerFull])
-async def test_a_refusal_of_the_rank_ends_the_call_with_its_reason(error: type[MeshError]) -> None:
+async def test_a_refusal_of_the_rank_ends_the_call(error: type[MeshError]) -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         refused = Output(key, len(PROMPT), [], refusal=Refusal(error.reason, "no"))
@@ -240,7 +240,7 @@ async def test_a_refusal_of_the_rank_ends_the_call_with_its_reason(error: type[M
         assert type(await caller.ended()) is error
 
 
-async def test_a_refusal_for_a_reason_without_a_class_is_not_the_callers_mistake() -> None:
+async def test_an_unknown_refusal_is_not_the_callers_mistake() -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         refused = Output(key, len(PROMPT), [], refusal=Refusal("SOMETHING_NEW", "no"))
@@ -300,7 +300,7 @@ async def test_a_full_queue_sends_prompts_elsewhere() -> None:
         assert isinstance(await third.ended(), WorkerFull)
 
 
-async def test_a_prompt_over_the_queued_tokens_goes_elsewhere_until_one_is_computed() -> None:
+async def test_a_prompt_over_the_queued_tokens_goes_elsewhere() -> None:
     async with (
         prefill_without_rank(queue={"queued_tokens": 200}) as running,
         prefill_caller(running.endpoint) as first,
@@ -315,7 +315,7 @@ async def test_a_prompt_over_the_queued_tokens_goes_elsewhere_until_one_is_compu
         await accepted(running, third, ticket=make_ticket(150, name=3))
 
 
-async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
+async def test_a_draining_worker_only_finishes_its_prompts() -> None:
     async with (
         prefill_without_rank() as running,
         prefill_caller(running.endpoint) as early,

@@ -70,7 +70,7 @@ async def test_what_one_prefill_worker_computed_another_fetches() -> None:
         assert second.worker.host.report.transfers.fetched_blocks == 15
 
 
-async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_computes_itself() -> None:
+async def test_a_decode_worker_offers_and_fetches_blocks() -> None:
     async with (
         store() as endpoint,
         decode(endpoint) as one,
@@ -87,7 +87,7 @@ async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_comp
         assert (fetched.cached_tokens, fetched.is_exact()) == (256, True)
 
 
-async def test_each_rank_of_a_worker_offers_what_it_computed_and_fetches_what_it_lacks() -> None:
+async def test_each_rank_of_a_worker_offers_and_fetches() -> None:
     prompts = [[seed, *PROMPT[:700]] for seed in range(4)]
     async with (
         store() as endpoint,
@@ -109,7 +109,7 @@ async def test_each_rank_of_a_worker_offers_what_it_computed_and_fetches_what_it
         assert all(view.transfers.fetched_blocks for view in other.worker.host.ranks.views)
 
 
-async def test_a_tenants_blocks_take_no_more_of_a_store_than_its_quota() -> None:
+async def test_a_tenants_blocks_keep_to_its_quota() -> None:
     block_bytes = ORACLE_READY.block_bytes
     async with (
         store(tenants=[{"name": "busy", "memory_bytes": 10 * block_bytes}]) as endpoint,
@@ -133,7 +133,7 @@ async def test_a_tenants_blocks_take_no_more_of_a_store_than_its_quota() -> None
         assert memory.used_blocks == 4 + 10
 
 
-async def test_a_store_that_is_gone_slows_nobody_and_is_filled_again_when_it_is_back() -> None:
+async def test_a_store_that_returns_is_filled_again() -> None:
     port = free_port()
     async with decode(f"127.0.0.1:{port}") as running, gateway_client(running.endpoint) as gateway:
         async with store(port):

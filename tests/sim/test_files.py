@@ -111,7 +111,7 @@ def test_the_workloads_that_come_along_can_be_run(path: Path) -> None:
     assert result.summary.completed == result.summary.requests
 
 
-def test_requests_of_the_warm_up_and_of_the_cool_down_are_served_and_not_counted() -> None:
+def test_warm_up_and_cool_down_are_not_counted() -> None:
     steady = {"kind": "steady", "per_second": 4}
     workload = make_workload(seconds=4, warm_up_seconds=1, cool_down_seconds=1.5, arrivals=steady)
     result = simulate(make_fleet(), workload, Objectives(None, None))

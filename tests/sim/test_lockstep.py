@@ -54,7 +54,7 @@ def test_a_prompt_on_one_rank_holds_up_tokens_on_all(costs: str) -> None:
     assert together.summary.itl_ms.p99 == pytest.approx(PROMPT_MS)
 
 
-def test_a_prompt_that_all_ranks_compute_together_takes_a_part_of_the_time(costs: str) -> None:
+def test_a_prompt_of_all_ranks_takes_less_time(costs: str) -> None:
     group = {"replicas": 1, "ranks": 4}
     _, divided = served(costs, {**group, "context_parallel_tokens": PROMPT_TOKENS}, per_second=0.5)
     _, whole = served(costs, {**group, "context_parallel_tokens": 2 * PROMPT_TOKENS}, per_second=0.5)
@@ -63,7 +63,7 @@ def test_a_prompt_that_all_ranks_compute_together_takes_a_part_of_the_time(costs
     assert whole.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS)
 
 
-def test_a_prompt_that_one_rank_computes_alone_takes_its_share_of_the_time(tmp_path: Path) -> None:
+def test_a_prompt_of_one_rank_takes_its_share(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     save_costs(CostFile(msgspec.structs.replace(COSTS, prefill_alone=0.5)), path)
     _, result = served(str(path), {"replicas": 1, "ranks": 4}, per_second=0.5)
@@ -71,7 +71,7 @@ def test_a_prompt_that_one_rank_computes_alone_takes_its_share_of_the_time(tmp_p
     assert result.summary.ttft_ms.p50 == pytest.approx(PROMPT_MS / 2)
 
 
-def test_bounded_steps_leave_tokens_their_pace_and_take_longer_with_prompts(tmp_path: Path) -> None:
+def test_bounded_steps_keep_tokens_pace_and_delay_prompts(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     save_costs(CostFile(msgspec.structs.replace(COSTS, decode_beside_prompts=1.0)), path)
     group, bound_ms = {"replicas": 1, "ranks": 2, "prompt_wait_steps": 0}, 3 * STEP_MS
@@ -107,7 +107,7 @@ def test_the_wait_for_each_other_is_foretold(costs: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_few_tokens_of_a_prompt_take_what_as_many_requests_that_decode_take(tmp_path: Path, ranks: int) -> None:
+def test_few_prompt_tokens_take_what_decoding_requests_take(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "costs.json"
     rising = msgspec.structs.replace(COSTS, decode_steps=((1.0, STEP_MS), (41.0, STEP_MS + 40)))
     save_costs(CostFile(rising), path)
@@ -154,7 +154,7 @@ def test_requests_go_to_the_rank_that_the_scheduler_booked(
     assert max(Counter(booked for booked, _ in went).values()) < 0.4 * len(went)
 
 
-def test_prompts_go_to_the_ranks_of_both_workers_that_were_booked(costs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_go_to_the_booked_ranks(costs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     booked_ranks = list[int | None]()
 
     def choose(ranks: Sequence[RankOutlook], tokens: int, computes: bool, most: int, booked: int | None) -> int:
@@ -174,7 +174,7 @@ def test_every_token_has_its_time(costs: str) -> None:
         assert live.record.message_tokens == [1] * live.tokens
 
 
-def test_prompts_of_a_prefill_worker_of_several_ranks_hold_up_no_token(costs: str) -> None:
+def test_prompts_on_a_prefill_worker_delay_no_token(costs: str) -> None:
     _, result = served(
         costs,
         {"replicas": 1, "ranks": 2, "can_prefill": False},

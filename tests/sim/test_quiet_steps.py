@@ -73,7 +73,7 @@ def test_steps_taken_together_are_those_taken_one_by_one(name: str, monkeypatch:
     assert events < more_events
 
 
-def test_so_it_is_where_requests_and_reports_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_equal_while_messages_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_costs(CostFile(CostModel(request_ms=9.0)), tmp_path / "costs.json")
     fleet, workload = CASES["faults"]
     fleet, workload = {**fleet, "costs": tmp_path / "costs.json"}, {"per_second": 5.0, "seconds": 8, **workload}
@@ -91,7 +91,7 @@ def test_so_it_is_where_requests_and_reports_are_on_their_way(tmp_path: Path, mo
     st.lists(st.sampled_from(FAULTS), max_size=2),
 )
 @settings(max_examples=8, deadline=None)
-def test_so_it_is_with_any_pool_and_any_interval_of_reports(
+def test_steps_are_equal_with_any_pool_and_reports(
     seed: int, blocks: int, replicas: int, interval: float, faults: list[dict[str, Any]]
 ) -> None:
     decode = {"replicas": replicas, "total_blocks": blocks, "status_interval_seconds": interval, "max_requests": 6}

@@ -78,7 +78,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault['kind']}-{fault['role']}")
-def test_no_request_is_lost_where_a_fault_hits_one_of_several(fault: dict[str, Any]) -> None:
+def test_a_fault_of_one_worker_loses_no_request(fault: dict[str, Any]) -> None:
     fleet = make_fleet(
         prefill={"replicas": 2}, decode={"replicas": 3}, stores={"replicas": 1}, faults=[fault], costs=None
     )

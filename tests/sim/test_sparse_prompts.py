@@ -22,9 +22,7 @@ def costs_file(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("sparse", "expected_ms"), [(SPARSE, SPARSE_MS), ({}, COSTS.prefill_ms(4096))])
-def test_a_lone_prompt_takes_what_the_cost_model_says_of_its_tokens(
-    tmp_path: Path, sparse: dict[str, Any], expected_ms: float
-) -> None:
+def test_a_lone_prompt_takes_the_cost_models_time(tmp_path: Path, sparse: dict[str, Any], expected_ms: float) -> None:
     workload = make_workload(arrivals={"kind": "steady", "per_second": 0.1}, seconds=11, prompt={"mean": 4096})
     _, result = ran(make_fleet(costs=costs_file(tmp_path), sparse_prefill=sparse), workload)
     assert result.summary.ttft_ms is not None

@@ -32,7 +32,7 @@ def test_equal_seeds_write_equal_weights_and_others_do_not(tmp_path: Path) -> No
     assert not torch.equal(weights[0]["lm_head.weight"], weights[2]["lm_head.weight"])
 
 
-def test_float8_weights_are_the_float32_ones_in_blocks_with_a_scale(tmp_path: Path) -> None:
+def test_float8_weights_are_scaled_blocks_of_float32_ones(tmp_path: Path) -> None:
     exact = read_tensors(tiny_checkpoint(tmp_path / "exact"))
     quantized = read_tensors(tiny_checkpoint(tmp_path / "quantized", dtype="float8"))
     name = "model.layers.1.self_attn.q_b_proj.weight"

@@ -94,7 +94,7 @@ def test_errors_are_reported_by_layer(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "quantization_report.json").read_text())[2]["name"] == "1"
 
 
-def test_a_run_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_continues(tmp_path: Path) -> None:
     source, out = made(tmp_path / "source"), tmp_path / "out"
     whole = read_tensors(quantized(source, tmp_path / "whole"))
     with cut_off_at("2"):
@@ -126,7 +126,7 @@ def with_more(tensors: dict[str, torch.Tensor]) -> None:
         (with_more, r"does not describe: model.layers.9.mlp.up_proj.weight"),
     ],
 )
-def test_a_source_that_is_not_whole_is_refused_before_anything_is_written(
+def test_an_incomplete_source_is_refused_before_writing(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], problem: str
 ) -> None:
     rewrite_as_one_file(made(tmp_path / "source"), change)

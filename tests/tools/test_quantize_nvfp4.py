@@ -113,7 +113,7 @@ def test_errors_are_reported_by_layer(tmp_path: Path) -> None:
         assert report.fp8_error is None and report.int4_error is None
 
 
-def test_a_run_that_was_cut_off_goes_on_with_the_same_layers(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_keeps_its_layers(tmp_path: Path) -> None:
     source, out = made(tmp_path / "source"), tmp_path / "out"
     whole = read_tensors(quantized(source, tmp_path / "whole"))
     with cut_off_at("2"):

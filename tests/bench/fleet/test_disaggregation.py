@@ -13,7 +13,7 @@ from mesh.costs import CostModel
 OPTIONS = Options((8.0,), 2.0, 400, 20, 9, None, 32, 4)
 
 
-def test_a_model_cut_in_depth_takes_what_was_measured_of_one() -> None:
+def test_a_cut_model_takes_what_was_measured() -> None:
     # bench.node.balance: nine layers, uniform choices (bench/node/notes.md).
     costs = costs_of(4, 9)
     assert costs.decode_ms(64) == pytest.approx(4.91, rel=0.01)
@@ -56,7 +56,7 @@ def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
     assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(MESHES)
 
 
-def test_a_setting_that_would_change_nothing_or_is_no_number_is_found() -> None:
+def test_a_setting_without_effect_is_found() -> None:
     right = ["decode.engine.parallel.prompt_wait_steps=48", "prefill.engine.max_step_tokens=2048"]
     right += ["decode.engine.mixed_step_ms=62.5", "decode.engine.prompt_share=0.33"]
     right += ["decode.engine.parallel.context_parallel_tokens=null"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.fleet.goodput import TPOT_MS, comparisons, draw, lines, measure
 
 
-def test_each_case_serves_its_lowest_rate_and_the_picture_has_them_all(tmp_path: Path) -> None:
+def test_each_case_serves_its_lowest_rate(tmp_path: Path) -> None:
     found = []
     for compared in comparisons():
         one = replace(compared, rates=compared.rates[:1])

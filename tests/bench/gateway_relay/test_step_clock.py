@@ -48,7 +48,7 @@ def test_a_token_counts_from_its_own_step(latencies: list[float], first_step: in
     assert added_latencies(tokens, steps) == pytest.approx(latencies)
 
 
-def test_a_token_later_than_the_next_step_still_counts_from_its_own() -> None:
+def test_a_late_token_counts_from_its_own_step() -> None:
     steps = [0.0, 0.05, 0.10, 0.15, 0.20]
     tokens = [0.001, 0.051, 0.170, 0.171, 0.201]
     assert added_latencies(tokens, steps) == pytest.approx([0.001, 0.001, 0.070, 0.021, 0.001])
@@ -71,7 +71,7 @@ async def latencies_of(endpoint: str, since: float) -> list[float]:
         return [latency for times in seen for latency in added_latencies(times, steps)]
 
 
-async def test_a_paced_source_gives_every_stream_its_tokens_with_their_instants() -> None:
+async def test_a_paced_source_gives_tokens_with_their_instants() -> None:
     since = time.perf_counter()
 
     async def right() -> bool:

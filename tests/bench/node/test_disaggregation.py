@@ -34,7 +34,7 @@ def test_both_meshes_take_all_gpus_and_settings_that_services_know(tmp_path: Pat
 
 
 @pytest.mark.parametrize("same_prompts", [False, True])
-def test_a_later_rate_sends_the_prompts_of_an_earlier_one_if_asked_to(same_prompts: bool) -> None:
+def test_a_later_rate_may_repeat_an_earlier_ones_prompts(same_prompts: bool) -> None:
     options = Options((2.0, 4.0), 10.0, 100, 10, 9, None, 32, same_prompts=same_prompts)
     first, second = (
         {tuple(job.prompt) for job in plan(load_options("host:1", options, rate, number), Target("", 1000)).jobs}
@@ -43,7 +43,7 @@ def test_a_later_rate_sends_the_prompts_of_an_earlier_one_if_asked_to(same_promp
     assert first & second == (first if same_prompts else set())
 
 
-def test_the_bound_of_a_token_is_in_proportion_to_the_layers_unless_one_is_given() -> None:
+def test_the_default_bound_of_a_token_follows_the_layers() -> None:
     assert Options((), 0.0, 0, 0, 61, None, 1).tpot_ms == 50.0
     assert Options((), 0.0, 0, 0, 6, None, 1, most_tpot_ms=20.0).tpot_ms == 20.0
     assert Options((), 0.0, 0, 0, 6, None, 1).tpot_ms < 5.0

@@ -32,7 +32,7 @@ def test_ranks_together_compute_what_one_would(layout: Layout, name: str) -> Non
     assert size_bytes == pytest.approx(whole_bytes * (1 if name == "experts" else layout.dp))
 
 
-def test_ranks_of_a_tp_group_read_a_part_of_shared_experts_for_few_rows() -> None:
+def test_ranks_read_a_part_of_shared_experts_for_few_rows() -> None:
     (whole, flops), layout = total(Layout(), 32, "shared"), Layout(tp=4, ep=4)
     assert total(layout, 32, "shared") == pytest.approx((whole, flops))
     assert total(layout, 33, "shared")[0] == pytest.approx(4 * whole)
@@ -48,7 +48,7 @@ def test_ranks_together_guess_what_one_would(layout: Layout) -> None:
     assert flops(layout) == pytest.approx(flops(Layout()))
 
 
-def test_a_rank_receives_the_others_rows_and_their_sums_of_its_own() -> None:
+def test_a_rank_receives_others_rows_and_its_sums() -> None:
     # Values, scales, weights and numbers of the experts of a row; then its sums in bfloat16.
     row = 7168 + 56 * 4 + 8 * (4 + 8) + 7168 * 2
     assert wire_bytes(config(), Layout(dp=4, ep=4), 64) == 58 * 3 * 64 * row

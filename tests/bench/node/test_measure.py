@@ -51,7 +51,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2, ep=2), Layout(dp=2, ep=2)], ids=str)
-def test_ranks_measure_steps_in_which_as_many_drafts_are_accepted_as_wanted(
+def test_ranks_measure_steps_with_the_wanted_drafts_accepted(
     tmp_path: Path, acceptances: dict[int, InjectedAcceptance], layout: Layout
 ) -> None:
     directory, out = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1), tmp_path / "rows"

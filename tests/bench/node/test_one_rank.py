@@ -43,7 +43,7 @@ def test_a_rank_decodes_without_the_others(tmp_path: Path, monkeypatch: pytest.M
     assert all(step_ms > 0 and trace.span == 10 for _, step_ms, trace in measured)
 
 
-def test_a_kernel_of_a_layer_counts_from_the_end_of_all_before_it() -> None:
+def test_a_layers_kernel_counts_from_the_end_before_it() -> None:
     """Two layers with experts between three attentions, of which the second is a step's last one."""
     layer = [("decode_pair", 0, 10, 0), ("gate", 9, 14, 0), ("few_rows", 14, 30, 1), ("w4a8_few_tokens_3", 13, 28, 0)]
     kernels = [

@@ -85,7 +85,7 @@ def test_sums_that_are_no_numbers_are_called_wrong() -> None:
     assert _cells(_row(5e-4, 4e-4, float("nan")))[-1].endswith("WRONG")
 
 
-def test_another_version_of_deep_gemm_is_refused_by_what_it_lacks() -> None:
+def test_another_version_of_deep_gemm_is_refused() -> None:
     package = ModuleType("deep_gemm")
     for name, parameters in INTERFACE.items():
         setattr(package, name, eval(f"lambda {', '.join(parameters)}: None"))

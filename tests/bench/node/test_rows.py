@@ -18,7 +18,7 @@ DRAFTED = replace(
 )
 
 
-def test_lines_are_read_back_with_drafts_and_those_from_before_there_were_any(tmp_path: Path) -> None:
+def test_old_lines_and_lines_with_drafts_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     before = asdict(PLAIN)
     for name in ("tokens", "drafts"):
@@ -32,7 +32,7 @@ def test_lines_are_read_back_with_drafts_and_those_from_before_there_were_any(tm
     assert read_rows(tmp_path / "other") == []
 
 
-def test_each_set_of_shares_is_a_case_cut_to_the_drafts() -> None:
+def test_each_set_of_shares_is_a_case() -> None:
     options = Options(Layout(tp=4, ep=4), MeasuredModel("r1", 61, "w4a8", "fp8"), 1, 30, 8192, 3e11, None)
     cases = options.cases([1, 8], [(0.85, 0.72), (0.8, 0.4)])
     assert [(case.requests, case.acceptance) for case in cases] == [
@@ -47,7 +47,7 @@ def test_each_set_of_shares_is_a_case_cut_to_the_drafts() -> None:
     assert (options.row_tokens, replace(options, next_n="auto").row_tokens) == (2, 1)
 
 
-def test_a_token_takes_its_share_of_a_step_and_of_the_prompts_beside_it() -> None:
+def test_a_token_takes_its_share_of_step_and_prompts() -> None:
     # 350 ms a prompt: of 32 requests one begins every 1,000 / 32 tokens.
     assert PLAIN.served(OUTPUT_TOKENS)[0] == pytest.approx(20 + 32 * 0.35)
     token_ms, per_minute = DRAFTED.served(OUTPUT_TOKENS)

@@ -19,7 +19,7 @@ from tests.support.rank_threads import on_each_rank
 LAYOUT = Layout(tp=2, dp=1, ep=2)
 
 
-def test_ranks_time_steps_whole_and_in_two_and_without_each_other(tmp_path: Path) -> None:
+def test_ranks_time_steps_whole_in_two_and_muted(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path, num_hidden_layers=2)
 
     def measure(peers: Peers) -> list[Case]:

@@ -27,7 +27,7 @@ def test_shares_are_met_within_thirty_steps(rows: int) -> None:
             assert (found > place).double().mean().item() == pytest.approx(share, abs=0.06)
 
 
-def test_no_more_drafts_are_right_than_a_row_has_or_have_shares() -> None:
+def test_no_more_drafts_are_right_than_there_are() -> None:
     acceptance = InjectedAcceptance(3, 4, torch.device("cpu"))
     assert accepted_in(acceptance, 4, 3, 9).eq(0).all()
     acceptance.set((1.0, 1.0))
@@ -36,7 +36,7 @@ def test_no_more_drafts_are_right_than_a_row_has_or_have_shares() -> None:
     assert acceptance.count_accepted(torch.zeros(2, 3, dtype=torch.int64), lacking).tolist() == [1, 0]
 
 
-def test_it_stands_in_for_what_the_engine_counts_while_it_is_injected() -> None:
+def test_it_replaces_what_the_engine_counts() -> None:
     acceptance = InjectedAcceptance(1, 1, torch.device("cpu"))
     with acceptance.injected():
         assert [vars(each)["count_accepted"] for each in (draft_graph, draft_pass)] == [acceptance.count_accepted] * 2

@@ -52,7 +52,7 @@ def test_a_prompt_gets_its_share_of_the_time(clock: SleepingClock, tmp_path: Pat
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_the_prompts_own_rate_counts_no_step_that_is_only_launched(clock: SleepingClock) -> None:
+def test_a_prompts_rate_counts_only_collected_steps(clock: SleepingClock) -> None:
     oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
     config = oracle_config(max_requests=5, max_step_tokens=2048, total_blocks=700, overlap="on", oracle=oracle)
     alone = tokens_per_second_alone(config, DeferredOracle(config, clock, clock.sleep), 20_000, 4096)

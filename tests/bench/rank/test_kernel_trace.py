@@ -14,7 +14,7 @@ def test_kernels_are_summed_by_the_first_pattern_that_matches() -> None:
     assert TRACE.by_group({"products": "gemm", "all": "."}) == {"products": 30, "all": 5}
 
 
-def test_a_kernel_counts_from_the_end_of_what_ran_before_it() -> None:
+def test_a_kernel_counts_from_the_end_before_it() -> None:
     waiting = KernelTrace([Interval("long", 0, 100), Interval("beside", 10, 20), Interval("waits", 30, 110)])
     assert list(waiting.added()) == [("long", 100), ("beside", 0), ("waits", 10)]
     assert waiting.by_name() == {"long": (1, 100), "waits": (1, 10), "beside": (1, 0)}

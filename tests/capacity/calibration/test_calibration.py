@@ -61,13 +61,13 @@ def test_what_is_no_report_of_a_rank_is_refused(tmp_path: Path, content: str, to
         costs_of_rank(path)
 
 
-def test_the_error_is_the_worst_of_points_that_are_left_out() -> None:
+def test_the_error_is_that_of_the_worst_point() -> None:
     assert left_out_error([(1, 10), (2, 20)]) is None
     assert left_out_error([(1, 10), (2, 20), (3, 30)]) == pytest.approx(0.0)
     assert left_out_error([(1, 10), (2, 40), (3, 30)]) == pytest.approx(0.5)
 
 
-def test_prompts_that_take_longer_by_the_token_and_by_the_pair_are_told_apart() -> None:
+def test_costs_of_tokens_and_pairs_are_told_apart() -> None:
     points = [(tokens, 5 + 0.2 * tokens + 1e-4 * tokens**2 / 2) for tokens in (64, 512, 1024, 3072)]
     assert prompt_times(points) == pytest.approx((5.0, 0.2, 1e-4))
 
@@ -85,7 +85,7 @@ def test_no_two_calibrations_send_the_same_prompts() -> None:
     assert MeshUnderTest("here", 1).seed != MeshUnderTest("here", 1).seed
 
 
-def test_the_wait_of_a_second_token_is_no_part_of_a_step() -> None:
+def test_a_second_tokens_wait_is_not_a_steps() -> None:
     record = RequestRecord(0, 0.0, 6)
     for seconds, tokens in ((0.3, 1), (0.47, 1)):
         record.tokens(seconds, tokens)
@@ -119,7 +119,7 @@ def worker_status(sparse: tuple[float, float] | None = None, **identity: Any) ->
     return scheduler_pb2.WorkerStatus(identity=workers_pb2.WorkerIdentity(**identity), load=load)
 
 
-def test_pairs_of_sparse_prompts_take_what_their_tokens_take_beyond_others() -> None:
+def test_sparse_pairs_take_what_tokens_leave() -> None:
     # 0.5 ms a token with 10,000 tokens before it, of which 0.1 ms are any token's.
     workers = [worker_status((2000.0, 10_000.0)), worker_status(), worker_status((20_000.0, 10_000.0))]
     assert sparse_pairs_ms(workers[:2], 0.1) == pytest.approx(40.0)
