@@ -109,9 +109,10 @@ class EngineConfig(Config):
     which they are converted on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts,
     and short chunks after a long prefix, are computed as by default.
     """
-    weights: Literal["auto", "quantized", "dequantized"] = "auto"
+    weights: Literal["auto", "quantized", "dequantized", "fp8", "w4a8"] = "auto"
     """Quantized weights are either multiplied as they are, by activations that are quantized on the way, or converted
-    to `dtype` when they are loaded. "auto" keeps them quantized on a GPU.
+    to `dtype` when they are loaded. "auto" keeps them quantized on a GPU. Weights in bfloat16 are quantized while they
+    are loaded: with "fp8" to blocks of 128x128, with "w4a8" also, and routed experts to INT4 in groups of 128.
     """
     query_weights: Literal["published", "fp8"] = "published"
     """How projections of queries (q_b_proj) that a checkpoint has in bfloat16 are multiplied: as published, or in FP8,
@@ -241,7 +242,7 @@ class ResolvedEngineConfig:
     dtype: Literal["float32", "bfloat16"]
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
     prompt_attention_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
-    weights: Literal["quantized", "dequantized"]
+    weights: Literal["quantized", "dequantized", "fp8", "w4a8"]
     decode_graphs: bool
     warm_up: bool
     kv_memory_fraction: float
@@ -282,8 +283,10 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     weights = config.weights
     if weights == "auto":
         weights = "quantized" if device == "cuda" and dtype == "bfloat16" else "dequantized"
-    if weights == "quantized" and dtype != "bfloat16":
-        raise ConfigError("engine.weights=quantized computes in bfloat16: set engine.dtype=bfloat16")
+    if weights != "dequantized" and dtype != "bfloat16":
+        raise ConfigError(f"engine.weights={weights} computes in bfloat16: set engine.dtype=bfloat16")
+    if weights in ("fp8", "w4a8") and config.offload.layers:
+        raise ConfigError(f"engine.weights={weights} excludes engine.offload: quantize the checkpoint first")
     return ResolvedEngineConfig(
         config=config,
         device=device,

@@ -30,7 +30,9 @@ class FeedForward:
         yield from cut(self._down.parameters(f"{prefix}.down_proj"), 1, self._share)
 
     def finish(self) -> None:
-        """Called once, when all parameters are filled. Nothing to do: they are multiplied as they are."""
+        """Called once, when all parameters are filled."""
+        self._gate_up.finish()
+        self._down.finish()
 
     def forward(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""

@@ -72,9 +72,11 @@ class Attention:
 
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
+        self._input.finish()
         if self._query is not None:
             self._query.finish()
         self._expansion.finish()
+        self._output.finish()
 
     @property
     def derived_bytes(self) -> int:

@@ -114,6 +114,9 @@ class MixtureOfExperts:
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
         self.experts.finish(self._group)
+        for shared in (self._shared, self._shared_part):
+            if shared is not None:
+                shared.finish()
 
     def forward(
         self,

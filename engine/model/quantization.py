@@ -66,6 +66,11 @@ class Quantization:
         return self != Quantization()
 
 
+# How plain weights are quantized when they are loaded, by the setting that asks for it.
+AT_LOAD = {
+    "fp8": Quantization(linear=Stored.FP8, experts=Stored.FP8),
+    "w4a8": Quantization(linear=Stored.FP8, experts=Stored.INT4),
+}
 # How most such checkpoints are published; a checkpoint's tensors correct it.
 INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_inputs=True)
 NVFP4_EXPERTS = Quantization(experts=Stored.NVFP4, nvfp4=frozenset({LinearKind.FEED_FORWARD}))

@@ -20,7 +20,7 @@ from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.moe import chunk_tokens
 from engine.model.mtp import SHARED_WITH_MODEL
-from engine.model.quantization import Quantization, Stored
+from engine.model.quantization import AT_LOAD, Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
 from engine.weights.checkpoint import load_weights
@@ -30,7 +30,7 @@ from engine.weights.random_weights import fill_randomly
 from engine.weights.reader import Reader
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
-from mesh.errors import CheckpointError
+from mesh.errors import CheckpointError, ConfigError
 from mesh.progress import ProgressLog
 
 _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
@@ -38,8 +38,9 @@ _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 _MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 # What to do about a model without what drafts need.
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
-# How quantized weights are kept: as they are published, or in the model's dtype.
-KeptWeights = Literal["quantized", "dequantized"]
+# How quantized weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say
+# how plain weights are quantized when they are loaded.
+KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]
 
 
 def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = None) -> Model:
@@ -150,17 +151,24 @@ def make_allocator(
     balance: BalanceConfig | None = None,
 ) -> Allocator:
     """Raises ConfigError if the ranks cannot divide the model."""
-    quantized = weights == "quantized"
+    quantized, at_load = weights != "dequantized", AT_LOAD.get(weights)
+    if at_load is not None and config.quantization.quantized and config.quantization != at_load:
+        raise ConfigError(f"engine.weights={weights} quantizes plain weights, and the checkpoint's are quantized")
 
     def formats_of(stored: Quantization) -> Formats:
         return choose_formats(
-            stored, dtype, dequantize=not quantized, fp8_queries=fp8_queries, float32_gates=config.float32_gates
+            stored,
+            dtype,
+            dequantize=not quantized,
+            fp8_queries=fp8_queries,
+            float32_gates=config.float32_gates,
+            at_load=at_load,
         )
 
     drafts = config.draft_quantization or config.quantization
     placements: dict[int, ExpertPlacement] = {}
     if exchange is not None:
-        layout, stored = exchange.place.layout, config.quantization
+        layout, stored = exchange.place.layout, at_load or config.quantization
         check_division(config, layout.tp, blocks=quantized and (fp8_queries or stored.has_blocks))
         check_experts(config, layout, blocks=quantized and stored.experts is not Stored.PLAIN)
     if exchange is not None and balance is not None:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.formats.at_load import ExpertsAtLoadFormat, Fp8AtLoadFormat
 from engine.model.formats.block_fp8 import BlockFp8Format
-from engine.model.formats.fp8_at_load import Fp8AtLoadFormat
 from engine.model.formats.interface import WeightFormat
 from engine.model.formats.nvfp4 import Nvfp4Format
 from engine.model.formats.plain import PlainFormat
 from engine.model.formats.w4a8 import W4A8Format
 from engine.model.quantization import LinearKind, Quantization, Stored
+from kernels.block_quant import quantize_blocks
+from kernels.group_quant import quantize_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,21 @@ def choose_formats(
     dequantize: bool,
     fp8_queries: bool = False,
     float32_gates: bool = False,
+    at_load: Quantization | None = None,
 ) -> Formats:
     """Quantized weights stay as they are published, or are converted to the model's dtype if `dequantize`. fp8_queries:
     unless `dequantize`, projections of queries that are published plain are quantized when they are loaded.
-    float32_gates: gates are published in float32, and stay so, because rounding would change their choices.
+    float32_gates: gates are published in float32, and stay so, because rounding would change their choices. at_load:
+    how weights that are published plain are quantized when they are loaded; None if they stay plain.
     """
     gate_dtype = torch.float32 if float32_gates else dtype
+    if at_load is not None and not dequantize and not stored.quantized:
+        return Formats(
+            linear=dict.fromkeys(LinearKind, Fp8AtLoadFormat()),
+            experts=_experts_at_load(at_load),
+            shared_apart=at_load.experts is not at_load.linear,
+            gate_dtype=gate_dtype,
+        )
     if dequantize or not (stored.quantized or fp8_queries):
         linear: dict[LinearKind, WeightFormat] = dict.fromkeys(LinearKind, PlainFormat())
         return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=gate_dtype)
@@ -54,6 +65,11 @@ def choose_formats(
         gate_dtype=gate_dtype,
         fp8_expansion=stored.linear is Stored.FP8,
     )
+
+
+def _experts_at_load(at_load: Quantization) -> ExpertsAtLoadFormat:
+    rounding = quantize_groups if at_load.experts is Stored.INT4 else quantize_blocks
+    return ExpertsAtLoadFormat(_format_of(at_load.experts, at_load), rounding)
 
 
 def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
