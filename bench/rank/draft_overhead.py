@@ -11,7 +11,7 @@ from engine.batch import Row, StepShape
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
-from engine.runner.capture import CudaCapture
+from engine.runner.capture import Capture, CudaCapture
 from engine.runner.captured import capture_drafting
 from engine.step.two_batch import NEVER
 from mesh.blocks import blocks_for
@@ -59,14 +59,20 @@ class DeviceClock:
 
 @torch.inference_mode()
 def measure_overhead(
-    model: Model, state: DeviceState, config: EngineConfig, requests: int, context: int, floor_us: float
+    model: Model,
+    state: DeviceState,
+    config: EngineConfig,
+    requests: int,
+    context: int,
+    floor_us: float,
+    capture: Capture | None = None,
 ) -> DraftOverhead:
     """Measure drafting with the fixed number of drafts of `config`, none of which is right.
 
-    It captures graphs of its own and overwrites part of the pool.
+    It captures graphs of its own, in CUDA's unless `capture` says otherwise, and overwrites part of the pool.
     """
-    drafts = config.drafts.most
-    graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, CudaCapture(), NEVER)
+    drafts, capture = config.drafts.most, capture or CudaCapture()
+    graphs = capture_drafting(model, state, config, [requests], context + 2 * drafts + 1, capture, NEVER)
     rows, shape = _rows(requests, drafts, context, state.padding_block)
     token_ids = torch.ones(shape.tokens, dtype=torch.int64, device=state.device)
     clock = DeviceClock()

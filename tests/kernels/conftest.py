@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _first_case(mark: pytest.Mark) -> pytest.Mark:
     names, values = mark.args
-    return pytest.mark.parametrize(names, list(values)[:1], **(mark.kwargs | {"ids": None})).mark
+    return pytest.mark.parametrize(names, list(values)[:1], **{**mark.kwargs, "ids": None}).mark
 
 
 @pytest.fixture

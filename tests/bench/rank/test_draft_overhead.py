@@ -10,7 +10,7 @@ from bench.rank.draft_overhead import DraftOverhead, measure_overhead
 from engine.config import DraftsConfig, EngineConfig
 from launcher.shipped_model import shipped_model
 from tests.support.checkpoints import model_backend
-from tests.support.eager_graphs import EagerGraphs
+from tests.support.eager_graphs import EagerCapture
 
 
 class HostClock:
@@ -29,14 +29,16 @@ def test_a_guess_is_compared_with_a_layer_and_the_head() -> None:
 
 
 def test_drafting_takes_about_a_layer_and_the_head_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = EagerGraphs(monkeypatch)
+    capture = EagerCapture()
     monkeypatch.setattr(draft_overhead, "DeviceClock", HostClock)
     drafts = DraftsConfig(next_n=2)
     backend = model_backend(shipped_model(), drafts=drafts, max_requests=4)
     config = EngineConfig(model_dir=shipped_model(), drafts=drafts, max_requests=4)
-    found = measure_overhead(backend.weights, backend.state, config, requests=2, context=100, floor_us=1.0)
+    found = measure_overhead(
+        backend.weights, backend.state, config, requests=2, context=100, floor_us=1.0, capture=capture
+    )
     assert (found.requests, found.drafts) == (2, 2)
-    assert graphs.runs == 2 * (draft_overhead.WARM_REPEATS + draft_overhead.REPEATS) + 1
+    assert capture.runs == 2 * (draft_overhead.WARM_REPEATS + draft_overhead.REPEATS) + 1
     assert 0.3 < found.ratio < 5
     # Rows end in blocks of their own; a new graph is filled up with padding.
     written = (backend.state.kv_pool != 0).any(3).any(2).any(0).nonzero().flatten()
