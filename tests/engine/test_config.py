@@ -36,7 +36,7 @@ def test_more_gpu_ranks_than_kernels_join_are_refused() -> None:
         resolve(config, Hardware(cuda_devices=16, free_memory_bytes=0))
 
 
-def test_more_ranks_than_a_worker_can_have_are_refused_in_words() -> None:
+def test_more_ranks_than_a_worker_can_have_are_refused() -> None:
     with pytest.raises(ValueError, match=r"asks for 4096 ranks .*at most 1024"):
         ParallelConfig(tp=64, dp=64)
 
@@ -68,7 +68,7 @@ def test_a_gpu_keeps_quantized_weights_and_captures_decode_steps() -> None:
     assert (on_cpu.weights, on_cpu.decode_graphs, on_cpu.kv_memory_fraction) == ("dequantized", False, 0.25)
 
 
-def test_a_gpu_runs_every_size_of_step_before_it_serves_unless_warm_up_is_off() -> None:
+def test_a_gpu_warms_up_unless_warm_up_is_off() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"))
     assert (resolve(config, GPU).warm_up, resolve(config, CPU).warm_up) == (True, False)
     assert not resolve(config.model_copy(update={"warm_up": "off"}), GPU).warm_up
@@ -116,6 +116,6 @@ def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem
         (["parallel.hosts=2", "parallel.dp=4"], None),
     ],
 )
-def test_experts_may_move_by_default_between_dp_ranks_of_one_host(overrides: list[str], expected: int | None) -> None:
+def test_experts_move_by_default_between_dp_ranks_of_a_host(overrides: list[str], expected: int | None) -> None:
     config = load(EngineConfig, overrides=["backend=oracle", *overrides])
     assert config.settled_balance == config.balance.model_copy(update={"interval_steps": expected})

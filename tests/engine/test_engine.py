@@ -208,7 +208,7 @@ def test_a_request_that_can_never_run_is_refused(prompt: list[int], max_tokens: 
     assert_at_rest(engine)
 
 
-def test_a_request_longer_than_the_pool_is_refused_and_one_as_long_completes() -> None:
+def test_only_a_request_longer_than_the_pool_is_refused() -> None:
     engine = oracle_engine(total_blocks=3)
     prompt = prompt_of(100)
     engine.submit(submit_of(1, prompt, 93))

@@ -15,7 +15,7 @@ from engine.protocol.messages import Cancel, Submit
 from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
-# An engine that does not finish in so many steps is stuck.
+# An engine that does not finish in this many steps is stuck.
 MOST_STEPS = 200_000
 
 
@@ -111,7 +111,7 @@ def test_drafts_change_no_token_of_a_thousand_requests(next_n: int, ahead: bool)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_depth_of_drafts_that_goes_up_and_down_changes_no_token(ahead: bool) -> None:
+def test_a_changing_depth_of_drafts_changes_no_token(ahead: bool) -> None:
     rng = random.Random(7)
     # For each number of rows another depth is the best.
     depths = [rng.randrange(6) for _ in range(64)]
@@ -121,7 +121,7 @@ def test_a_depth_of_drafts_that_goes_up_and_down_changes_no_token(ahead: bool) -
     check_run(traffic, seed=8, total_blocks=150, max_requests=64, drafts=drafts, ahead=ahead, step_times=times)
 
 
-def test_cancelled_requests_disturb_nobody() -> None:
+def test_cancelled_requests_disturb_no_other() -> None:
     traffic = Traffic(400, longest_prompt=300, most_tokens=60, cancel_probability=0.3)
     check_run(traffic, seed=2, total_blocks=200, max_requests=32)
 
@@ -158,7 +158,7 @@ def test_shared_prefixes_are_found() -> None:
     stop_tokens=st.sampled_from([0, 5, 50]),
     ahead=st.booleans(),
     # Most tokens that another rank computes in a step; 0 if there is no other.
-    beside=st.sampled_from([0, 1, 100]),
+    other_tokens=st.sampled_from([0, 1, 100]),
     next_n=st.integers(0, 5),
     draft_accuracy=st.sampled_from([0.0, 0.7, 1.0]),
 )
@@ -170,11 +170,11 @@ def test_any_small_engine_serves_any_traffic(
     cancel_probability: float,
     stop_tokens: int,
     ahead: bool,
-    beside: int,
+    other_tokens: int,
     next_n: int,
     draft_accuracy: float,
 ) -> None:
-    others = Others(random.Random(seed).choices([0, beside], k=10_000))
+    others = Others(random.Random(seed).choices([0, other_tokens], k=10_000))
     traffic = Traffic(
         20, longest_prompt=160, most_tokens=80, cancel_probability=cancel_probability, stop_tokens=stop_tokens
     )

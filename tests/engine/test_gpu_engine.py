@@ -115,7 +115,7 @@ def test_preemption_changes_no_token(checkpoint: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
-def test_the_shipped_model_says_on_a_gpu_what_it_says_on_a_cpu(kv_dtype: str) -> None:
+def test_the_shipped_model_answers_alike_on_gpu_and_cpu(kv_dtype: str) -> None:
     # In bf16 and FP8, by the kernels made for DeepSeek's widths, with graphs and overlap.
     question = Tokenizer.from_file(str(SHIPPED_MODEL / "tokenizer.json")).encode("What is 358 + 467?").ids
     prompts = [question * copies for copies in (1, 2, 5, 9)]
@@ -155,7 +155,7 @@ def test_log_probabilities_are_those_of_the_cpu(checkpoint: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("position", range(1, 8))
-def test_an_end_of_sequence_at_any_position_ends_one_request_alone(checkpoint: Path, position: int) -> None:
+def test_an_end_of_sequence_ends_one_request_alone(checkpoint: Path, position: int) -> None:
     expected = run(engine_over(checkpoint, **PLAIN), submits(8))
     stop = expected[3][position - 1]
     ending = submits(8)

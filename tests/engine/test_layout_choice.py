@@ -30,7 +30,7 @@ def test_as_many_compute_a_prompt_together_as_divide_the_model(tmp_path: Path) -
     assert choose_parallel(config, WorkerRole.PREFILL)[0] == ParallelConfig(tp=2, dp=2, ep=4)
 
 
-def test_a_model_that_no_number_of_ranks_divides_is_computed_whole_on_each() -> None:
+def test_an_indivisible_model_is_computed_whole_on_each_rank() -> None:
     tp, why = choose_tp(3, WorkerRole.PREFILL, lambda tp: tp == 1)
     assert tp == 1 and "divides the model's heads" in why
 

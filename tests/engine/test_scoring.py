@@ -87,7 +87,7 @@ def texts_of(*lengths: int) -> list[list[int]]:
     return [[(index + 3 * place) % VOCABULARY for place in range(length)] for index, length in enumerate(lengths)]
 
 
-def test_every_token_but_the_first_is_scored_in_the_order_of_the_texts() -> None:
+def test_every_token_but_the_first_is_scored() -> None:
     texts = texts_of(3, 130, 0, 1, 70, 2)
     scores = token_logprobs(CountingBackend(total_blocks=8), texts, most_rows=4)
     assert scores == [[expected(a, b) for a, b in pairwise(text)] for text in texts]

@@ -85,7 +85,7 @@ def test_content_used_again_is_evicted_last() -> None:
     assert pool.drain_changes() == BlockChanges([], [content(2)])
 
 
-def test_a_second_block_of_equal_content_is_not_addressable_and_is_blank_once_released() -> None:
+def test_a_second_block_of_equal_content_is_never_found() -> None:
     pool = cached_pool(4, [1])
     twin = pool.allocate(1)
     pool.register(twin[0], content(1))
@@ -95,7 +95,7 @@ def test_a_second_block_of_equal_content_is_not_addressable_and_is_blank_once_re
     assert pool.allocate(1) == twin
 
 
-def test_content_that_came_and_went_between_two_reports_is_not_reported() -> None:
+def test_content_that_came_and_went_between_reports_is_not_reported() -> None:
     pool = BlockPool(1)
     blocks = pool.allocate(1)
     pool.register(blocks[0], content(1))
@@ -104,7 +104,7 @@ def test_content_that_came_and_went_between_two_reports_is_not_reported() -> Non
     assert pool.drain_changes() == BlockChanges([], [])
 
 
-def test_content_that_went_and_came_back_between_two_reports_is_not_reported() -> None:
+def test_content_that_went_and_came_back_is_not_reported() -> None:
     pool = cached_pool(1, [1])
     blocks = pool.allocate(1)
     pool.register(blocks[0], content(1))
@@ -119,7 +119,7 @@ def test_a_stored_block_is_reported_with_the_one_before_it() -> None:
     assert pool.drain_changes() == BlockChanges([content(1), content(2)], [], [b"", content(1)])
 
 
-def test_the_tenant_of_a_stored_chain_is_reported_with_its_first_block() -> None:
+def test_a_chains_tenant_is_reported_with_its_first_block() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     pool.register(blocks[0], content(1), tenant="acme")

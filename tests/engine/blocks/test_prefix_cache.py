@@ -9,7 +9,7 @@ from mesh.domain.shares import Share
 from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
 
-def test_a_repeated_prompt_finds_its_full_blocks_but_computes_its_last_token() -> None:
+def test_a_repeated_prompt_computes_only_its_last_token() -> None:
     engine = oracle_engine(total_blocks=16)
     for length, cached in ((128, 64), (129, 128), (191, 128)):
         prompt = prompt_of(length, seed=length)
@@ -35,7 +35,7 @@ def test_equal_prompts_that_arrive_together_are_computed_once(step_tokens: int, 
     assert_at_rest(engine)
 
 
-def test_a_prompt_goes_on_if_the_one_that_computes_its_blocks_is_cancelled() -> None:
+def test_a_prompt_outlives_the_one_that_computes_its_blocks() -> None:
     engine = oracle_engine(total_blocks=64, max_step_tokens=100)
     prompt = prompt_of(320)
     for key in (1, 2):
@@ -95,7 +95,7 @@ def test_evicted_blocks_are_reported_removed() -> None:
     assert sorted(removed) == sorted(block for step in first.steps for block in step.stored_blocks)
 
 
-def test_tokens_that_a_preempted_prompt_computed_itself_do_not_count_as_cached() -> None:
+def test_a_preempted_prompts_own_tokens_do_not_count_as_cached() -> None:
     engine = oracle_engine(total_blocks=16, max_step_tokens=64, max_requests=2)
     engine.submit(submit_of(1, prompt_of(62, seed=1), 50))
     transcript = Transcript()

@@ -9,7 +9,7 @@ BLOCKS = 6
 
 
 @given(st.lists(st.integers(0, BLOCKS)))
-def test_it_gives_blocks_in_the_order_in_which_they_were_added_last(moves: list[int]) -> None:
+def test_blocks_leave_in_the_order_they_were_last_added(moves: list[int]) -> None:
     """moves: a block to be added, or taken if it is there already; BLOCKS takes the first block."""
     order, expected = ReleaseOrder(BLOCKS), list[int]()
     for block in moves:

@@ -127,7 +127,7 @@ def test_another_worker_goes_on_where_the_first_was_lost(checkpoint: Path, whole
     assert all([*delivered[key], *continued[key]] == whole.token_ids[key] for key in range(4))
 
 
-def test_reasoning_is_free_and_the_answer_behind_it_is_constrained(checkpoint: Path, texts: Texts) -> None:
+def test_reasoning_is_free_and_the_answer_after_it_constrained(checkpoint: Path, texts: Texts) -> None:
     (close,) = texts.ids("</think>")
     constraint = Constraint(JSON.grammar, free_until=close)
     # Without this bias the random model would rarely close its thoughts.
@@ -194,9 +194,7 @@ def test_an_answer_that_became_too_complex_spoils_no_later_one(checkpoint: Path,
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_an_answer_that_becomes_too_complex_ends_no_other_of_its_grammar(
-    checkpoint: Path, texts: Texts, overlap: str
-) -> None:
+def test_an_answer_that_gets_too_complex_ends_no_other(checkpoint: Path, texts: Texts, overlap: str) -> None:
     grammar = Constraint("start: /(.*a.{0,300}){40}b.{500}/")
     complex_one, simple = (Sampling(logit_bias=dict.fromkeys(texts.ids(text), 100.0)) for text in "ab")
     engine = ConstrainedEngine(checkpoint, overlap=overlap)
@@ -247,9 +245,7 @@ def test_a_grammar_that_fails_unexpectedly_ends_its_answer_alone(
     assert len(transcript.token_ids[1]) == FREE_TOKENS
 
 
-def test_a_grammar_that_panics_when_it_is_compiled_refuses_its_request_alone(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panic_of_the_compiler_refuses_one_request_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(*_: object) -> None:
         raise Panic
 
@@ -269,12 +265,12 @@ def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(checkpoint: Pa
     assert_at_rest(constrained_engine.engine)
 
 
-def test_nobody_waits_for_the_grammar_of_a_cancelled_request(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_waits_for_a_cancelled_requests_grammar(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiles = threading.Event()
 
     def compile_late(*_: object) -> None:
         compiles.wait()
-        raise InvalidConstraint("nobody asks for it any more")
+        raise InvalidConstraint("no request asks for it any more")
 
     monkeypatch.setattr("engine.constraints.constraints.compile_grammar", compile_late)
     engine = ConstrainedEngine(checkpoint).engine
@@ -288,7 +284,7 @@ def test_nobody_waits_for_the_grammar_of_a_cancelled_request(checkpoint: Path, m
     assert len(transcript.token_ids[1]) == FREE_TOKENS
 
 
-def test_an_answer_does_not_end_before_it_has_its_least_tokens(checkpoint: Path) -> None:
+def test_an_answer_has_its_least_tokens_before_it_ends(checkpoint: Path) -> None:
     eager = Sampling(logit_bias={1: 100.0})
     for overlap in ("on", "off"):
         transcript = run(checkpoint, constrained(0, Constraint(min_tokens=9), sampling=eager), overlap=overlap)

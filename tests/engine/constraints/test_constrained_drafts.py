@@ -124,7 +124,7 @@ def plain_behind_a_prefix(checkpoint: Path) -> Transcript:
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_few_tokens_behind_cached_blocks_change_no_token_in_graphs(
+def test_few_tokens_after_cached_blocks_change_no_token_in_graphs(
     checkpoint: Path, plain_behind_a_prefix: Transcript, monkeypatch: pytest.MonkeyPatch, overlap: str
 ) -> None:
     graphs = EagerGraphs(monkeypatch)

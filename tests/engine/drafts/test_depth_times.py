@@ -20,7 +20,7 @@ class Watched(OracleBackend):
         return super().launch(batch, shape)
 
 
-def test_steps_guess_behind_each_of_their_rows(caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_guess_after_each_of_their_rows(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     backend = Watched()
     times = measure_depths(backend, 3, 2, block=0)

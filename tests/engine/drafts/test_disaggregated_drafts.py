@@ -115,7 +115,7 @@ def test_landed_prompts_go_on_in_graphs_to_the_same_tokens(
 
 
 @pytest.mark.parametrize("next_n", [0, 1])
-def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
+def test_a_tail_on_a_prefill_worker_is_pushed_from_graphs(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, next_n: int
 ) -> None:
     fabric, graphs, prompt = Fabric(random.Random(1)), EagerGraphs(monkeypatch), random_prompt(134, 1)
@@ -136,7 +136,7 @@ def test_few_tokens_behind_what_a_prefill_worker_has_are_pushed_from_graphs(
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
-def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
+def test_a_worker_with_drafts_pushes_what_the_other_has(
     checkpoint: Path, undisturbed: dict[int, list[int]], layerwise_tokens: int
 ) -> None:
     fabric = Fabric(random.Random(1))
@@ -148,7 +148,7 @@ def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
-def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(
+def test_a_worker_without_drafts_pushes_to_one_with_them(
     checkpoint: Path, undisturbed: dict[int, list[int]], layerwise_tokens: int
 ) -> None:
     fabric = Fabric(random.Random(1))
@@ -172,7 +172,7 @@ def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(
     assert draftless == stored > set(landed)
 
 
-def test_a_landing_for_a_worker_with_other_draft_layers_is_refused_by_it(checkpoint: Path) -> None:
+def test_a_worker_refuses_landings_with_other_draft_layers(checkpoint: Path) -> None:
     fabric = Fabric(random.Random(1))
     decode, _ = moving(checkpoint, fabric, 2, 1 << 30)
     prefill, _ = moving(checkpoint, fabric, 0, 1 << 30)
@@ -189,7 +189,7 @@ def test_a_landing_for_a_worker_with_other_draft_layers_is_refused_by_it(checkpo
     assert output.refusal is not None and output.refusal.reason == NamespaceMismatch.reason
 
 
-def test_a_prompt_behind_blocks_without_drafts_is_pushed_as_such(checkpoint: Path) -> None:
+def test_a_prompt_after_blocks_without_drafts_is_pushed_as_such(checkpoint: Path) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     plain, base = moving(checkpoint, fabric, 0, 1 << 30)
     plain.submit(submit_of(1, prompt, 16, ignore_eos=True))
@@ -211,9 +211,7 @@ def test_a_prompt_behind_blocks_without_drafts_is_pushed_as_such(checkpoint: Pat
 
 
 @pytest.mark.parametrize(("held", "fetched"), [(0, 1), (1, 2)])
-def test_a_prefix_from_the_store_is_decoded_to_the_same_tokens_with_drafts(
-    checkpoint: Path, held: int, fetched: int
-) -> None:
+def test_a_stored_prefix_gives_the_same_tokens_with_drafts(checkpoint: Path, held: int, fetched: int) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     first, stored = moving(checkpoint, fabric, 2, 1 << 30)
     first.submit(submit_of(1, prompt, 16, ignore_eos=True))

@@ -90,17 +90,17 @@ def assert_same(backend: ModelBackend, engine: Engine, whole: Whole) -> None:
 
 
 @pytest.mark.parametrize(("next_n", "overlap"), [(3, "off"), (5, "on")])
-def test_a_block_holds_the_same_kv_of_all_modules_whether_prompt_or_answer(
+def test_prompts_and_answers_leave_the_same_kv_of_modules(
     checkpoint: Path, whole: Whole, next_n: int, overlap: str
 ) -> None:
     backend = model_backend(checkpoint, **settings_of(next_n))
     engine = engine_over(backend, next_n, overlap=overlap)
-    # The long prompt is computed in chunks of 96 tokens, beside a request that decodes.
+    # The long prompt is computed in chunks of 96 tokens, while a request decodes.
     assert served(engine, [SHORT, LONG], TOKENS).token_ids == {0: whole.answers[1], 1: whole.answers[0]}
     assert_same(backend, engine, whole)
 
 
-def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, whole: Whole) -> None:
+def test_modules_find_what_they_need_after_cached_blocks(checkpoint: Path, whole: Whole) -> None:
     backend = model_backend(checkpoint, **settings_of(MODULES))
     engine = engine_over(backend, MODULES)
     served(engine, [LONG[:130]], 1)
@@ -115,9 +115,7 @@ def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, 
 
 
 @pytest.mark.parametrize("left", [1, 2])
-def test_a_step_with_room_for_few_tokens_writes_no_stale_kv_behind_cached_blocks(
-    checkpoint: Path, whole: Whole, left: int
-) -> None:
+def test_a_small_step_writes_no_stale_kv_after_cached_blocks(checkpoint: Path, whole: Whole, left: int) -> None:
     backend = model_backend(checkpoint, **settings_of(MODULES))
     engine = engine_over(backend, MODULES)
     served(engine, [LONG[:130]], 1)
@@ -141,7 +139,7 @@ def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_behind_landed_blocks_the_modules_find_what_they_need(
+def test_modules_find_what_they_need_after_landed_blocks(
     checkpoint: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, captured: bool
 ) -> None:
     fabric, graphs = Fabric(random.Random(1)), EagerGraphs(monkeypatch)
@@ -185,7 +183,7 @@ def test_a_dummy_step_writes_to_no_block_of_a_request(checkpoint: Path, shape: S
 
 
 @pytest.mark.check("drafts")
-def test_modules_that_were_trained_are_right_and_wrong_and_change_no_token(tmp_path: Path) -> None:
+def test_trained_modules_guess_right_and_wrong_and_change_no_token(tmp_path: Path) -> None:
     directory = with_modules(shipped_model(), tmp_path / "modules", 2)
     prompts = [random_prompt(length, seed=length) for length in (30, 64)]
     sampling = Sampling(temperature=0.7, seed=1)

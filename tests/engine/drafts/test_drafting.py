@@ -81,7 +81,7 @@ def test_tokens_are_those_without_drafts_in_fewer_steps(
     assert [position.logprob for position in found.logprobs[1]] == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(backends: dict[int, ModelBackend]) -> None:
+def test_a_second_turn_with_drafts_goes_on_after_shared_blocks(backends: dict[int, ModelBackend]) -> None:
     turns = {}
     for next_n in (0, 3):
         engine = engine_over(backends[next_n], next_n)
@@ -94,7 +94,7 @@ def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(backends: dict[i
 
 
 @pytest.mark.parametrize("next_n", [0, 1])
-def test_a_continuation_on_a_worker_with_fewer_drafts_or_none_has_the_same_tokens(
+def test_a_continuation_with_fewer_drafts_has_the_same_tokens(
     backends: dict[int, ModelBackend], undisturbed: Transcript, next_n: int
 ) -> None:
     delivered = served(engine_over(backends[3], 3), PROMPTS, SAMPLINGS, 25).token_ids
@@ -116,7 +116,7 @@ def blocks_of(engine: Engine, transcript: Transcript) -> list[int]:
     return engine.pool.match_prefix(block for step in transcript.steps for block in step.stored_blocks)
 
 
-def test_a_block_holds_the_same_drafts_kv_however_it_was_computed(tmp_path: Path) -> None:
+def test_a_blocks_draft_kv_is_equal_however_it_was_computed(tmp_path: Path) -> None:
     directory, prompt = tiny_checkpoint(tmp_path), random_prompt(190)
     whole = drafting_backend(directory, 2, max_step_tokens=256)
     engine = engine_over(whole, 2, max_step_tokens=256)
@@ -139,7 +139,7 @@ def chain_of(transcript: Transcript) -> list[bytes]:
     return [block for step in transcript.steps for block in step.stored_blocks]
 
 
-def test_a_token_that_is_computed_again_leaves_shared_blocks_as_they_are(tmp_path: Path) -> None:
+def test_a_token_computed_again_leaves_shared_blocks_alone(tmp_path: Path) -> None:
     backend = drafting_backend(tiny_checkpoint(tmp_path), 2)
     engine, prompt = engine_over(backend, 2), random_prompt(130)
     blocks = blocks_of(engine, served(engine, [prompt], [GREEDY], 1))
@@ -165,7 +165,7 @@ def drop(tensors: dict[str, torch.Tensor], prefix: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [StepShape(1, drafts=2), StepShape(40, decode_only=False, drafts=2)])
-def test_a_dummy_step_with_drafts_writes_to_no_block_of_a_request(tmp_path: Path, shape: StepShape) -> None:
+def test_a_dummy_step_with_drafts_writes_to_no_requests_block(tmp_path: Path, shape: StepShape) -> None:
     backend = drafting_backend(tiny_checkpoint(tmp_path), 2)
     with torch.inference_mode():
         backend.state.kv_pool.fill_(0.5)
@@ -174,7 +174,7 @@ def test_a_dummy_step_with_drafts_writes_to_no_block_of_a_request(tmp_path: Path
     assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
 
 
-def test_embedding_and_head_are_kept_once_and_the_draft_layer_has_kv_of_its_own(tmp_path: Path) -> None:
+def test_the_draft_layer_shares_embedding_and_head_but_no_kv(tmp_path: Path) -> None:
     plain, drafting = (drafting_backend(tiny_checkpoint(tmp_path / str(next_n)), next_n) for next_n in (0, 1))
     names = [parameter.name for parameter in drafting._model.parameters()]
     assert "model.layers.3.eh_proj.weight" in names
@@ -183,7 +183,7 @@ def test_embedding_and_head_are_kept_once_and_the_draft_layer_has_kv_of_its_own(
     assert drafting.block_bytes * 3 == plain.block_bytes * 4
 
 
-def test_preemption_and_late_arrivals_change_no_token_of_steps_launched_ahead(
+def test_preemption_and_late_arrivals_change_no_token_launched_ahead(
     backends: dict[int, ModelBackend], undisturbed: Transcript
 ) -> None:
     engine = engine_over(backends[3], 3, overlap="on", total_blocks=7)
@@ -204,14 +204,14 @@ ROWS = [
 ]
 
 
-def test_a_row_draws_behind_its_last_known_token_and_each_draft() -> None:
+def test_a_row_draws_after_its_last_token_and_each_draft() -> None:
     draws = plan_draws(ROWS, [0, 1, 3, 6], width=3)
     assert (draws.drawing, draws.first) == ([0, 1, 3], [0, 1, 3])
     assert (draws.tokens, draws.places) == ([0, 1, 2, 7], [0, 3, 4, 6])
     assert [ROWS.index(row) for row in draws.rows] == [0, 1, 1, 3]
 
 
-def test_the_draft_layer_computes_prompts_one_position_later_up_to_the_drawn_tokens() -> None:
+def test_the_draft_layer_computes_prompts_one_position_later() -> None:
     assert leading_rows(ROWS) == ROWS[:2]
     plan = plan_draft_prompts(ROWS[2:], 3, padding_block=99)
     spans = [(list(row.token_ids), row.start, list(row.block_ids)) for row in plan.rows]
@@ -221,9 +221,7 @@ def test_the_draft_layer_computes_prompts_one_position_later_up_to_the_drawn_tok
 
 
 @pytest.mark.check("drafts")
-def test_an_engine_that_chooses_the_depth_has_measured_its_steps_and_draws_the_same_tokens(
-    checkpoint: Path, undisturbed: Transcript
-) -> None:
+def test_an_engine_that_chooses_depths_draws_the_same_tokens(checkpoint: Path, undisturbed: Transcript) -> None:
     backend = model_backend(checkpoint, drafts=DraftsConfig(next_n="auto"), max_step_tokens=96, max_requests=3)
     assert backend.step_times is not None and list(backend.step_times.rows) == [1, 2, 3]
     assert all(second > 0 for seconds in backend.step_times.seconds for second in seconds)

@@ -50,7 +50,7 @@ def test_wrong_drafts_bring_one_token_a_step() -> None:
     assert yields(run(drafting_engine(3, accuracy=0.0), 20)) == [1] * 20
 
 
-def test_tokens_behind_a_wrong_draft_are_not_taken() -> None:
+def test_tokens_after_a_wrong_draft_are_not_taken() -> None:
     transcript = run(drafting_engine(4, accuracy=0.6), 200)
     assert set(yields(transcript)) == {1, 2, 3, 4, 5}
     assert transcript.token_ids[1] == oracle_tokens(PROMPT, 200, VOCABULARY)
@@ -109,7 +109,7 @@ def test_verified_and_accepted_drafts_are_reported_by_place() -> None:
     assert all(not any(result.drafts.accepted) for result in wrong if result.drafts is not None)
 
 
-def test_a_tokens_time_is_that_of_its_share_of_a_step() -> None:
+def test_a_token_takes_its_share_of_a_step() -> None:
     clock = ManualClock()
     config = oracle_config(drafts={"next_n": 3}, oracle={"draft_accuracy": 1.0, "step_ms": 40.0}, total_blocks=32)
     backend = OracleBackend(config, clock, lambda seconds: setattr(clock, "now", clock.now + seconds))
@@ -131,7 +131,7 @@ def test_steps_with_drafts_are_launched_ahead_as_others_are() -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(ahead: bool) -> None:
+def test_many_requests_decode_with_fewer_drafts_than_one(ahead: bool) -> None:
     times = StepTimes([1, 8], [[10.0] * 6, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]])
     settings: dict[str, Any] = {"drafts": {"next_n": "auto"}, "oracle": {"draft_accuracy": 1.0}, "total_blocks": 99}
     engine = oracle_engine(ahead=ahead, step_times=times, **settings)

@@ -67,7 +67,7 @@ def test_a_depth_by_measured_steps_changes_no_token(expected: dict[int, list[int
 
 
 @pytest.mark.gpu
-def test_a_dummy_step_with_drafts_writes_to_no_block_of_a_request() -> None:
+def test_a_dummy_step_with_drafts_writes_to_no_requests_block() -> None:
     engine = make_engine()
     backend = engine._backend
     assert isinstance(backend, ModelBackend)

@@ -98,9 +98,7 @@ def test_steps_launched_ahead_take_the_same_drafts(anything_goes: ModelBackend) 
     assert found.token_ids == expected.token_ids and relaxed_tokens(found) == relaxed_tokens(expected) > 0
 
 
-def test_few_tokens_behind_cached_blocks_take_the_same_drafts_in_graphs(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tail_takes_the_same_drafts_in_graphs(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [Sampling(**HOT, drafts=DraftUse.RELAXED), Sampling(temperature=1.2, seed=5, drafts=DraftUse.RELAXED)]
     rule = {"top_n": 1000, "delta": 0.999}
     expected = served(relaxed_backend(checkpoint, **rule), *asked, overlap="on", tokens=70)
@@ -113,7 +111,7 @@ def test_few_tokens_behind_cached_blocks_take_the_same_drafts_in_graphs(
 
 
 @pytest.mark.parametrize("use", [DraftUse.UNSPECIFIED, DraftUse.OFF, DraftUse.STRICT])
-def test_a_request_that_asks_for_no_relaxed_drafts_has_the_tokens_that_are_drawn(
+def test_a_strict_request_has_the_tokens_that_are_drawn(
     anything_goes: ModelBackend, undisturbed: list[int], use: DraftUse
 ) -> None:
     found = served(anything_goes, Sampling(**HOT, drafts=use), Sampling(**HOT, drafts=DraftUse.RELAXED))
@@ -121,12 +119,12 @@ def test_a_request_that_asks_for_no_relaxed_drafts_has_the_tokens_that_are_drawn
     assert relaxed_outputs(found) == {1}
 
 
-def test_a_request_that_turns_drafts_off_has_one_token_a_step(anything_goes: ModelBackend) -> None:
+def test_a_request_without_drafts_has_one_token_a_step(anything_goes: ModelBackend) -> None:
     found = served(anything_goes, Sampling(drafts=DraftUse.OFF))
     assert {len(output.token_ids) for step in found.steps for output in step.outputs} == {1}
 
 
-def test_an_answer_behind_the_thinking_has_the_tokens_that_are_drawn(anything_goes: ModelBackend) -> None:
+def test_an_answer_after_thinking_has_the_tokens_that_are_drawn(anything_goes: ModelBackend) -> None:
     expected = served(anything_goes, Sampling(**HOT), thinking=False).token_ids[0]
     assert THINK.open not in expected
     found = served(anything_goes, Sampling(**HOT, drafts=DraftUse.RELAXED), thinking=False)

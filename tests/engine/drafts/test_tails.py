@@ -51,7 +51,7 @@ def submit_tails(engine: Engine, keys: Sequence[int]) -> None:
 
 
 def served(engine: Engine) -> Transcript:
-    """Serve the known prompt, then prompts that begin like it: some together, others beside requests that decode."""
+    """Serve the known prompt, then prompts that begin like it: some together, others while requests decode."""
     engine.submit(submit_of(99, KNOWN, 1))
     transcript = Transcript().run(engine)
     submit_tails(engine, [0, 5])
@@ -83,7 +83,7 @@ def expected(checkpoint: Path) -> Transcript:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize(("next_n", "sizes"), [(0, [8, 100]), (1, [4, 48]), (3, [4, 48])])
-def test_all_steps_behind_cached_kv_are_graphs_and_change_no_token(
+def test_steps_after_cached_kv_are_graphs_and_change_no_token(
     checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, next_n: int, sizes: list[int], overlap: str
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
@@ -161,7 +161,7 @@ def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(
     assert torch.allclose(kept[0], kept[1], atol=1e-3)
 
 
-def test_a_tail_that_no_graph_holds_is_a_step_of_its_own_size(
+def test_a_tail_too_large_for_graphs_is_launched(
     checkpoint: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = EagerGraphs(monkeypatch)
@@ -191,7 +191,7 @@ def expected_with_few_blocks(checkpoint: Path) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize(("next_n", "sizes"), [(0, [4, 32, 72]), (1, [4, 32])])
-def test_the_last_chunk_of_a_prompt_and_a_preempted_request_go_on_in_graphs(
+def test_last_chunks_and_preempted_requests_go_on_in_graphs(
     checkpoint: Path,
     expected_with_few_blocks: dict[int, list[int]],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The memory that must be left beside a KV pool."""
+"""The memory that must be left next to a KV pool."""
 
 import pytest
 

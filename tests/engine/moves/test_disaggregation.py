@@ -58,7 +58,7 @@ def test_what_prefill_found_in_its_pool_is_reported_and_pushed() -> None:
     assert pair.transcript.cached_tokens == {1: 0, 2: 192}
 
 
-def test_a_prompt_that_decode_holds_but_for_its_last_block_is_computed_there() -> None:
+def test_decode_computes_a_prompt_that_lacks_only_its_last_block() -> None:
     pair = make_pair(rng_of())
     prompt = prompt_of(300)
     served(pair, prompt[:257])
@@ -81,7 +81,7 @@ def test_log_probabilities_of_the_first_token_come_from_prefill() -> None:
     assert [len(position.top_token_ids) for position in pair.transcript.logprobs[1]] == [2, 2, 2]
 
 
-def test_sampled_tokens_do_not_depend_on_where_the_prompt_was_computed() -> None:
+def test_sampled_tokens_are_equal_wherever_the_prompt_was_computed() -> None:
     pair, sampling = make_pair(rng_of()), Sampling(temperature=0.8, seed=5)
     prompt = prompt_of(100)
     assert served(pair, prompt, sampling=sampling) == oracle_tokens(prompt, 20, VOCABULARY, sampling)
@@ -89,7 +89,7 @@ def test_sampled_tokens_do_not_depend_on_where_the_prompt_was_computed() -> None
 
 @pytest.mark.parametrize("length", [63, 64, 65, 127, 128])
 @pytest.mark.parametrize("next_n", [1, 5])
-def test_a_request_is_decoded_with_drafts_wherever_its_prompt_was_computed(length: int, next_n: int) -> None:
+def test_drafts_change_no_token_wherever_the_prompt_was_computed(length: int, next_n: int) -> None:
     pair = make_pair(rng_of(length), decode={"drafts": {"next_n": next_n}})
     prompt = prompt_of(length)
     assert served(pair, prompt, 70) == oracle_tokens(prompt, 70, VOCABULARY)
@@ -98,7 +98,7 @@ def test_a_request_is_decoded_with_drafts_wherever_its_prompt_was_computed(lengt
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_a_request_that_ends_with_its_first_token_gives_up_its_landing(stops: bool) -> None:
+def test_a_request_of_one_token_gives_up_its_landing(stops: bool) -> None:
     pair = make_pair(rng_of())
     prompt = prompt_of(300)
     first = oracle_tokens(prompt, 1, VOCABULARY)
@@ -108,7 +108,7 @@ def test_a_request_that_ends_with_its_first_token_gives_up_its_landing(stops: bo
     assert_nothing_moves(pair)
 
 
-def test_a_landed_request_that_is_preempted_computes_again_what_it_lost() -> None:
+def test_a_preempted_landed_request_computes_again_what_it_lost() -> None:
     pair = make_pair(rng_of(), decode={"total_blocks": 9})
     prompts = [prompt_of(100, seed) for seed in range(3)]
     for key, prompt in enumerate(prompts):
@@ -189,7 +189,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
     cancel_probability=st.sampled_from([0.0, 0.1]),
     next_n=st.sampled_from([0, 0, 2, 5]),
 )
-def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
+def test_any_order_of_events_gives_right_tokens_and_frees_everything(
     seed: int,
     backend_type: type[OracleBackend],
     total_blocks: int,

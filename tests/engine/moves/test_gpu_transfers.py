@@ -37,7 +37,7 @@ def _ended(pair: RankPair, requests: int) -> bool:
 
 @pytest.mark.parametrize("layerwise_tokens", [128, 1 << 20])
 @pytest.mark.parametrize("prefill_device", ["cuda", "cpu"])
-async def test_a_gpu_decodes_what_another_process_computed_as_if_it_had_computed_it(
+async def test_a_gpu_decodes_what_another_process_computed(
     tmp_path: Path, layerwise_tokens: int, prefill_device: str
 ) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "tiny")
@@ -56,7 +56,7 @@ async def test_a_gpu_decodes_what_another_process_computed_as_if_it_had_computed
         assert len(pair.pushes) == 5 and not any(push.error for push in pair.pushes)
 
 
-async def test_what_one_gpu_rank_offers_to_a_store_in_host_memory_another_fetches(tmp_path: Path) -> None:
+async def test_a_gpu_rank_fetches_what_another_offered_to_a_store(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "tiny")
     prompt = random_prompt(700)
     hashes = chain_hashes(prompt)

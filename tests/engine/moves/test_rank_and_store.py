@@ -53,7 +53,7 @@ async def test_what_one_rank_offers_another_fetches() -> None:
             store.agent.close()
 
 
-async def test_the_store_answers_a_fetch_under_the_span_of_the_request_that_asks() -> None:
+async def test_the_store_answers_under_the_asking_requests_span() -> None:
     traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     async with rank() as client:
         store = store_of(client, known=0)

@@ -79,7 +79,7 @@ async def test_a_prefix_that_decode_holds_and_one_in_prefills_pool(pair: RankPai
     assert sum(push.size_bytes for push in pair.pushes) - moved == (32 - 10) * 512
 
 
-async def test_cancelled_requests_leave_nothing_behind(pair: RankPair) -> None:
+async def test_cancelled_requests_leave_nothing(pair: RankPair) -> None:
     keys = range(20_000, 20_040)
     for key in keys:
         pair.submit(submit_of(key, prompt_of(600, key), 50, remote_prefill=True))
@@ -142,7 +142,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(pair, json.loads((directory / "prefill.rank.json").read_text()))
 
 
-async def test_a_model_decodes_what_another_process_computed_as_if_it_had_computed_it(served: Served) -> None:
+async def test_a_model_decodes_what_another_process_computed(served: Served) -> None:
     tokens = served.pair.transcript.token_ids
     assert all(tokens[key] == tokens[len(PROMPTS) + key] for key in range(len(PROMPTS)))
     assert len(served.pair.pushes) == len(PROMPTS)

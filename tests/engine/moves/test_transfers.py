@@ -60,7 +60,7 @@ def agent_of(engine: Engine, fabric: Fabric) -> FakeAgent:
     return agent
 
 
-def test_blocks_of_a_cancelled_landing_are_held_until_nothing_writes_to_them() -> None:
+def test_a_cancelled_landing_holds_its_blocks_while_they_are_written() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
     opened_landing(engine, 200)
@@ -73,12 +73,12 @@ def test_blocks_of_a_cancelled_landing_are_held_until_nothing_writes_to_them() -
 
 
 @pytest.mark.parametrize("tokens", [200, 900])
-def test_a_landing_may_take_longer_for_what_is_computed_of_a_longer_prompt(tokens: int) -> None:
+def test_a_landing_may_take_longer_for_a_longer_prompt(tokens: int) -> None:
     opened = opened_landing(moving_engine(make_fabric(), total_blocks=32), tokens)
     assert opened.ticket.deadline_ms == 60_000 + 2 * tokens
 
 
-def test_blocks_of_a_cancelled_fetch_are_held_until_it_is_answered() -> None:
+def test_a_cancelled_fetch_holds_its_blocks_until_it_is_answered() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
     engine.submit(submit_of(1, prompt_of(200), 5, fetch=StoreTarget("store", 3)))
@@ -91,7 +91,7 @@ def test_blocks_of_a_cancelled_fetch_are_held_until_it_is_answered() -> None:
     assert held_blocks(engine) == 0
 
 
-def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
+def test_a_push_holds_its_blocks_after_the_requests_end() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     ticket = landing_elsewhere(fabric, 200)
@@ -105,7 +105,7 @@ def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
     assert ended == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
-def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() -> None:
+def test_only_pushes_of_prompts_count_for_the_pace() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     agent = agent_of(engine, fabric)
@@ -121,7 +121,7 @@ def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() ->
     assert engine.load().push_bytes_per_second == pytest.approx(5e8)
 
 
-def test_a_push_that_is_mostly_latency_does_not_count_for_their_pace() -> None:
+def test_a_small_push_does_not_count_for_the_pace() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     agent = agent_of(engine, fabric)
@@ -150,7 +150,7 @@ def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     assert held_blocks(engine) == 0
 
 
-def test_a_request_that_is_cancelled_while_it_waits_frees_its_ticket() -> None:
+def test_a_request_cancelled_while_waiting_frees_its_ticket() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     ticket = landing_elsewhere(fabric, 200)
@@ -178,7 +178,7 @@ def test_a_landing_of_another_namespace_is_refused() -> None:
     assert refusal_of(engine, submit) == "NAMESPACE_MISMATCH"
 
 
-def test_a_ticket_that_does_not_fit_the_prompt_is_refused_and_disturbs_nobody() -> None:
+def test_a_ticket_that_does_not_fit_its_prompt_is_refused() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     ticket = landing_elsewhere(fabric, 200)
@@ -223,7 +223,7 @@ def test_an_engine_without_an_agent_refuses_what_would_move() -> None:
         assert end.refusal is not None and end.refusal.reason == "INVALID_REQUEST"
 
 
-def test_a_first_token_that_nobody_waits_for_is_ignored() -> None:
+def test_a_first_token_of_an_ended_request_is_ignored() -> None:
     engine = moving_engine(make_fabric(), total_blocks=8)
     engine.submit(submit_of(1, prompt_of(100), 3))
     engine.step()
@@ -256,7 +256,7 @@ def test_a_first_token_is_left_to_the_service_to_report() -> None:
     assert [(output.first_position, len(output.token_ids)) for output in result.outputs] == [(101, 1)]
 
 
-def test_a_lost_landing_ends_its_request_even_after_its_first_token() -> None:
+def test_a_lost_landing_ends_its_request_after_its_first_token() -> None:
     fabric = make_fabric()
     fabric.failure_probability = 1.0
     engine = moving_engine(fabric, total_blocks=8)
@@ -288,7 +288,7 @@ def test_decoding_stalls_and_goes_on_while_landings_hold_the_pool() -> None:
     assert transcript.token_ids[2] == oracle_tokens(prompt, 70, VOCABULARY)
 
 
-def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
+def test_a_long_prompt_is_pushed_by_chunk_and_layer() -> None:
     fabric = make_fabric()
     settings = {"total_blocks": 16, "max_step_tokens": 100, "max_requests": 4}
     engine = moving_engine(fabric, LayerReportingOracle, layerwise_tokens=128, **settings)
@@ -323,7 +323,7 @@ def test_early_layers_are_reported_while_a_device_computes_the_others() -> None:
     assert [(layers, blocks) for _, layers, blocks in agent.ready_calls] == [(1, 4), (2, 4), (1, 4)]
 
 
-def test_kv_that_lands_before_the_first_token_is_known_waits_for_it() -> None:
+def test_landed_kv_waits_for_the_first_token() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8, max_requests=1)
     opened = opened_landing(engine, 65)
@@ -344,7 +344,7 @@ def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:
     assert [blocks for _, _, blocks in agent_of(engine, fabric).ready_calls] == [4]
 
 
-def test_what_is_cached_of_a_long_prompt_is_pushed_at_once() -> None:
+def test_cached_blocks_of_a_long_prompt_are_pushed_at_once() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16, max_step_tokens=64, max_requests=4, layerwise_tokens=128)
     engine.submit(submit_of(2, prompt_of(230)[:129], 1))
@@ -369,7 +369,7 @@ def test_offered_blocks_are_pushed_into_the_stores_landing() -> None:
     assert engine.transfers.drain_news()[-1] == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
-def test_an_offer_of_blocks_that_are_gone_ends_without_a_push() -> None:
+def test_an_offer_of_evicted_blocks_ends_without_a_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     ticket = landing_elsewhere(fabric, 192)

@@ -47,14 +47,14 @@ def test_a_prompt_waits_no_longer_than_it_was_told() -> None:
     assert opens(shape(1), shape(1), shape(2), shape(1)) == [False, False, True, False]
 
 
-def test_a_prompt_behind_a_long_pause_does_not_wait_in_vain() -> None:
+def test_a_prompt_after_a_long_pause_does_not_wait() -> None:
     pause = [shape() for _ in range(MOST_STEPS)]
     assert opens(shape(prefills=True), *pause) == [True, False, False, True]
     # As soon as prompts come again, the next one waits.
     assert opens(*pause, shape(beginning=1), shape(), shape(1)) == [False, False, True, False, False, False]
 
 
-def test_where_nobody_decodes_no_prompt_waits() -> None:
+def test_no_prompt_waits_if_no_rank_decodes() -> None:
     assert opens(shape(1, decodes=False), shape(0, decodes=False)) == [True, True]
 
 
@@ -62,7 +62,7 @@ def test_prompts_join_one_that_is_under_way() -> None:
     assert opens(shape(1, prefills=True), shape(0, prefills=True), shape(1)) == [True, True, False]
 
 
-def test_a_single_rank_and_zero_steps_wait_for_nobody() -> None:
+def test_prompts_of_one_rank_or_with_zero_steps_never_wait() -> None:
     assert opens(shape(1), ranks=1) == opens(shape(1), most_steps=0) == [True]
 
 
@@ -123,11 +123,11 @@ def steps_until_next_turn(peers: Peers) -> int | None:
     return begun
 
 
-def test_few_tokens_behind_cached_blocks_wait_for_no_other_prompt() -> None:
+def test_few_tokens_after_cached_blocks_wait_for_no_other_prompt() -> None:
     assert on_each_rank(Layout(dp=2), steps_until_next_turn) == [None, 0]
 
 
-def test_a_prompt_that_nobody_decodes_beside_does_not_wait_to_be_asked_again() -> None:
+def test_a_prompt_begins_at_once_if_no_request_decodes() -> None:
     engine = oracle_engine(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=1000))
     transcript = Transcript()
     for key in range(2):

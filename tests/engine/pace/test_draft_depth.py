@@ -17,7 +17,7 @@ def counts(rows: int, right: int, verified: int = MOST_DRAFTS) -> DraftCounts:
     )
 
 
-def test_drafts_that_cost_nothing_are_made_and_those_that_cost_a_step_each_are_not() -> None:
+def test_drafts_are_made_if_they_cost_less_than_steps() -> None:
     depth = DraftDepth(MOST_DRAFTS, TIMES)
     assert (depth.choose(1), depth.choose(64)) == (5, 0)
     # More rows than were measured; and a number between two measured ones, for which the larger one is used.

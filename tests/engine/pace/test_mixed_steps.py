@@ -1,4 +1,4 @@
-"""Steps that compute prompts beside requests that decode, and end in a set time."""
+"""Steps that compute prompts while requests decode, and end in a set time."""
 
 import random
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_chunks_become_smaller_as_tokens_take_longer() -> None:
     assert converged(mixed, lambda tokens: (10 + 0.2 * tokens) / 1000) == pytest.approx(150, abs=1)
 
 
-def test_before_any_measurement_a_step_takes_few_tokens_and_without_a_time_as_many_as_fit() -> None:
+def test_a_first_step_takes_few_tokens_unless_unbounded() -> None:
     assert MixedSteps(30.0).most_prompt_tokens(0) == FIRST_TOKENS
     unlimited = MixedSteps(None)
     unlimited.observe(1.0, 64)
@@ -125,7 +125,7 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
     assert least <= taken / whole and taken - prompt_ms <= share * whole * 1.001
 
 
-def test_prompts_owe_nothing_while_nobody_decodes() -> None:
+def test_prompts_owe_nothing_while_no_request_decodes() -> None:
     mixed = MixedSteps(None, 0.5)
     for _ in range(3):
         mixed.launched(True, False)
@@ -156,7 +156,7 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
     assert 300 * (begun - 1) <= share * (300 * begun + 30 * 500) * 1.02
 
 
-class Beside(NamedTuple):
+class Disturbed(NamedTuple):
     """The pace of a request that decodes while a prompt is computed, in milliseconds."""
 
     first_token_ms: float
@@ -166,7 +166,7 @@ class Beside(NamedTuple):
     token_ms: float
 
 
-def beside_a_prompt(tokens: int, **settings: Any) -> Beside:
+def decoding_during_a_prompt(tokens: int, **settings: Any) -> Disturbed:
     clock = SleepingClock()
     oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
     config = oracle_config(total_blocks=400, oracle=oracle, **settings)
@@ -182,11 +182,11 @@ def beside_a_prompt(tokens: int, **settings: Any) -> Beside:
         times.append(clock.now)
     first_token_ms = 1000 * (clock.now - begun)
     gaps_ms = [1000 * (later - earlier) for earlier, later in pairwise(times)]
-    return Beside(first_token_ms, gaps_ms, first_token_ms / (len(transcript.token_ids[0]) - before))
+    return Disturbed(first_token_ms, gaps_ms, first_token_ms / (len(transcript.token_ids[0]) - before))
 
 
 def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
-    unlimited, limited = (beside_a_prompt(4000, max_step_tokens=2048, mixed_step_ms=ms) for ms in (None, 30.0))
+    unlimited, limited = (decoding_during_a_prompt(4000, max_step_tokens=2048, mixed_step_ms=ms) for ms in (None, 30.0))
     # The first step with tokens of the prompt is taken before one has been measured.
     assert max(unlimited.gaps_ms[1:]) > 150
     assert max(limited.gaps_ms[1:]) == pytest.approx(30.0, rel=0.05)
@@ -198,7 +198,7 @@ def test_a_long_prompt_leaves_running_requests_their_pace() -> None:
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_a_long_prompt_leaves_running_requests_most_of_the_time(share: float, overlap: str) -> None:
-    found = beside_a_prompt(20_000, max_step_tokens=1024, prompt_share=share, overlap=overlap)
+    found = decoding_during_a_prompt(20_000, max_step_tokens=1024, prompt_share=share, overlap=overlap)
     # The last chunk's time has not been made up for yet.
     assert found.token_ms == pytest.approx(STEP_MS / (1 - share), rel=0.1)
     assert found.first_token_ms == pytest.approx(20_000 * TOKEN_MS / share, rel=0.1)
@@ -244,7 +244,7 @@ def pushing_beside_decoding() -> tuple[Engine, Fabric]:
     return engine, fabric
 
 
-def test_a_prompt_goes_on_if_it_holds_the_blocks_that_decoding_requests_lack() -> None:
+def test_a_prompt_goes_on_if_it_holds_blocks_others_lack() -> None:
     engine, fabric = pushing_beside_decoding()
     transcript = Transcript()
     for _ in range(2000):
@@ -255,7 +255,7 @@ def test_a_prompt_goes_on_if_it_holds_the_blocks_that_decoding_requests_lack() -
     assert transcript.ends.keys() == {0, 1}
 
 
-def test_an_engine_whose_blocks_are_being_pushed_has_no_work_though_its_prompts_took_time() -> None:
+def test_prompts_that_took_time_give_a_blocked_engine_no_work() -> None:
     engine, _ = pushing_beside_decoding()
     engine.cancel(Cancel(0))
     engine.submit(submit_of(2, prompt_of(200, seed=2), 2))
@@ -315,7 +315,7 @@ def test_a_prompt_waits_while_another_rank_owes() -> None:
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_a_prompt_that_is_computed_beside_others_leaves_the_time_of_a_decode_step_as_it_is(overlap: str) -> None:
+def test_a_prompt_leaves_the_reported_decode_time_as_it_is(overlap: str) -> None:
     clock = SleepingClock()
     oracle = {"step_ms": 20.0, "prefill_tokens_per_second": 2000.0}
     config = oracle_config(total_blocks=64, max_step_tokens=1024, oracle=oracle, overlap=overlap)

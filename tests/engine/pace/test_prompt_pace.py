@@ -27,7 +27,7 @@ def chunk(start: int, end: int, sparse_from: int | None = None) -> PromptTokens:
         (0, 200, 0, PromptTokens(0, 200, 0, 200 * 100)),
     ],
 )
-def test_a_chunk_is_cut_where_its_attention_begins_to_be_sparse(
+def test_a_chunk_is_cut_where_sparse_attention_begins(
     start: int, end: int, sparse_from: int | None, tokens: PromptTokens
 ) -> None:
     assert chunk(start, end, sparse_from) == tokens
@@ -40,7 +40,7 @@ def test_nothing_is_known_before_it_was_measured() -> None:
     assert (meter.exact, meter.sparse) == (PromptPace(1000.0, 500.0, 1000.0), None)
 
 
-def test_each_kind_has_its_pace_and_the_tokens_before_its_own() -> None:
+def test_each_kind_of_prompt_has_its_own_pace() -> None:
     meter = PromptPaceMeter()
     for _ in range(10):
         meter.observe(chunk(0, 1000), 0.5, 0.9)
@@ -50,7 +50,7 @@ def test_each_kind_has_its_pace_and_the_tokens_before_its_own() -> None:
     assert (meter.sparse.tokens_per_second, meter.sparse.context_tokens) == pytest.approx((8000, 5000))
 
 
-def test_steps_of_both_kinds_change_neither_pace_while_they_take_what_both_take_together() -> None:
+def test_mixed_steps_that_take_as_expected_change_no_pace() -> None:
     meter = PromptPaceMeter()
     meter.observe(chunk(0, 1000), 0.5, 0.9)
     meter.observe(chunk(4000, 6000, 0), 0.25, 0.9)
@@ -60,7 +60,7 @@ def test_steps_of_both_kinds_change_neither_pace_while_they_take_what_both_take_
     assert meter.sparse is not None and meter.sparse.tokens_per_second == pytest.approx(8000)
 
 
-def test_the_time_of_a_step_is_spread_over_the_tokens_of_a_kind_that_such_a_step_would_have() -> None:
+def test_a_pace_knows_the_tokens_of_a_usual_step() -> None:
     meter = PromptPaceMeter()
     meter.observe(chunk(0, 1500), 0.75, 1.0)
     meter.observe(chunk(0, 500), 0.25, 1.0)
@@ -71,7 +71,7 @@ def test_the_time_of_a_step_is_spread_over_the_tokens_of_a_kind_that_such_a_step
     assert meter.sparse is not None and meter.sparse.step_tokens == pytest.approx(1000 / 0.5)
 
 
-def test_a_worker_whose_steps_all_have_both_kinds_measures_one_rate() -> None:
+def test_steps_that_all_have_both_kinds_give_one_rate() -> None:
     meter = PromptPaceMeter()
     for _ in range(10):
         meter.observe(chunk(0, 1000, 500), 0.5, 0.9)
@@ -91,7 +91,7 @@ def test_a_change_of_both_is_found_in_steps_of_both() -> None:
 
 
 @pytest.mark.parametrize("offers", [True, False])
-def test_an_engine_reports_what_it_will_compute_sparsely_of_the_prompts_that_it_has(offers: bool) -> None:
+def test_an_engine_reports_tokens_that_will_attend_sparsely(offers: bool) -> None:
     """There is a prompt of 256 tokens, sparse from 128 on if the engine offers that, and an exact one after it."""
     sparse = SparsePrefillConfig(recall=0.9 if offers else None, from_tokens=128)
     engine = oracle_engine(max_requests=1, max_step_tokens=64, sparse_prefill=sparse)
@@ -110,7 +110,7 @@ def test_an_engine_reports_what_it_will_compute_sparsely_of_the_prompts_that_it_
         assert queued == [0] * 6 and load.sparse_prompts is None
 
 
-def test_of_a_prompt_that_waits_what_the_pool_has_is_not_counted() -> None:
+def test_a_waiting_prompts_cached_tokens_are_not_counted() -> None:
     engine = oracle_engine(sparse_prefill=SparsePrefillConfig(recall=0.9, from_tokens=128))
     prompt, sparse = prompt_of(320), SparsePrefill(128, 0.9)
     Transcript().run(_given(engine, 0, prompt[:257], sparse))

@@ -42,7 +42,7 @@ def test_the_decode_step_is_reported_with_its_batch_size() -> None:
     assert meter.decode_step_requests == pytest.approx(6, rel=0.02)
 
 
-def test_tokens_of_prompts_in_a_decode_step_count_as_requests_that_decode() -> None:
+def test_prompt_tokens_in_decode_steps_count_as_requests() -> None:
     meter = StepMeter()
     meter.observe_step(1.0, decoding=0, prompts=PromptTokens(2000))
     meter.observe_step(0.012, decoding=4, prompt_rows=30)
@@ -61,7 +61,7 @@ def test_one_prompt_does_not_make_decode_steps_slow(step_seconds: float) -> None
     assert meter.decode_step_requests == pytest.approx(4)
 
 
-def test_prompts_that_come_all_the_time_count_by_the_share_of_the_time_that_they_take() -> None:
+def test_steady_prompts_count_by_their_share_of_time() -> None:
     meter = StepMeter()
     for _ in range(300):
         for _ in range(5):
@@ -73,7 +73,7 @@ def test_prompts_that_come_all_the_time_count_by_the_share_of_the_time_that_they
     assert meter.decode_step_ms == pytest.approx(20, rel=0.01)
 
 
-def test_a_decode_step_is_as_long_as_it_may_be_where_every_one_has_prompts() -> None:
+def test_decode_steps_that_all_have_prompts_count_whole() -> None:
     meter = StepMeter()
     for _ in range(1000):
         meter.observe_step(0.12, decoding=4, prompts=PromptTokens(500), quiet=False)
@@ -98,7 +98,7 @@ def test_steps_observed_together_are_those_observed_one_by_one() -> None:
         assert getattr(together, name) == getattr(alone, name) is not None
 
 
-def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
+def test_one_delayed_quick_step_does_not_slow_the_mean() -> None:
     meter = StepMeter()
     for _ in range(3000):
         meter.observe_step(0.0003, decoding=1)

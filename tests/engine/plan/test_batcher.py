@@ -37,7 +37,7 @@ def test_running_prompts_continue_before_new_ones_start() -> None:
     assert chunks_of(step) == [(5, 44), (1, 212)]
 
 
-def test_of_running_prompts_the_earlier_arrival_goes_first_and_then_the_shorter() -> None:
+def test_running_prompts_go_by_arrival_and_then_by_length() -> None:
     late, long, short = (
         running(2, 100, 0, [0, 1]),
         request_of((1, 0), 300, 0, [2, 3, 4, 5, 6]),
@@ -52,7 +52,7 @@ def test_a_cached_prefix_is_not_computed() -> None:
     assert chunks_of(plan(waiting=[candidate(0, 200, cached_blocks=3)])) == [(0, 8)]
 
 
-def test_tokens_that_are_computed_again_wait_for_a_step_that_has_room_for_all_of_them() -> None:
+def test_tokens_computed_again_wait_for_a_step_with_room() -> None:
     rewound, fresh = request_of((1, 0), 200, 0, range(4)), replace(candidate(2, 200, cached_blocks=3), computed_again=3)
     rewound.progress.rewind = 3
     rewound.progress.landed(192)
@@ -62,7 +62,7 @@ def test_tokens_that_are_computed_again_wait_for_a_step_that_has_room_for_all_of
         assert chunks_of(step) == [(0, 256 - left), *expected]
 
 
-def test_a_prompt_waits_for_blocks_that_an_equal_one_computes_in_this_step() -> None:
+def test_a_prompt_waits_for_blocks_that_this_step_computes() -> None:
     first, second, other = (
         alike(candidate(arrival, 100), [content]) for arrival, content in enumerate([b"a", b"a", b"b"])
     )
@@ -70,7 +70,7 @@ def test_a_prompt_waits_for_blocks_that_an_equal_one_computes_in_this_step() -> 
     assert step.admitted == [first, other]
 
 
-def test_a_prompt_waits_while_chunks_of_an_equal_one_go_on() -> None:
+def test_a_prompt_waits_while_an_equal_one_is_computed() -> None:
     long = running(0, 600, 256, range(10))
     long.contents = contents = [bytes([index]) for index in range(9)]
     limits = Limits(max_step_tokens=400, max_requests=8)
@@ -115,7 +115,7 @@ def test_few_are_passed_over_in_a_step() -> None:
     assert len(read) == 1 + MOST_PASSED_OVER + 1
 
 
-def test_nobody_overtakes_a_waiting_request_that_does_not_fit() -> None:
+def test_no_request_overtakes_one_that_does_not_fit() -> None:
     step = plan([running(0, 11, 10, [0])], waiting=[candidate(1, 640), candidate(2, 10)], free_blocks=5)
     assert step.admitted == []
 
@@ -154,14 +154,14 @@ def test_a_request_at_the_end_of_its_blocks_grows() -> None:
     assert step.preempted == []
 
 
-def test_one_that_waits_for_its_kv_takes_blocks_and_no_tokens() -> None:
+def test_a_request_that_awaits_kv_takes_blocks_and_no_tokens() -> None:
     landing = replace(candidate(0, 200), waits=True)
     step = plan(waiting=[landing, candidate(1, 100)], free_blocks=7)
     assert step.admitted[0] is landing
     assert chunks_of(step) == [(1, 100)]
 
 
-def test_one_that_waits_for_its_kv_is_admitted_though_no_tokens_are_left() -> None:
+def test_a_request_that_awaits_kv_needs_no_token_budget() -> None:
     landing = replace(candidate(1, 200), waits=True)
     step = plan(prompts=[running(0, 600, 0, range(10))], waiting=[landing, candidate(2, 10)])
     assert step.admitted == [landing]

@@ -45,7 +45,7 @@ def steps_to_first_token(engine: Engine, transcript: Transcript, submit: Submit)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_quiet_tenant_waits_for_no_more_than_a_step_beside_500_requests_of_another(ahead: bool) -> None:
+def test_a_quiet_tenant_waits_a_step_despite_anothers_500_requests(ahead: bool) -> None:
     alone = steps_to_first_token(engine_of(ahead=ahead), Transcript(), submitted(1000, QUIET))
     engine, transcript = busy_engine(500, ahead=ahead)
     # With overlap, the step in flight is collected first.
@@ -63,7 +63,7 @@ def test_whoever_gave_way_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("steps", range(2, 12))
-def test_nobody_gives_way_while_its_tokens_are_in_flight(steps: int) -> None:
+def test_no_request_gives_way_while_its_tokens_are_in_flight(steps: int) -> None:
     """All running requests grow by a block at once, so that blocks are no longer free for a request that comes then."""
     engine, transcript = engine_of(total_blocks=9, ahead=True), Transcript()
     for key in range(4):
@@ -100,7 +100,7 @@ def test_two_busy_tenants_get_tokens_by_their_weights(weight: float, part: float
     assert found == pytest.approx(part, abs=0.08)
 
 
-def test_a_tenants_long_prompt_does_not_hold_up_anothers_short_one() -> None:
+def test_a_long_prompt_does_not_hold_up_another_tenants() -> None:
     engine, transcript = engine_of(total_blocks=256), Transcript()
     engine.submit(submitted(1, BUSY, prompt=8000))
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_priority_orders_the_requests_of_one_tenant_and_no_others() -> None:
     assert order.index(600) < order.index(500) < order.index(PLACES)
 
 
-def test_what_a_tenant_has_while_another_is_away_counts_when_that_one_is_back() -> None:
+def test_service_counts_while_the_other_tenant_is_away() -> None:
     engine, transcript = busy_engine(100)
     waits = []
     for key in range(1000, 1005):

@@ -6,7 +6,7 @@ from mesh.domain.shares import Share
 from tests.support.step_plans import Situation, alike, candidate, plan, running, situations
 
 
-def test_nobody_gives_way_to_a_prompt_that_waits_for_blocks_of_another() -> None:
+def test_no_request_gives_way_to_a_prompt_that_awaits_blocks() -> None:
     busy = [running(arrival, 129, 0, range(3 * arrival, 3 * arrival + 3)) for arrival in range(3)]
     for request in busy:
         request.share = Share("busy")
@@ -19,7 +19,7 @@ def test_nobody_gives_way_to_a_prompt_that_waits_for_blocks_of_another() -> None
     assert plan(busy, waiting=[alike(waiting, contents)], limits=full, standing=standing).preempted == []
 
 
-def test_the_latest_arrival_is_preempted_when_nothing_is_left_to_grow_into() -> None:
+def test_the_latest_arrival_is_preempted_when_no_block_is_left() -> None:
     first, second, third = (running(arrival, 65, 64, [arrival]) for arrival in range(3))
     step = plan([second, third, first], free_blocks=1)
     assert step.preempted == [third]
@@ -34,7 +34,7 @@ def test_a_running_prompt_may_be_preempted_for_an_earlier_request() -> None:
     assert step.chunks == []
 
 
-def test_preempting_one_of_two_who_share_a_block_does_not_free_it() -> None:
+def test_preempting_one_of_two_frees_no_shared_block() -> None:
     first, second, third = (running(arrival, 129, 128, [0, arrival + 1]) for arrival in range(3))
     step = plan([first, second, third], free_blocks=0)
     # The third request frees one block, and both others want it.
@@ -42,7 +42,7 @@ def test_preempting_one_of_two_who_share_a_block_does_not_free_it() -> None:
     assert step.growing == [first]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     first, second = running(0, 65, 64, [0]), running(1, 640, 639, range(1, 11))
     step = plan([first, second], waiting=[candidate(2, 10)], free_blocks=0)
     assert step.preempted == [second]

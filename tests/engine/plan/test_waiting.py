@@ -30,7 +30,7 @@ def test_earlier_arrival_batches_go_first() -> None:
     assert list(queue.in_order(ALONE)) == [early, late]
 
 
-def test_within_an_arrival_batch_the_shortest_goes_first_and_then_the_first_come() -> None:
+def test_the_shortest_of_an_arrival_batch_goes_first() -> None:
     queue = WaitingQueue()
     long, second, first = request(1, 0), request(1, 2), request(1, 1)
     for entry, tokens in ((long, 50), (second, 10), (first, 10)):

@@ -57,7 +57,7 @@ def test_a_step_result_survives_with_all_it_may_hold() -> None:
     assert decoder.feed(bytes(FrameEncoder().encode(result))) == [result]
 
 
-def test_a_frame_over_the_bound_is_an_error_before_it_is_read() -> None:
+def test_a_frame_over_the_bound_fails_before_it_is_read() -> None:
     with pytest.raises(EngineFailed, match="bytes"):
         FrameDecoder(ToRank).feed(HEADER.pack(MAX_FRAME_BYTES + 1))
 

@@ -106,7 +106,7 @@ def test_results_beyond_the_sockets_buffer_wait_and_arrive_in_order() -> None:
     assert received == list(range(30))
 
 
-def test_a_service_that_does_not_read_pauses_the_rank_which_still_listens() -> None:
+def test_a_service_that_does_not_read_pauses_a_listening_rank() -> None:
     link, service = linked()
     for step in range(12):
         link.send(result(step, size=500_000))
@@ -127,7 +127,7 @@ def test_a_service_that_does_not_read_pauses_the_rank_which_still_listens() -> N
     assert messages.count(Cancel(5)) == 100_000
 
 
-def test_a_service_that_is_a_little_behind_does_not_pause_the_rank() -> None:
+def test_a_service_that_reads_a_little_late_pauses_no_rank() -> None:
     link, _service = linked()
     for step in range(5):
         link.send(result(step, size=MAX_OUTGOING_BYTES // 6))

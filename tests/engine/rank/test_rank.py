@@ -11,9 +11,7 @@ from transfer.host_memory import HostMemory
 
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])
-def test_the_process_is_tuned_for_transfers_where_its_kv_lies_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool
-) -> None:
+def test_a_rank_with_kv_on_a_gpu_tunes_its_process(monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool) -> None:
     tuned: list[None] = []
     monkeypatch.setattr(tuning, "tune_for_gpu_transfers", lambda: tuned.append(None))
     monkeypatch.setattr(HostMemory, "is_on_gpu", is_on_gpu)

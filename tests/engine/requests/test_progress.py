@@ -39,7 +39,7 @@ def test_a_matched_prefix_is_computed_and_registered() -> None:
     assert (progress.registered_blocks, progress.left, progress.covered) == (2, 22, 192)
 
 
-def test_a_launched_chunk_counts_as_computed_at_most_until_it_is_committed() -> None:
+def test_a_launched_chunk_is_computed_once_it_is_committed() -> None:
     progress = filled(150)
     progress.launched(100, 0, 0)
     assert figures(progress) == (150, 150, 150, 0, 100)
@@ -47,7 +47,7 @@ def test_a_launched_chunk_counts_as_computed_at_most_until_it_is_committed() -> 
     assert figures(progress) == (150, 150, 150, 100, 100)
 
 
-def test_a_row_with_drafts_is_planned_for_all_and_counted_for_what_it_yields() -> None:
+def test_a_row_with_drafts_counts_for_what_it_yields() -> None:
     progress = filled(100)
     progress.launched(100, 1, 7)
     assert (figures(progress), progress.drawing_row) == ((100, 101, 101, 0, 100), 7)
@@ -59,7 +59,7 @@ def test_a_row_with_drafts_is_planned_for_all_and_counted_for_what_it_yields() -
     assert progress.left == 1
 
 
-def test_a_result_that_nobody_wants_leaves_tokens_as_they_are() -> None:
+def test_a_result_of_an_ended_request_adds_no_tokens() -> None:
     progress = filled(10)
     progress.launched(10, 1, 0)
     progress.launched(3, 3, 0)
@@ -69,7 +69,7 @@ def test_a_result_that_nobody_wants_leaves_tokens_as_they_are() -> None:
     assert (progress.rows_in_flight, progress.computed) == (0, 10)
 
 
-def test_tokens_and_kv_may_come_from_another_worker_in_either_order() -> None:
+def test_tokens_and_kv_arrive_in_either_order() -> None:
     for received_first in (True, False):
         progress = filled(100)
         if received_first:
@@ -80,7 +80,7 @@ def test_tokens_and_kv_may_come_from_another_worker_in_either_order() -> None:
         assert figures(progress) == (101, 101, 101, 100, 100)
 
 
-def test_blocks_are_not_given_back_while_a_row_in_flight_writes_to_them() -> None:
+def test_blocks_are_kept_while_a_row_writes_to_them() -> None:
     progress = filled(10)
     progress.launched(10, 1, 0)
     with pytest.raises(AssertionError):

@@ -34,7 +34,7 @@ def submits_of(prompts: list[list[int]], **changes: Any) -> list[Submit]:
 
 
 def scores_of(engine: Engine, submits: list[Submit]) -> dict[int, PromptLogprobs]:
-    """The prompt's log probabilities by request. Each must come once, beside the first token."""
+    """The prompt's log probabilities by request. Each must come once, with the first token."""
     for submit in submits:
         engine.submit(submit)
     found: dict[int, PromptLogprobs] = {}
@@ -110,7 +110,7 @@ def test_a_request_with_delivered_tokens_is_not_scored_again() -> None:
     assert scores_of(engine, [msgspec.structs.replace(submit, request=request)]) == {}
 
 
-def test_a_prompt_that_is_too_long_for_its_scores_is_refused() -> None:
+def test_a_prompt_too_long_for_its_scores_is_refused() -> None:
     engine = make_pair(random.Random(0), prefill={"total_blocks": 8192}).prefill
     sampling = Sampling(prompt_logprobs=20)
     engine.submit(submit_of(1, [1] * (MAX_PROMPT_LOGPROBS // 21 + 1), 1, sampling=sampling))

@@ -12,7 +12,7 @@ from mesh.errors import CheckpointError
 OPEN, CLOSE = 5, 6
 
 
-def test_a_request_thinks_between_the_tokens_that_open_and_close_its_thinking() -> None:
+def test_a_request_thinks_between_the_thinking_tokens() -> None:
     phase, tokens = ThinkingPhase(ThinkTokens(OPEN, CLOSE)), [9]
     found = [phase.after(tokens)]
     for more in ([OPEN], [9, 9], [9, CLOSE], [9], [OPEN, CLOSE, OPEN], []):

@@ -121,7 +121,7 @@ def test_sampling_depends_on_seed_and_position_alone(tmp_path: Path) -> None:
     assert together[0] == together[2] and len(set(together)) > 1
 
 
-def test_a_greedy_row_beside_sampled_ones_stays_greedy(tmp_path: Path) -> None:
+def test_a_greedy_row_among_sampled_ones_stays_greedy(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path))
     prompt = random_prompt(20)
     hot, cold = Row(prompt, 0, [0], Sampling(temperature=5.0, seed=9)), Row(prompt, 0, [1], Sampling())

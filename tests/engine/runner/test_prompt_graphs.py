@@ -36,7 +36,7 @@ def settings_of(next_n: int = 0) -> dict[str, Any]:
 
 
 def served(backend: ModelBackend, next_n: int = 0, **settings: Any) -> Transcript:
-    """Serve prompts that begin together, and others beside requests that decode."""
+    """Serve prompts that begin together, and others while requests decode."""
     config = EngineConfig(model_dir=Path("checkpoint"), **settings_of(next_n), **settings)
     engine = Engine(config, backend, time.monotonic)
     engine.submit(submit_of(99, KNOWN, 1))
@@ -102,7 +102,7 @@ def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path) -> None:
         if captured:
             captures.append(give_prompt_graphs(backend, SIZES))
         step(backend, 70)
-        # Rows that attend in the absorbed form beside one that does not.
+        # Rows that attend in the absorbed form, and one that does not.
         rows = [prompt_row(random_prompt(80), 70, 75, range(4)), prompt_row(random_prompt(20), 0, 20, range(4, 5))]
         execute(backend, *rows)
         pools.append(backend.state.kv_pool[:, :5].float())

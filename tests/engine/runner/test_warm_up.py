@@ -44,9 +44,9 @@ def test_rows_of_one_token_come_first() -> None:
 def test_rows_attend_in_every_form() -> None:
     config = read_model_config(SHIPPED_MODEL)
     rows = [row for step in steps_of(2048, 16384, 64)[1] for row in step if row.end - row.start > 1]
-    behind = [row for row in rows if row.start]
-    forms = {absorbed_is_cheaper(config, queries=row.end - row.start, context=row.end) for row in behind}
-    assert len(rows) > len(behind) and forms == {True, False}
+    later = [row for row in rows if row.start]
+    forms = {absorbed_is_cheaper(config, queries=row.end - row.start, context=row.end) for row in later}
+    assert len(rows) > len(later) and forms == {True, False}
 
 
 def test_prompts_run_with_each_number_of_drawing_rows() -> None:
@@ -64,7 +64,7 @@ def test_rows_run_with_all_drafts_alone_and_with_prompts() -> None:
     assert undrafted == list(warm_up_steps(sizes, 4096, 16, block=7))
 
 
-def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
+def test_tokens_are_drawn_in_every_way_alone_and_together() -> None:
     _, steps = steps_of(2048, 16384, 64)
 
     def ways(rows: list[Row]) -> set[str]:

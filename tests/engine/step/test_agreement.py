@@ -73,9 +73,7 @@ SHAPES = st.builds(
 
 
 @given(SHAPES, SHAPES, st.integers(0, 3))
-def test_ranks_agree_on_the_least_shape_that_holds_both_of_the_largest_that_may_be_configured(
-    one: StepShape, other: StepShape, above: int
-) -> None:
+def test_the_agreed_shape_is_the_least_that_holds_both(one: StepShape, other: StepShape, above: int) -> None:
     assert packed(other) < 1 << PACKED_BITS
     assert agreed(one, packed(other) | above << PACKED_BITS) == StepShape(
         max(one.tokens, other.tokens),
@@ -127,7 +125,7 @@ def test_a_rank_proposes_what_it_has_to_compute(backend: Any) -> None:
     assert [shape for _, shape in backend.launches] == others.proposals[:2]
 
 
-def test_a_rank_stops_when_all_agree_and_computes_dummies_until_then(backend: Any) -> None:
+def test_a_rank_computes_dummies_until_all_agree_to_stop(backend: Any) -> None:
     others = Others([7, 7])
     engine = engine_beside(backend, others)
     engine.submit(submit_of(1, prompt_of(40), 50))
@@ -140,7 +138,7 @@ def test_a_rank_stops_when_all_agree_and_computes_dummies_until_then(backend: An
     assert others.proposals == [StepShape(0, True, stopping=True)] * 3
 
 
-def test_a_rank_that_stops_leaves_its_requests_while_others_still_compute(backend: Any) -> None:
+def test_a_stopping_rank_leaves_its_requests_while_others_compute(backend: Any) -> None:
     others = Others([0, 0, 7, 7, 7])
     engine = engine_beside(backend, others)
     engine.submit(submit_of(1, prompt_of(40), 50))
@@ -153,7 +151,7 @@ def test_a_rank_that_stops_leaves_its_requests_while_others_still_compute(backen
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_preemption_beside_dummies_changes_no_token(backend: Any, seed: int) -> None:
+def test_preemption_between_dummy_steps_changes_no_token(backend: Any, seed: int) -> None:
     others = Others(random.Random(seed).choices([0, 1, 30], k=5000))
     config = oracle_config(total_blocks=9)
     backend.total_blocks = 9

@@ -43,18 +43,18 @@ def spelled(masks: Masks) -> list[bytes | None]:
     return [None if bits is None else bits.tobytes() for bits in masks.allowed]
 
 
-def allowed_behind(tokenizer: LLTokenizer, constraint: Constraint, token_ids: list[int]) -> bytes | None:
+def allowed_after(tokenizer: LLTokenizer, constraint: Constraint, token_ids: list[int]) -> bytes | None:
     """What an answer that never saw a draft allows after these tokens."""
     (bits,) = spelled(answer_to(tokenizer, constraint, token_ids).masks())
     return bits
 
 
-def test_behind_each_draft_is_allowed_what_the_answer_would_allow_there(tokenizer: LLTokenizer) -> None:
+def test_masks_after_drafts_allow_what_the_answer_would_allow(tokenizer: LLTokenizer) -> None:
     tokens = tokenizer.tokenize_str('["red", "green", "red"]')
     answer = answer_to(tokenizer, COLOURS)
     for place in range(len(tokens)):
         drafts = tokens[place : place + 3]
-        expected = [allowed_behind(tokenizer, COLOURS, tokens[:stop]) for stop in range(place, place + len(drafts) + 1)]
+        expected = [allowed_after(tokenizer, COLOURS, tokens[:stop]) for stop in range(place, place + len(drafts) + 1)]
         assert spelled(answer.masks(drafts)) == expected
         answer.advance(tokens[place : place + 1])
 
@@ -66,7 +66,7 @@ def test_nothing_follows_a_draft_that_is_refused(tokenizer: LLTokenizer) -> None
         assert len(answer.masks([*right[:place], *wrong, *right]).allowed) == 1 + place
     # Afterwards the answer is as if nothing had been guessed.
     answer.advance(right)
-    assert spelled(answer.masks()) == [allowed_behind(tokenizer, COLOURS, right)]
+    assert spelled(answer.masks()) == [allowed_after(tokenizer, COLOURS, right)]
 
 
 @pytest.mark.parametrize("end", [EOS, "stop"])
@@ -78,15 +78,15 @@ def test_nothing_follows_a_draft_that_ends_the_answer(tokenizer: LLTokenizer, en
     assert len(answer.masks(drafts).allowed) == 1 + drafts.index(stop)
 
 
-def test_drafts_of_thoughts_may_be_any_tokens_and_what_is_behind_them_none(tokenizer: LLTokenizer) -> None:
+def test_drafts_of_thoughts_may_be_any_tokens(tokenizer: LLTokenizer) -> None:
     opening, close = THINK_TOKENS
     constraint = Constraint(COLOURS.grammar, free_until=close, opened_by=opening, may_end_free=True)
     begin = tokenizer.tokenize_str('["red"')
     answer = answer_to(tokenizer, constraint)
     found = spelled(answer.masks([opening, 40, 41, close, *begin]))
     assert found[1:4] == [None] * 3
-    behind = [[opening, close, *begin[:count]] for count in range(1 + len(begin))]
-    assert found[4:] == [allowed_behind(tokenizer, constraint, tokens) for tokens in behind]
+    answers = [[opening, close, *begin[:count]] for count in range(1 + len(begin))]
+    assert found[4:] == [allowed_after(tokenizer, constraint, tokens) for tokens in answers]
     # Without thoughts the grammar holds from the first token on.
     assert spelled(answer.masks(begin))[1:] == found[5:]
 
@@ -103,7 +103,7 @@ def test_banned_sequences_and_the_least_length_count_drafts(tokenizer: LLTokeniz
     assert len(answer.masks([51, 52, 53]).allowed) == 2
 
 
-def test_a_draft_behind_which_no_mask_can_be_made_is_forgotten_if_it_is_not_accepted(tokenizer: LLTokenizer) -> None:
+def test_a_rejected_drafts_failed_mask_is_forgotten(tokenizer: LLTokenizer) -> None:
     # After "q" there are too many ways to go on for a mask.
     ways = " ".join(f"x{number}?" for number in range(1000))
     rules = "\n".join(f'x{number}: "a{number}"' for number in range(1000))
@@ -113,15 +113,15 @@ def test_a_draft_behind_which_no_mask_can_be_made_is_forgotten_if_it_is_not_acce
     found = answer.masks([p, q, r])
     assert found.error is not None
     assert [bits is not None and bits.tobytes() for bits in found.allowed] == [
-        allowed_behind(tokenizer, constraint, [p] * count) for count in (1, 2)
+        allowed_after(tokenizer, constraint, [p] * count) for count in (1, 2)
     ]
     answer.advance([p, r])
-    assert spelled(answer.masks([q])) == [allowed_behind(tokenizer, constraint, [p, p, r])]
+    assert spelled(answer.masks([q])) == [allowed_after(tokenizer, constraint, [p, p, r])]
     with pytest.raises(InvalidConstraint):
         answer.advance([q])
 
 
-def test_an_answer_ends_with_the_row_that_got_further_than_its_masks(tokenizer: LLTokenizer) -> None:
+def test_an_answer_ends_with_the_row_that_passes_its_masks(tokenizer: LLTokenizer) -> None:
     error = InvalidConstraint("too many ways to go on")
 
     class FailingAnswer:
