@@ -21,7 +21,8 @@ _GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^docs/(configuration|metrics|modul
 _FRONT = r"(it|them|each|(an? |the )?(\w+ )?(Envoy|prox(y|ies)|load balancer|balancer|ingress|gateways?|flag|NAT))\b"
 # Quoted words, code, where links lead, and what "behind" really means.
 _FINE = re.compile(
-    rf"[\"“]\w+( \w+)?[\"”]|`[^`]*`|\]\([^)]*\)|\b(leav\w+|left|fall\w*) (\w+ )*behind\b|\bbehind (?={_FRONT})",
+    rf"[\"“]\w+( \w+)?[\"”]|`[^`]*`|\]\([^)]*\)"
+    rf"|\b(leav\w+|left|fall\w*) (\w+ )*behind\b|\bbehind (?={_FRONT})|\blook-behind",
     re.IGNORECASE,
 )
 MOST_WORDS = 10

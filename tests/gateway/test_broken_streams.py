@@ -17,7 +17,7 @@ from tests.support.gateways import collect, ids_request, running_mesh
 from tests.support.waiting import eventually
 
 
-async def test_a_broken_stream_is_resumed_and_its_client_sees_nothing_of_it() -> None:
+async def test_a_client_sees_nothing_of_a_broken_stream() -> None:
     async with running_mesh(paced()) as mesh:
         answer = start(mesh)
         for tokens in (5, 20, 35):
@@ -43,7 +43,7 @@ async def test_tokens_written_while_the_stream_was_broken_come_after_it() -> Non
         assert len(mesh.worker.submissions) == 1
 
 
-async def test_a_request_submitted_while_the_stream_is_broken_waits_for_the_next() -> None:
+async def test_a_request_waits_for_a_broken_streams_successor() -> None:
     async with running_mesh(paced()) as mesh:
         first = start(mesh)
         await under_way(mesh.worker)
@@ -56,7 +56,7 @@ async def test_a_request_submitted_while_the_stream_is_broken_waits_for_the_next
             assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
 
 
-async def test_a_request_cancelled_while_the_stream_is_broken_is_not_named_again() -> None:
+async def test_a_request_cancelled_meanwhile_is_not_named_again() -> None:
     async with running_mesh(paced()) as mesh:
         kept, dropped = start(mesh), start(mesh)
         await eventually(lambda: len(mesh.worker.submissions) == 2)
@@ -69,7 +69,7 @@ async def test_a_request_cancelled_while_the_stream_is_broken_is_not_named_again
         assert len(mesh.worker.hellos[-1].resume) == 1
 
 
-async def test_an_answer_whose_end_alone_was_lost_is_finished_by_the_gateway() -> None:
+async def test_the_gateway_finishes_answers_that_lost_their_end() -> None:
     class DiesWithTheLastToken(FakeDecodeWorker):
         def generate(self, request: FakeRequest) -> None:
             super().generate(request)
@@ -83,7 +83,7 @@ async def test_an_answer_whose_end_alone_was_lost_is_finished_by_the_gateway() -
         assert len(mesh.worker.submissions) == 1
 
 
-async def test_workers_share_one_stream_for_all_requests_and_ended_ones_are_acknowledged() -> None:
+async def test_all_requests_share_one_stream_to_a_worker() -> None:
     async with running_mesh(paced()) as mesh:
         answers = await asyncio.gather(*[start(mesh, 20) for _ in range(30)])
         assert all(answer.token_ids == oracle_tokens(PROMPT, 20) for answer in answers)
@@ -101,7 +101,7 @@ async def test_a_hundred_requests_survive_streams_that_break_all_the_time() -> N
             assert (await answer).token_ids == oracle_tokens(PROMPT, 100)
 
 
-async def test_a_worker_that_placement_knows_before_the_registry_does_is_not_lost() -> None:
+async def test_a_worker_that_only_placement_knows_is_kept() -> None:
     known, new = paced(), paced(worker_id="decode-1")
     async with running_mesh(known) as mesh, new.started():
         mesh.scheduler.workers = {"decode-1": new.identity(), **mesh.scheduler.workers}
@@ -112,7 +112,7 @@ async def test_a_worker_that_placement_knows_before_the_registry_does_is_not_los
         assert (len(new.submissions), len(known.submissions)) == (1, 0)
 
 
-async def test_a_request_that_cannot_be_encoded_fails_alone_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = wire.submission
 
     def encode_some(stream_id: int, attempt: int, placement: Any, generation: Any, now: float) -> Any:
@@ -133,7 +133,7 @@ async def test_a_request_that_cannot_be_encoded_fails_alone_and_at_once(monkeypa
         assert (len(mesh.worker.hellos), len(mesh.worker.submissions)) == (1, 2)
 
 
-async def test_a_writer_that_fails_ends_its_link_and_the_requests_continue_on_another(
+async def test_requests_outlive_a_links_failed_writer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write, failures = DecodeLink._write_submission, [RuntimeError("a bug")]

@@ -86,7 +86,7 @@ def test_only_the_first_call_counts_unless_calls_may_be_parallel(form: ToolForma
 
 
 @FORMATS
-def test_an_answer_that_was_cut_off_keeps_the_arguments_so_far(form: ToolFormat) -> None:
+def test_a_cut_answer_keeps_the_arguments_so_far(form: ToolFormat) -> None:
     text = form.opening("weather") + '{"city": "Ber\n'
     assert read(reader(form), [text]) == ("", [ToolCall("", "weather", '{"city": "Ber\n')])
 

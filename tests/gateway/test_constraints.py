@@ -93,14 +93,12 @@ def test_the_text_of_a_control_token_is_spelled_by_others(
 
 
 @pytest.mark.parametrize("grammar", ["start: start", r"start: /[^\s\S]/", 'start: %json {"$ref": "#"}'])
-def test_a_grammar_that_nothing_matches_is_refused_before_its_answer_begins(
-    grammar: str, vocabulary: LLTokenizer
-) -> None:
+def test_a_grammar_that_nothing_matches_is_refused(grammar: str, vocabulary: LLTokenizer) -> None:
     with pytest.raises(InvalidConstraint, match="no text matches it"):
         compile_grammar(vocabulary, grammar)
 
 
-def test_reasoning_is_free_up_to_its_end_and_line_breaks_may_follow(text: ModelText, vocabulary: LLTokenizer) -> None:
+def test_reasoning_is_free_up_to_its_end(text: ModelText, vocabulary: LLTokenizer) -> None:
     tokenizer = tokenizer_of(text)
     constraint = constraint_for(ChoiceForm(("yes",), ""), AnswerShape(ReasoningStart.OPEN), tokenizer)
     assert constraint is not None
@@ -110,7 +108,7 @@ def test_reasoning_is_free_up_to_its_end_and_line_breaks_may_follow(text: ModelT
     assert not allows(constraint, "\n\n\nyes", text, vocabulary)
 
 
-def test_reasoning_that_the_model_may_open_is_told_by_the_first_token(text: ModelText) -> None:
+def test_the_first_token_tells_whether_reasoning_begins(text: ModelText) -> None:
     tokenizer = tokenizer_of(text)
     constraint = constraint_for(ChoiceForm(("yes",), ""), AnswerShape(ReasoningStart.POSSIBLE), tokenizer)
     assert constraint is not None
@@ -118,7 +116,7 @@ def test_reasoning_that_the_model_may_open_is_told_by_the_first_token(text: Mode
     assert constraint.free_until == tokenizer.control_id(THINK_CLOSE)
 
 
-def test_an_answer_without_reasoning_is_held_to_its_form_from_the_first_token(text: ModelText) -> None:
+def test_without_reasoning_the_form_holds_at_once(text: ModelText) -> None:
     shape = AnswerShape(ReasoningStart.POSSIBLE, wants_reasoning=False)
     constraint = constraint_for(ChoiceForm(("yes",), ""), shape, text.tokenizer)
     assert constraint is not None
@@ -153,7 +151,7 @@ def test_a_named_tool_is_called_once(form: ToolFormat, text: ModelText, vocabula
     assert not allows(constraint, f"{PARIS}{close}{CALL_END}{again}{CALLS_END}", text, vocabulary)
 
 
-def test_a_tool_gets_no_arguments_that_its_schema_does_not_name(text: ModelText, vocabulary: LLTokenizer) -> None:
+def test_a_tool_gets_only_its_schemas_arguments(text: ModelText, vocabulary: LLTokenizer) -> None:
     inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
     tools = [Tool("a", "", {"properties": {"a": {"anyOf": [inner, {"type": "null"}]}}}), Tool("none", "", {})]
     for name, right, wrong in (
@@ -177,9 +175,7 @@ def test_tools_that_are_not_strict_leave_an_answer_free(text: ModelText) -> None
     assert constraint_for(None, shape(Toolbox([WEATHER]), V31, begun=False), text.tokenizer) is None
 
 
-def test_a_part_of_a_schema_that_cannot_be_enforced_is_left_out_unless_it_is_strict(
-    text: ModelText, vocabulary: LLTokenizer
-) -> None:
+def test_a_lax_schema_loses_what_cannot_be_enforced(text: ModelText, vocabulary: LLTokenizer) -> None:
     schema = {**SCHEMA, "not": {"type": "string"}}
     lenient = constraint_for(JsonForm(schema, "", lenient=True), AnswerShape(), text.tokenizer)
     strict = constraint_for(JsonForm(schema, ""), AnswerShape(), text.tokenizer)
@@ -205,7 +201,7 @@ def test_choices_that_do_not_fit_are_refused(text: ModelText) -> None:
     assert caught.value.metadata["field"] == "max_output_tokens"
 
 
-def test_a_schema_that_would_take_too_long_is_refused_in_bounded_time() -> None:
+def test_a_schema_that_takes_too_long_is_refused() -> None:
     wide: list[dict[str, Any]] = [
         {"anyOf": [{"properties": {f"a{n}": {}}}, {"properties": {f"b{n}": {}}}]} for n in range(24)
     ]

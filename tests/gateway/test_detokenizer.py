@@ -15,7 +15,7 @@ def pieces_of(data: bytes) -> st.SearchStrategy[list[bytes]]:
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)).flatmap(pieces_of))
-def test_deltas_add_up_to_the_whole_however_the_bytes_are_cut(pieces: list[bytes]) -> None:
+def test_deltas_add_up_however_bytes_are_cut(pieces: list[bytes]) -> None:
     detokenizer = Detokenizer(pieces.__getitem__)
     deltas = [detokenizer.push([index]) for index in range(len(pieces))]
     assert "".join(deltas) + detokenizer.finish() == b"".join(pieces).decode(errors="replace")
@@ -44,7 +44,7 @@ def test_a_character_split_over_tokens_comes_with_its_last_token() -> None:
     assert [detokenizer.push([index]) for index in range(3)] == ["", "", "🤖!"]
 
 
-def test_an_incomplete_character_at_the_end_reads_as_the_replacement_character() -> None:
+def test_an_incomplete_last_character_is_replaced() -> None:
     detokenizer = Detokenizer([b"a\xe4\xbd"].__getitem__)
     assert detokenizer.push([0]) == "a"
     assert detokenizer.finish() == "�"

@@ -68,7 +68,7 @@ async def test_a_stop_string_in_the_reasoning_ends_the_answer_there() -> None:
         assert answer.finished.stop_string == "STOP"
 
 
-async def test_reasoning_that_was_not_asked_for_leaves_no_tag_in_the_answer() -> None:
+async def test_unasked_reasoning_leaves_no_tag() -> None:
     async with running_mesh(answering("why</think>because")) as mesh:
         request = chat_request("hi", max_tokens=11)
         request.prompt.chat.thinking = False

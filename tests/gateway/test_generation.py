@@ -60,7 +60,7 @@ def test_tokens_that_an_earlier_call_received_are_not_counted_again() -> None:
     assert (generation.received_tokens, generation.generated_tokens) == (5, 2)
 
 
-def test_an_answer_that_was_relaxed_before_it_was_gone_on_with_says_so() -> None:
+def test_a_continued_answer_says_it_was_relaxed() -> None:
     request = TokenRequest("r", PROMPT, Sampling(), StopConditions(50))
     history = History(array("I", [0]), FinishReason.LENGTH, 0, relaxed=True)
     transcript = Transcript(LETTERS.__getitem__, (), ReasoningStart.NONE)
@@ -107,7 +107,7 @@ def test_cached_tokens_are_those_of_the_first_attempt() -> None:
     assert finish.usage.cached_tokens == 2
 
 
-def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
+def test_the_stop_token_counts_and_is_not_text() -> None:
     generation = make_generation()
     generation.receive(3, [0, 25])
     generation.finish(FinishReason.STOP)
@@ -117,7 +117,7 @@ def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
 
 
 @pytest.mark.parametrize("delivered", [0, 2, 3])
-def test_the_token_that_stopped_the_model_is_told_wherever_the_answer_is_gone_on_with(delivered: int) -> None:
+def test_a_continued_answer_tells_its_stop_token(delivered: int) -> None:
     history = History(array("I", [0, 1, 25]), FinishReason.STOP, delivered)
     delta = make_generation(history=history).drain()
     assert list(delta.token_ids) == [0, 1, 25][delivered:]
@@ -145,14 +145,14 @@ def test_a_client_cannot_have_more_than_the_answer(stops: tuple[str, ...], reaso
         generation.drain()
 
 
-def test_an_answer_that_goes_on_may_not_have_come_to_what_the_client_has() -> None:
+def test_a_continued_answer_may_lag_its_client() -> None:
     generation = make_generation(history=History(array("I", range(3)), None, 5))
     assert generation.drain().empty
     generation.receive(6, [3, 4, 5])
     assert generation.drain().content == "f"
 
 
-def test_a_client_is_not_slow_because_the_answer_that_it_goes_on_with_is_long() -> None:
+def test_a_long_continued_answer_makes_no_client_slow() -> None:
     interrupted: list[bool] = []
     history = History(array("I", [0] * 50), None, 49)
     generation = make_generation(unread_limit=10, history=history, interrupt=lambda: interrupted.append(True))
@@ -162,7 +162,7 @@ def test_a_client_is_not_slow_because_the_answer_that_it_goes_on_with_is_long() 
     assert interrupted and isinstance(generation.given_up, SlowClient)
 
 
-def test_a_stop_string_ends_the_answer_and_what_follows_is_neither_text_nor_counted() -> None:
+def test_nothing_after_a_stop_string_counts() -> None:
     generation = make_generation(stops=("cd",))
     generation.receive(3, [0, 1, 2])
     assert generation.drain().content == "ab"
@@ -223,7 +223,7 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
     assert not generation.awaited
 
 
-async def test_a_reader_gets_tokens_when_it_is_due_and_an_end_at_once() -> None:
+async def test_a_reader_gets_tokens_when_due_ends_at_once() -> None:
     generation, clock = make_generation(), asyncio.get_running_loop().time
     generation.receive(3, [0])
     due = clock() + 0.03

@@ -54,7 +54,7 @@ async def prompt(mesh: Mesh, route: str, body: dict[str, Any]) -> str:
     return prompt_of(mesh)
 
 
-async def test_a_turn_of_calls_alone_is_written_by_a_template_that_needs_text() -> None:
+async def test_a_template_that_needs_text_writes_calls_alone() -> None:
     async with running_mesh(answering("wet" + END), texts=texts(CONTENT_IS_TEXT)) as mesh:
         for route, body in HISTORIES.values():
             text = await prompt(mesh, route, body)

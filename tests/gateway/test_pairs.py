@@ -22,7 +22,7 @@ def prefills(mesh: Mesh) -> list[str]:
     return [submission.prefill.worker_id for submission in mesh.worker.submissions]
 
 
-async def test_the_decode_worker_is_told_who_computes_the_prompt_and_which_store_to_ask() -> None:
+async def test_the_decode_worker_is_told_prefill_worker_and_store() -> None:
     async with running_mesh() as mesh:
         mesh.scheduler.add(prefill_identity())
         mesh.scheduler.store = targets_pb2.StoreTarget(store_id="store-0", blocks=4)
@@ -34,7 +34,7 @@ async def test_the_decode_worker_is_told_who_computes_the_prompt_and_which_store
         assert submission.store == mesh.scheduler.store
 
 
-async def test_both_workers_are_told_on_which_of_their_ranks_the_request_is_counted() -> None:
+async def test_both_workers_are_told_their_booked_ranks() -> None:
     async with running_mesh() as mesh:
         await answered(mesh)
         mesh.scheduler.add(prefill_identity())
@@ -66,7 +66,7 @@ async def moved(failure: MeshError, outcome: scheduler_pb2.PlacementOutcome) -> 
         return avoided(mesh), prefills(mesh)
 
 
-async def test_a_lost_prefill_worker_is_avoided_and_its_decode_worker_is_not() -> None:
+async def test_only_the_lost_prefill_worker_is_avoided() -> None:
     lost = PrefillLost("prefill-0 died", metadata={"worker_id": "prefill-0"})
     assert await moved(lost, scheduler_pb2.PLACEMENT_OUTCOME_LOST) == ([[], ["prefill-0"]], ["prefill-0", "prefill-1"])
 
@@ -79,7 +79,7 @@ async def test_a_prefill_worker_of_another_namespace_is_avoided() -> None:
     )
 
 
-async def test_a_decode_worker_without_room_is_avoided_whoever_computes_the_prompt() -> None:
+async def test_a_decode_worker_without_room_is_avoided() -> None:
     full, other = FakeDecodeWorker(refusals=[WorkerFull("no room")]), FakeDecodeWorker(worker_id="decode-1")
     async with running_mesh(full, other) as mesh:
         mesh.scheduler.add(prefill_identity())
@@ -87,7 +87,7 @@ async def test_a_decode_worker_without_room_is_avoided_whoever_computes_the_prom
         assert avoided(mesh) == [[], ["decode-0"]]
 
 
-async def test_without_a_scheduler_a_decode_worker_that_computes_no_prompts_is_given_a_prefill_worker() -> None:
+async def test_without_a_scheduler_prefill_workers_are_still_chosen() -> None:
     async with running_mesh(FakeDecodeWorker(can_prefill=False)) as mesh:
         mesh.scheduler.add(prefill_identity())
         await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)

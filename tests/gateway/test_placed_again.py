@@ -23,7 +23,7 @@ from tests.support.refusals import refused
 from tests.support.waiting import eventually
 
 
-async def test_a_restarted_worker_lost_its_requests_and_they_continue_from_the_token_log() -> None:
+async def test_requests_of_a_restarted_worker_continue() -> None:
     async with running_mesh(paced()) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
@@ -82,7 +82,7 @@ async def test_a_worker_that_was_left_alive_is_fenced() -> None:
         assert len(other.submissions) == 1
 
 
-async def test_a_refused_request_that_nobody_else_takes_stays_with_its_worker() -> None:
+async def test_a_refused_request_may_stay_with_its_worker() -> None:
     async with running_mesh(paced(), dispatch=dispatch(attempts=1)) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
@@ -130,7 +130,7 @@ async def test_requests_move_when_the_engine_fails() -> None:
         assert len(other.submissions) == 1
 
 
-async def test_an_answer_whose_grammar_another_spent_goes_on_with_its_only_worker() -> None:
+async def test_an_answer_with_a_spent_grammar_continues() -> None:
     async with running_mesh(paced()) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
@@ -162,7 +162,7 @@ async def test_placing_again_ends_with_overloaded_where_nobody_has_room() -> Non
         assert len(mesh.scheduler.queries) == 3
 
 
-async def test_a_worker_that_is_gone_for_good_ends_the_request_with_unavailable() -> None:
+async def test_a_worker_gone_for_good_ends_the_request() -> None:
     async with running_mesh(paced(grace_ms=100), dispatch=dispatch(attempts=2, worker_seconds=0.2)) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
@@ -185,7 +185,7 @@ async def test_a_request_that_finds_no_worker_waits_for_one() -> None:
         assert (await answer).token_ids == oracle_tokens(PROMPT, 5)
 
 
-async def test_a_request_that_finds_no_worker_for_long_is_told_so() -> None:
+async def test_a_request_without_a_worker_is_told_so() -> None:
     async with running_mesh(dispatch=dispatch(worker_seconds=0.2)) as mesh:
         await eventually(lambda: mesh.gateway.available)
         mesh.scheduler.remove("decode-0")
@@ -193,7 +193,7 @@ async def test_a_request_that_finds_no_worker_for_long_is_told_so() -> None:
         assert len(mesh.scheduler.queries) > 2
 
 
-async def test_the_only_worker_is_waited_for_while_it_is_started_again_and_the_client_is_not_blamed() -> None:
+async def test_a_request_waits_for_the_only_workers_restart() -> None:
     async with running_mesh(
         paced(grace_ms=100), dispatch=dispatch(attempts=2), limits=limits(stalled_seconds=1.0)
     ) as mesh:

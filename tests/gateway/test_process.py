@@ -63,7 +63,7 @@ async def until_health(channel: grpc.aio.Channel, status: int) -> None:
             return
 
 
-async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal() -> None:
+async def test_it_is_ready_with_a_worker_and_stops() -> None:
     scheduler, worker = FakeScheduler(), FakeDecodeWorker()
     models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
     async with scheduler.server() as server, worker.started():
@@ -108,7 +108,7 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
             assert "generation tenant=everyone api=openai outcome=context_exceeded ms=" in lines
 
 
-async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_error_and_done() -> None:
+async def test_a_signal_ends_readiness_first_and_then_streams() -> None:
     scheduler, worker = FakeScheduler(), FakeDecodeWorker(step_seconds=0.02)
     models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
     body = {"model": "oracle", "prompt": "abc", "max_tokens": 3000, "stream": True}
@@ -137,7 +137,7 @@ async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_
             assert b"Traceback" not in await process.stderr.read()
 
 
-async def test_a_taken_http_port_is_one_clear_line_and_a_status() -> None:
+async def test_a_taken_http_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = await spawn(f"http.port={port}")

@@ -24,7 +24,7 @@ def refused_for(quotas: Quotas, tenant: str, now: float) -> int | None:
     return caught.value.retry_after_ms
 
 
-def test_requests_of_a_minute_may_come_at_once_and_the_next_waits_for_its_turn() -> None:
+def test_a_minutes_requests_may_come_at_once() -> None:
     quotas = quotas_of([key("alice", requests_per_minute=6), key("bob")])
     for _ in range(6):
         quotas.admit("alice", 100.0)
@@ -51,7 +51,7 @@ def test_tokens_beyond_the_minute_are_waited_for() -> None:
     quotas.admit("alice", 10.2)
 
 
-async def test_a_key_over_its_quota_is_told_when_to_come_back_and_others_are_served() -> None:
+async def test_a_key_over_its_quota_is_told_when_to_return() -> None:
     keys = (key("alice", tokens_per_minute=10), key("bob"))
     body = {"model": "oracle", "prompt": [5, 6, 7], "max_tokens": 8}
     async with running_mesh(api_keys=keys) as mesh:

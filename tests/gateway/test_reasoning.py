@@ -16,7 +16,7 @@ def split(pieces: list[str], start: ReasoningStart) -> tuple[str, str]:
 
 
 @given(TEXT, st.sampled_from(list(ReasoningStart)))
-def test_the_split_does_not_depend_on_how_the_text_was_cut(text: str, start: ReasoningStart) -> None:
+def test_the_split_is_the_same_however_text_is_cut(text: str, start: ReasoningStart) -> None:
     assert split(list(text), start) == split([text], start)
 
 

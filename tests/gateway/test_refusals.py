@@ -45,7 +45,7 @@ BAD_REQUESTS = {
 }
 
 
-async def test_bad_requests_are_refused_by_field_and_never_reach_the_mesh() -> None:
+async def test_bad_requests_are_refused_by_field() -> None:
     async with running_mesh() as mesh:
         for name, (request, field) in BAD_REQUESTS.items():
             error = await refused(collect(mesh, request))
@@ -60,7 +60,7 @@ async def test_biases_are_counted_before_they_are_converted(monkeypatch: pytest.
         assert (error.reason, error.metadata["field"]) == ("INVALID_REQUEST", "logit_bias")
 
 
-async def test_prompt_and_max_tokens_over_the_context_have_a_reason_of_their_own() -> None:
+async def test_exceeding_the_context_has_its_own_reason() -> None:
     async with running_mesh() as mesh:
         assert (await refused(collect(mesh, ids_request(max_tokens=5000)))).reason == "CONTEXT_EXCEEDED"
 
@@ -71,7 +71,7 @@ async def test_an_unknown_model_is_refused() -> None:
         assert (error.code.name, error.reason) == ("NOT_FOUND", "UNKNOWN_MODEL")
 
 
-async def test_a_model_whose_workers_are_gone_no_longer_makes_requests_ambiguous() -> None:
+async def test_a_model_without_workers_makes_no_request_ambiguous() -> None:
     leaving, staying = FakeDecodeWorker(model="old"), FakeDecodeWorker(worker_id="decode-1", model="new")
     async with running_mesh(leaving, staying, texts={}, dispatch=dispatch(worker_seconds=0.3)) as mesh:
         await eventually(lambda: mesh.gateway.directory.models() == ["new", "old"])
@@ -120,7 +120,7 @@ def keyed(mesh: Mesh, key: str | None, request: gateway_pb2.GenerateRequest) -> 
     return collect(mesh, request, metadata=(("authorization", f"Bearer {key}"),) if key else ())
 
 
-async def test_keys_are_required_where_there_are_any_and_separate_the_caches() -> None:
+async def test_keys_are_required_and_separate_caches() -> None:
     keys = (
         ApiKeyConfig(name="alice", key=SecretStr("alice-secret")),
         ApiKeyConfig(name="bob", key=SecretStr("bob-secret")),
@@ -136,7 +136,7 @@ async def test_keys_are_required_where_there_are_any_and_separate_the_caches() -
         assert first != second
 
 
-async def test_a_tenant_over_its_share_is_refused_and_others_are_not() -> None:
+async def test_only_a_tenant_over_its_share_is_refused() -> None:
     keys = (
         ApiKeyConfig(name="alice", key=SecretStr("alice-secret"), max_concurrent=1),
         ApiKeyConfig(name="bob", key=SecretStr("bob-secret")),

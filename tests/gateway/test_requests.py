@@ -21,7 +21,7 @@ def test_prompt_and_max_tokens_may_fill_the_context() -> None:
     assert completion_room(40, 60, LIMITS) == 60
 
 
-def test_prompt_and_max_tokens_over_the_context_are_refused_with_what_would_fit() -> None:
+def test_exceeding_the_context_names_what_would_fit() -> None:
     with pytest.raises(ContextExceeded, match="ask for at most 60"):
         completion_room(40, 61, LIMITS)
 

@@ -45,7 +45,7 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert pauses == [0.1, 0.2, 0.4, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
-def test_while_a_lost_worker_may_come_back_no_attempts_are_counted() -> None:
+def test_no_attempts_count_while_a_worker_may_return() -> None:
     clock = Clock()
     retries = begun(clock, attempts=50)
     clock.now = 9.9
@@ -75,7 +75,7 @@ def test_time_begins_anew_only_behind_a_worker_that_answered() -> None:
                 retries.pause_seconds(LOST)
 
 
-def test_leaving_a_worker_that_cannot_be_reached_is_no_failed_attempt() -> None:
+def test_leaving_an_unreachable_worker_is_no_failed_attempt() -> None:
     retries = begun(Clock(), attempts=2)
     retries.begin(moves=True)
     assert retries.attempts == 3

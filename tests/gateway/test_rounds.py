@@ -7,7 +7,7 @@ from gateway.rounds import Rounds, Wakeup
 from tests.support.waiting import PATIENCE_SECONDS
 
 
-async def test_all_who_wait_for_a_round_wake_in_one_turn_of_the_loop() -> None:
+async def test_a_round_wakes_all_in_one_turn() -> None:
     loop = asyncio.get_running_loop()
     rounds, turns, woken = Rounds(lambda: 0.02), 0, loop.create_future()
     woken_in: list[int] = []
@@ -33,7 +33,7 @@ async def test_all_who_wait_for_a_round_wake_in_one_turn_of_the_loop() -> None:
     assert len(set(woken_in)) == 1
 
 
-async def test_rounds_are_the_same_for_streams_that_ask_at_different_times() -> None:
+async def test_streams_share_rounds_whenever_they_ask() -> None:
     now = asyncio.get_running_loop().time()
     rounds = Rounds(lambda: now)
     first = rounds.next()
@@ -41,7 +41,7 @@ async def test_rounds_are_the_same_for_streams_that_ask_at_different_times() -> 
     assert first == rounds.next() == 2 * now
 
 
-async def test_a_sleeper_wakes_when_it_is_due_and_now_does_not_wait_for_that() -> None:
+async def test_a_sleeper_wakes_when_due_or_now() -> None:
     wakeup, clock = Wakeup(), asyncio.get_running_loop().time
     due = clock() + 0.03
     sleeper = asyncio.create_task(wakeup.sleep(due, timed=False))

@@ -45,7 +45,7 @@ async def test_when_one_is_killed_the_other_places_every_request() -> None:
         assert len(second.queries) == 5
 
 
-async def test_one_that_hangs_costs_one_request_the_time_to_answer_and_the_others_nothing() -> None:
+async def test_one_that_hangs_costs_one_request_its_deadline() -> None:
     async with two_schedulers(WAITED_SECONDS) as (mesh, second):
         mesh.scheduler.answer_seconds = 60.0
         for _ in range(10):
@@ -54,7 +54,7 @@ async def test_one_that_hangs_costs_one_request_the_time_to_answer_and_the_other
         assert (len(mesh.scheduler.queries), len(second.queries)) == (2, 10)
 
 
-async def test_workers_that_come_while_one_hangs_are_known_from_the_other() -> None:
+async def test_new_workers_are_known_while_one_hangs() -> None:
     async with two_schedulers(WAITED_SECONDS) as (mesh, second):
         mesh.scheduler.answer_seconds = 60.0
         await collect(mesh, ids_request())
@@ -64,7 +64,7 @@ async def test_workers_that_come_while_one_hangs_are_known_from_the_other() -> N
         await eventually(lambda: set(mesh.gateway.directory.incarnations()) == {"decode-0"})
 
 
-async def test_an_outcome_is_reported_to_the_one_that_placed_the_request_too() -> None:
+async def test_outcomes_are_reported_to_the_one_that_placed() -> None:
     async with two_schedulers() as (mesh, second):
         await mesh.scheduler_server.__aexit__(None, None, None)
         await collect(mesh, ids_request())

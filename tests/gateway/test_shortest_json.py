@@ -95,6 +95,6 @@ def alternative(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("level", [member, first_item, alternative])
-def test_a_schema_may_have_more_levels_than_python_has_frames_for(level: Callable[..., dict[str, Any]]) -> None:
+def test_a_schema_may_be_deeper_than_pythons_stack(level: Callable[..., dict[str, Any]]) -> None:
     schemas = {f"d{n}": level({"$ref": f"#/$defs/d{n + 1}"}) for n in range(500)}
     assert 0 < shortest_json({"$ref": "#/$defs/d0", "$defs": schemas}, len) < 1000

@@ -36,7 +36,7 @@ async def submitted(mesh: Mesh, prompt: list[int], **fields: Any) -> sparse_pref
     return told
 
 
-async def test_a_long_prompt_is_computed_as_the_workers_are_set_unless_its_client_wants_it_exact() -> None:
+async def test_a_long_prompt_is_sparse_unless_its_client_declines() -> None:
     async with running_mesh(offering()) as mesh:
         assert await submitted(mesh, LONG) == MESSAGE
         assert await submitted(mesh, LONG, sparse_prefill=True) == MESSAGE

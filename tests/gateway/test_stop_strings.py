@@ -28,7 +28,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, StopMatch | None]:
 
 
 @given(st.lists(st.text("ab\nc", max_size=5), max_size=10), STOPS)
-def test_the_first_stop_string_ends_the_text_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+def test_the_first_stop_string_ends_the_text(pieces: list[str], stops: list[str]) -> None:
     assert run(pieces, stops) == first_to_complete("".join(pieces), stops)
 
 
@@ -41,7 +41,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 
 @pytest.mark.parametrize("pieces", [["say STOP now"], ["say S", "TOP", " now"], list("say STOP now")])
-def test_text_before_the_stop_string_is_kept_and_the_string_is_not(pieces: list[str]) -> None:
+def test_only_text_before_the_stop_string_is_kept(pieces: list[str]) -> None:
     assert run(pieces, ["STOP"]) == ("say ", StopMatch("STOP"))
 
 

@@ -21,7 +21,7 @@ class CountedChannels(Channels):
         return self.opened[-1]
 
 
-async def test_clients_that_come_at_once_share_a_channel_which_is_closed_behind_them() -> None:
+async def test_clients_that_come_at_once_share_a_channel() -> None:
     worker, channels = FakeDecodeWorker(), CountedChannels()
     logs = StreamLogs(channels)
     async with worker.started():

@@ -38,7 +38,7 @@ def test_tenants_share_a_cache_only_where_they_are_told_to() -> None:
     assert len({alice, bob, b""}) == 3
 
 
-def test_a_tenant_gets_its_share_at_once_and_again_when_one_ends() -> None:
+def test_a_tenant_gets_its_share_at_once() -> None:
     alice = KEYS.authenticate("Bearer alice-secret")
     with alice.admitted():
         with alice.admitted(), pytest.raises(Overloaded, match="its limit") as caught, alice.admitted():

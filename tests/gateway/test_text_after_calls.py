@@ -36,7 +36,7 @@ async def events_of(form: Form) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", FORMS)
-async def test_text_after_a_calls_end_is_an_item_of_its_own(kind: str) -> None:
+async def test_text_after_a_call_is_its_own_item(kind: str) -> None:
     events = await events_of(FORMS[kind]())
     if kind == "responses":
         kinds = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
@@ -48,7 +48,7 @@ async def test_text_after_a_calls_end_is_an_item_of_its_own(kind: str) -> None:
         assert blocks == ["tool_use", "text", "tool_use", "text"]
 
 
-async def test_a_marker_in_an_answer_does_not_hide_the_rest_of_it() -> None:
+async def test_a_marker_hides_nothing_of_an_answer() -> None:
     text = "Models write <｜tool▁calls▁begin｜> before calls."
     tools = [{"type": "function", "function": {"name": "clock"}}]
     async with running_mesh(answering(text + "<｜end▁of▁sentence｜>")) as mesh:

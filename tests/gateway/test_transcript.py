@@ -58,7 +58,7 @@ def test_tokens_from_the_opening_to_the_closing_tag_are_reasoning() -> None:
     assert transcript.reasoning_tokens == 4
 
 
-def test_reasoning_that_the_prompt_has_ended_is_not_ended_again_in_the_answer() -> None:
+def test_reasoning_ended_by_the_prompt_ends_once() -> None:
     def answer(*token_ids: int, stops: tuple[str, ...] = ()) -> str:
         transcript = Transcript(TOKENS.__getitem__, stops, ReasoningStart.POSSIBLE, closed_by=1)
         return transcript.push([5]).content + transcript.push(token_ids).content + transcript.finish().content
@@ -74,7 +74,7 @@ def test_an_answer_does_not_begin_with_the_end_of_reasoning() -> None:
     assert [transcript.push([token_id]).content for token_id in (1, 5)] == ["", "a"]
 
 
-def test_a_model_that_thinks_though_the_prompt_ended_it_is_read_as_one_that_thinks() -> None:
+def test_thinking_after_the_prompt_ended_it_is_read() -> None:
     transcript = Transcript(TOKENS.__getitem__, (), ReasoningStart.POSSIBLE, closed_by=1)
     passage = transcript.push([0, 5, 1, 5])
     assert (passage.content, passage.reasoning) == ("a", "a")

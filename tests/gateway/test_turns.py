@@ -98,7 +98,7 @@ def test_arguments_that_are_no_object_are_given_as_text() -> None:
     assert r'weather"{\"city\": \"Os"' in text
 
 
-def test_a_tool_in_another_form_has_only_the_keys_it_came_with() -> None:
+def test_a_tool_in_another_form_keeps_its_keys() -> None:
     toolbox = Toolbox([Tool("clock", "", {})])
     text = our_text(template("{{ tools | tojson }}").render([ChatMessage("user", "q")], toolbox=toolbox))
     assert text == '[{"type": "function", "function": {"name": "clock"}}]'

@@ -11,7 +11,7 @@ from tests.support.gateways import collect, ids_request, running_mesh
 from tests.support.waiting import eventually
 
 
-async def test_requests_are_placed_from_the_snapshot_for_one_lease_and_then_refused() -> None:
+async def test_requests_are_placed_from_the_snapshot_for_one_lease() -> None:
     async with running_mesh(FakeDecodeWorker(), FakeDecodeWorker(worker_id="decode-1")) as mesh:
         await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)
         # So long may the machine take for one answer.
@@ -46,7 +46,7 @@ async def test_a_scheduler_that_hangs_is_done_without() -> None:
         assert answer.token_ids == oracle_tokens([5, 6, 7], 8)
 
 
-async def test_a_scheduler_that_hangs_costs_one_request_the_time_to_answer_and_the_others_nothing() -> None:
+async def test_a_scheduler_that_hangs_costs_one_request_its_deadline() -> None:
     async with running_mesh(dispatch=DispatchConfig(answer_seconds=2.0)) as mesh:
         await collect(mesh, ids_request())
         mesh.scheduler.answer_seconds = 60.0
@@ -67,7 +67,7 @@ async def test_a_scheduler_that_answers_again_is_asked_again() -> None:
             await collect(mesh, ids_request())
 
 
-async def test_a_scheduler_that_does_not_know_its_workers_yet_is_done_without() -> None:
+async def test_a_scheduler_without_workers_is_done_without() -> None:
     async with running_mesh() as mesh:
         mesh.scheduler.refusals = [NoWorkerYet("none yet", retry_after_ms=1000) for _ in range(3)]
         for _ in range(3):
@@ -82,7 +82,7 @@ async def test_a_scheduler_that_fails_otherwise_is_believed() -> None:
         assert caught.value.code() is grpc.StatusCode.INTERNAL
 
 
-async def test_a_new_scheduler_that_knows_no_worker_yet_loses_no_request() -> None:
+async def test_a_new_scheduler_loses_no_request() -> None:
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
         call = mesh.stub.Generate(ids_request(max_tokens=100))
         await call.read()

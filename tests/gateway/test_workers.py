@@ -66,7 +66,7 @@ def test_a_restarted_worker_shows_its_new_incarnation() -> None:
     assert directory.incarnations() == {"a": "2"}
 
 
-def test_a_scheduler_that_just_started_has_one_lease_to_hear_of_workers() -> None:
+def test_a_new_scheduler_has_one_lease_to_learn() -> None:
     directory = watched(make_worker("a"))
     directory.end_watch(100.0)
     directory.begin_watch(101.0)
@@ -99,7 +99,7 @@ def test_nothing_is_valid_before_the_first_snapshot() -> None:
     assert not Directory(MODEL_SECONDS).valid(0.0)
 
 
-def test_the_least_loaded_worker_is_chosen_by_share_of_its_slots() -> None:
+def test_the_worker_with_most_free_slots_is_chosen() -> None:
     busy, idle = make_worker("a", max_requests=10, requests=5), make_worker("b", max_requests=100, requests=20)
     assert least_loaded(watched(busy, idle)) == ("b", None)
 
@@ -121,14 +121,14 @@ def test_a_prefill_worker_never_decodes() -> None:
     assert directory.serving("m") == 1
 
 
-def test_a_decode_worker_that_computes_no_prompts_gets_the_least_loaded_prefill_worker() -> None:
+def test_the_least_loaded_prefill_worker_is_chosen() -> None:
     decode = make_worker("d", can_prefill=False)
     directory = watched(decode, make_prefill("p0", requests=3), make_prefill("p1", requests=2))
     assert least_loaded(directory) == ("d", "p1")
     assert least_loaded(directory, avoid=("p1",)) == ("d", "p0")
 
 
-def test_a_decode_worker_without_a_prefill_worker_of_its_kv_gives_way() -> None:
+def test_a_decode_worker_without_a_prefill_worker_gives_way() -> None:
     alone, paired = (
         make_worker("d0", can_prefill=False),
         make_worker("d1", can_prefill=False, kv_namespace=OTHER, requests=5),
@@ -143,7 +143,7 @@ def test_a_model_with_prefill_workers_alone_is_not_served() -> None:
     assert directory.limits("m") is None
 
 
-def test_limits_are_the_widest_of_a_models_workers_and_outlive_them_for_a_while() -> None:
+def test_limits_are_the_widest_of_a_models_workers() -> None:
     directory = watched(
         make_worker("a", context_tokens=100), make_worker("b", context_tokens=200, vocabulary_size=None)
     )
@@ -167,14 +167,14 @@ def test_a_model_that_is_served_again_in_time_stays() -> None:
     assert directory.models() == ["m"]
 
 
-def test_a_model_leaves_though_a_prefill_worker_of_it_is_left() -> None:
+def test_a_model_leaves_with_its_last_decode_worker() -> None:
     directory = watched(make_worker("a"), make_prefill("p"))
     directory.update([make_prefill("p")], 10.0, 1.0)
     directory.expire(6.0)
     assert directory.models() == []
 
 
-def test_a_worker_that_comes_back_with_another_model_takes_its_old_one_along() -> None:
+def test_a_worker_with_another_model_ends_its_old_one() -> None:
     directory = watched(make_worker("a", model="old"))
     directory.update([make_worker("a", model="new")], 10.0, 1.0)
     assert directory.models() == ["new", "old"]
@@ -189,7 +189,7 @@ def test_models_stay_while_there_is_no_scheduler() -> None:
     assert directory.models() == ["m"]
 
 
-def test_models_of_workers_that_a_new_scheduler_never_lists_leave_after_their_lease() -> None:
+def test_models_of_unlisted_workers_leave_after_their_lease() -> None:
     directory = watched(make_worker("a"))
     directory.end_watch(100.0)
     directory.begin_watch(101.0)
@@ -208,7 +208,7 @@ def test_only_serving_workers_count_as_serving() -> None:
     assert not directory.any_serving
 
 
-def test_without_a_scheduler_workers_with_and_without_drafts_are_paired_either_way() -> None:
+def test_without_a_scheduler_drafts_do_not_decide_pairs() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
     decode = make_worker("d", can_prefill=False)
     assert least_loaded(watched(decode, make_prefill("p", kv_namespace=drafting))) == ("d", "p")
@@ -218,7 +218,7 @@ def test_without_a_scheduler_workers_with_and_without_drafts_are_paired_either_w
     assert least_loaded(watched(decode, make_prefill("p", kv_namespace=other))) is None
 
 
-def test_sparse_prefill_is_offered_if_all_that_compute_prompts_are_set_alike() -> None:
+def test_sparse_prefill_needs_workers_that_are_set_alike() -> None:
     sparse, other = SparsePrefill(16384, 0.95), SparsePrefill(16384, 0.9)
     for workers, offered in [
         ([make_worker("a")], None),

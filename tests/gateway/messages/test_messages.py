@@ -221,7 +221,7 @@ async def test_arguments_that_are_no_text_are_refused() -> None:
         assert answer.json()["error"]["param"] == "messages[0].content[0].input"
 
 
-async def test_an_error_ends_the_stream_with_an_event_of_its_own() -> None:
+async def test_an_error_ends_the_stream_with_an_event() -> None:
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
         stream = await client(mesh).messages.create(**ASKED, stream=True)
         with pytest.raises(anthropic.APIStatusError, match="out of order"):

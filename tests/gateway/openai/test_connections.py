@@ -40,13 +40,13 @@ async def answered(connection: Pair) -> bytes:
     return head
 
 
-async def test_a_connection_that_sends_no_or_half_a_request_is_closed() -> None:
+async def test_a_connection_without_a_whole_request_is_closed() -> None:
     async with running_mesh(http=HttpConfig(header_seconds=0.2)) as mesh:
         silent, half = await connect(mesh), await connect(mesh, HEALTH[:-2])
         assert [await closed(silent), await closed(half)] == [b"", b""]
 
 
-async def test_half_a_request_after_a_whole_one_is_not_waited_for_either() -> None:
+async def test_half_a_request_after_a_whole_one_times_out() -> None:
     async with running_mesh(http=HttpConfig(header_seconds=0.2)) as mesh:
         connection = await connect(mesh, HEALTH)
         await answered(connection)
@@ -92,7 +92,7 @@ async def test_trailers_without_end_close_their_connection() -> None:
         assert writer.is_closing() or reader.at_eof()
 
 
-async def test_a_request_with_large_headers_and_a_large_body_is_answered() -> None:
+async def test_large_headers_with_a_large_body_are_answered() -> None:
     body: Any = {"model": "oracle", "prompt": "a" * 300_000, "max_tokens": 1}
     async with running_mesh() as mesh:
         response = await mesh.http.post("/v1/completions", json=body, headers={"x-padding": "a" * 60_000})
@@ -109,7 +109,7 @@ async def test_idle_connections_give_way_to_new_ones() -> None:
             writer.close()
 
 
-async def test_a_connection_beyond_the_limit_is_told_to_come_again_while_all_are_busy() -> None:
+async def test_a_connection_beyond_the_limit_is_told_to_return() -> None:
     body: Any = {"model": "oracle", "prompt": "abc", "max_tokens": 2000, "stream": True}
     worker = FakeDecodeWorker(step_seconds=0.01)
     async with (

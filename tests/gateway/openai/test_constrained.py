@@ -103,7 +103,7 @@ async def test_what_is_asked_for_reaches_the_worker_as_a_grammar() -> None:
         assert not mesh.worker.submissions[-1].HasField("constraint")
 
 
-async def test_what_cannot_be_constrained_is_refused_by_field_and_never_reaches_the_mesh() -> None:
+async def test_what_cannot_be_constrained_is_refused_by_field() -> None:
     async with running_mesh() as mesh:
         for name, (fields, param, words) in REFUSED.items():
             answer = await mesh.http.post(CHAT, json={"messages": HELLO, **fields})
@@ -153,7 +153,7 @@ async def test_an_unknown_field_of_a_constraint_is_refused_by_name(field: str) -
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_a_tag_in_an_answer_of_a_form_is_a_part_of_the_answer(thinking: bool) -> None:
+async def test_a_tag_in_a_constrained_answer_is_text(thinking: bool) -> None:
     text = "<think>x</think>y"
     async with running_mesh(answering("hm</think>" * thinking + text + "<｜end▁of▁sentence｜>")) as mesh:
         kwargs = {"thinking": thinking}

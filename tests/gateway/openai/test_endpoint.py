@@ -96,7 +96,7 @@ async def test_a_completion_takes_a_string_or_token_ids(prompt: Any) -> None:
         assert list(mesh.worker.submissions[0].token_ids)[-2:] == spelled("hi")
 
 
-async def test_token_ids_come_back_where_asked_for_even_without_a_tokenizer() -> None:
+async def test_token_ids_come_back_even_without_a_tokenizer() -> None:
     async with running_mesh(texts={}) as mesh:
         answer = await mesh.http.post(
             COMPLETIONS, json={"prompt": [5, 6, 7], "max_tokens": 4, "return_token_ids": True, "logprobs": 1}
@@ -181,7 +181,7 @@ async def test_the_request_id_is_the_clients_or_a_new_one() -> None:
             assert other.headers["x-request-id"] not in ("", bad)
 
 
-async def test_characters_that_clients_take_for_line_ends_are_escaped_in_events() -> None:
+async def test_events_escape_what_clients_take_for_line_ends() -> None:
     text = "a\u2028b\u0085c\u2029d"
     async with running_mesh(answering(f"{text}<｜end▁of▁sentence｜>")) as mesh:
         answer = await mesh.http.post(CHAT, json={"messages": HELLO, "stream": True})

@@ -79,7 +79,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
-async def test_bad_bodies_are_refused_by_field_and_never_reach_the_mesh() -> None:
+async def test_bad_bodies_are_refused_by_field() -> None:
     async with running_mesh() as mesh:
         for name, (path, body, param) in BAD_BODIES.items():
             answer = await mesh.http.post(path, json=body)
@@ -103,13 +103,13 @@ def test_prompts_are_counted_before_any_is_read(monkeypatch: pytest.MonkeyPatch)
             parse(CompletionBody, b'{"prompt": %s}' % prompt.encode()).body.asks("a")
 
 
-def test_a_name_as_long_as_a_body_is_compared_with_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_name_is_compared_with_no_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "get_close_matches", lambda *_: pytest.fail("names were compared"))
     with pytest.raises(UnknownField, match="leave it out"):
         parse(CompletionBody, b'{"prompt": "a", "%s": 1}' % (b"max_tokens" * 1000))
 
 
-def test_a_large_body_is_not_read_again_for_many_fields_that_are_ignored() -> None:
+def test_many_ignored_fields_do_not_read_the_body_again() -> None:
     text = b'"%s"' % (b"a" * 1_500_000)
     assert (
         (1 + 5 * READINGS_A_FIELD) * decoding_ms(text)
@@ -181,7 +181,7 @@ async def test_features_that_we_lack_are_refused_by_their_name() -> None:
             assert (caught.value.code, caught.value.param) == ("unsupported_parameter", field)
 
 
-async def test_unknown_fields_may_be_ignored_and_are_then_named_in_a_header() -> None:
+async def test_ignored_fields_are_named_in_a_header() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a", "mood": 1}]}, {**HELLO[0], "röle\r\nx": 1}]
     async with running_mesh(http=HttpConfig(unknown_fields="ignore")) as mesh:
         for stream in (False, True):
@@ -230,7 +230,7 @@ async def test_unknown_paths_and_methods_have_errors_in_the_same_form() -> None:
         assert (await mesh.http.post("/v1/responses/compact", json={})).status_code == 404
 
 
-async def test_errors_repeat_no_more_of_a_request_than_fits_in_a_line() -> None:
+async def test_errors_repeat_little_of_a_request() -> None:
     long = "x" * 100_000
     bodies: list[dict[str, Any]] = [{"model": long}, {long: 1}, {"tool_choice": long}, {"messages": [{"role": long}]}]
     async with running_mesh() as mesh:
@@ -261,7 +261,7 @@ async def test_refusals_that_pass_say_when_to_come_back() -> None:
         assert (none.status_code, none.headers["retry-after"]) == (503, "1")
 
 
-def test_every_error_has_a_status_and_only_passing_ones_a_delay() -> None:
+def test_errors_have_a_status_and_passing_ones_a_delay() -> None:
     assert (http_status(EngineFailed("x")), error_headers(EngineFailed("x"))) == (503, {"retry-after": "1"})
 
 

@@ -47,7 +47,7 @@ def test_a_malformed_body_is_refused_in_words(body: bytes) -> None:
     assert OTHERS[body] in raised.value.message
 
 
-def test_a_prompt_sent_to_the_chat_is_told_where_it_belongs() -> None:
+def test_a_prompt_sent_to_the_chat_is_redirected() -> None:
     with pytest.raises(InvalidRequest, match="/v1/completions takes it"):
         parse(ChatCompletionBody, b'{"prompt": "a"}')
 

@@ -14,7 +14,7 @@ from tests.support.openai_calls import CHAT, COMPLETIONS, HELLO, client
 from tests.support.oracle_texts import answering, spelled
 
 
-async def test_n_choices_have_random_numbers_of_their_own_and_share_one_placement() -> None:
+async def test_choices_draw_for_themselves_and_share_a_placement() -> None:
     async with running_mesh(answering("so<｜end▁of▁sentence｜>")) as mesh:
         answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, n=3, seed=5)
         assert [(each.index, each.message.content) for each in answer.choices] == [(0, "so"), (1, "so"), (2, "so")]
@@ -164,7 +164,7 @@ async def test_the_stop_string_may_stay_in_the_text() -> None:
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one STOP", "stop")
 
 
-async def test_a_long_prompt_is_cut_from_its_front_where_that_is_asked_for() -> None:
+async def test_a_long_prompt_may_be_cut_from_its_front() -> None:
     async with running_mesh(FakeDecodeWorker(context_tokens=50)) as mesh:
         long = {"prompt": "x" * 100 + "end", "max_tokens": 8}
         assert (await mesh.http.post(COMPLETIONS, json=long)).status_code == 400
@@ -176,7 +176,7 @@ async def test_a_long_prompt_is_cut_from_its_front_where_that_is_asked_for() -> 
             assert answer.json()["choices"][0]["text"].startswith("x" * (kept - 3) + "end")
 
 
-async def test_a_cache_salt_is_keyed_with_the_tenants_and_never_replaces_it() -> None:
+async def test_a_cache_salt_never_replaces_the_tenants() -> None:
     keys = tuple(ApiKeyConfig.model_validate({"name": name, "key": f"{name}-secret"}) for name in ("alice", "carol"))
     async with running_mesh(api_keys=keys) as mesh:
         roots = {}

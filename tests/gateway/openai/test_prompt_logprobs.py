@@ -39,7 +39,7 @@ async def test_vllms_field_names_every_token_and_its_rank() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_echo_has_the_logprobs_of_the_prompt_before_the_answers(stream: bool) -> None:
+async def test_an_echo_begins_with_the_prompts_logprobs(stream: bool) -> None:
     async with running_mesh() as mesh:
         body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "logprobs": 1, "n": 2, "stream": stream}
         sent = await mesh.http.post(COMPLETIONS, json=body)
@@ -82,7 +82,7 @@ async def test_over_grpc_the_first_delta_has_them() -> None:
         assert answer.started.stream_token == ""
 
 
-async def test_they_come_once_even_if_the_worker_is_lost_behind_the_first_token() -> None:
+async def test_they_come_once_even_if_the_worker_is_lost() -> None:
     workers = [FakeDecodeWorker(worker_id=f"decode-{index}", step_seconds=0.01) for index in range(2)]
     async with running_mesh(*workers) as mesh:
         asked = ids_request(max_tokens=40, sampling=common_pb2.SamplingParams(prompt_logprobs=0))
@@ -96,7 +96,7 @@ async def test_they_come_once_even_if_the_worker_is_lost_behind_the_first_token(
         assert found == 2
 
 
-async def test_no_stream_waits_while_those_of_a_long_prompt_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_stream_waits_for_a_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_mesh(FakeDecodeWorker(context_tokens=8192)) as mesh:
         spell, spelled_here = Tokenizer.token_text, list[bool]()
 
@@ -115,7 +115,7 @@ async def test_no_stream_waits_while_those_of_a_long_prompt_are_written(monkeypa
         assert not any(spelled_here)
 
 
-async def test_those_of_a_long_prompt_come_in_messages_that_any_client_takes() -> None:
+async def test_a_long_prompts_come_in_small_messages() -> None:
     prompt = list(range(300, 500)) * 21
     async with running_mesh(FakeDecodeWorker(context_tokens=8192)) as mesh:
         asked = ids_request(prompt, max_tokens=2, sampling=common_pb2.SamplingParams(prompt_logprobs=20))
@@ -158,7 +158,7 @@ async def test_what_cannot_be_reported_is_refused_by_name(name: str) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
-async def test_a_worker_that_reports_none_fails_the_request_rather_than_leave_them_out() -> None:
+async def test_a_worker_that_reports_none_fails_the_request() -> None:
     async with running_mesh(FakeDecodeWorker(scores_prompts=False)) as mesh:
         answer = await mesh.http.post(COMPLETIONS, json={"prompt": "hi", "prompt_logprobs": 1})
         assert answer.status_code == 500

@@ -49,7 +49,7 @@ async def asked(slow: Slow, drain_seconds: float) -> AsyncIterator[tuple[HttpSer
         yield server, answer
 
 
-async def test_a_server_that_stops_closes_idle_connections_and_lets_an_answer_end() -> None:
+async def test_a_stopping_server_lets_an_answer_end() -> None:
     slow = Slow()
     async with asked(slow, drain_seconds=60.0) as (server, answer):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -64,7 +64,7 @@ async def test_a_server_that_stops_closes_idle_connections_and_lets_an_answer_en
         await stopping
 
 
-async def test_an_answer_that_takes_longer_than_the_drain_is_cut_off() -> None:
+async def test_an_answer_longer_than_the_drain_is_cut() -> None:
     slow = Slow()
     async with asked(slow, drain_seconds=1.0) as (server, answer):
         await server.__aexit__(None, None, None)

@@ -106,7 +106,7 @@ async def test_the_model_is_shown_the_tools_that_are_allowed() -> None:
         assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["clock"]
 
 
-async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
+async def test_the_model_sees_no_tools_it_may_not_call() -> None:
     text = V31.calls(CALLS) + END
     async with running_mesh(answering(text)) as mesh:
         answer = await client(mesh).chat.completions.create(
@@ -116,7 +116,7 @@ async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
         assert "weather" not in prompt_of(mesh)
 
 
-async def test_only_one_call_is_reported_where_they_may_not_be_parallel() -> None:
+async def test_without_parallel_calls_only_one_is_reported() -> None:
     async with running_mesh(answering(V31.calls(CALLS) + END)) as mesh:
         answer = await client(mesh).chat.completions.create(
             model="oracle", messages=HELLO, tools=[WEATHER, CLOCK], parallel_tool_calls=False
@@ -124,7 +124,7 @@ async def test_only_one_call_is_reported_where_they_may_not_be_parallel() -> Non
         assert len(answer.choices[0].message.tool_calls or ()) == 1
 
 
-async def test_calls_and_their_results_go_back_to_the_model_in_the_order_of_the_calls() -> None:
+async def test_the_model_reads_results_in_the_calls_order() -> None:
     sent = [
         {"id": f"call_{index}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for index, call in enumerate(CALLS)
@@ -208,7 +208,7 @@ async def test_an_answer_cut_off_in_a_call_says_so() -> None:
         assert CALLS_BEGIN not in json.dumps(choices, ensure_ascii=False)
 
 
-async def test_a_schema_that_is_nested_too_deep_is_refused_by_field() -> None:
+async def test_a_too_deeply_nested_schema_is_refused_by_field() -> None:
     depth = 600
     schema = '{"items":' * depth + "{}" + "}" * depth
     async with running_mesh() as mesh:

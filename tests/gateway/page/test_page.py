@@ -74,14 +74,14 @@ async def test_it_says_when_the_scheduler_does_not_answer() -> None:
             assert (await events(client))["mesh"]["problem"]
 
 
-async def test_of_several_schedulers_it_shows_what_the_one_that_places_knows() -> None:
+async def test_it_shows_what_the_scheduler_that_places_knows() -> None:
     async with page(more_schedulers=(free_port(),)) as client:
         mesh = (await events(client))["mesh"]
     assert (mesh["problem"], [worker["worker_id"] for worker in mesh["workers"]]) == ("", ["decode-0"])
 
 
 @pytest.mark.parametrize("path", FILES)
-async def test_every_file_of_it_comes_with_a_policy_that_lets_no_other_host_in(path: str) -> None:
+async def test_its_files_have_a_policy_against_other_hosts(path: str) -> None:
     async with page() as client:
         response = await client.get(path)
     assert response.status_code == 200
@@ -95,7 +95,7 @@ async def test_the_playground_answers() -> None:
     assert response.json()["usage"]["completion_tokens"] == 3
 
 
-async def test_where_keys_are_set_the_playground_needs_one_and_the_page_says_so() -> None:
+async def test_with_keys_the_playground_needs_one() -> None:
     keys = (ApiKeyConfig(name="alice", key=SecretStr("alice-secret")),)
     async with page(api_keys=keys) as client:
         refused = await client.post("/v1/chat/completions", json=QUESTION)
@@ -112,7 +112,7 @@ async def test_the_metrics_are_beside_it() -> None:
     assert "deepmesh_gateway_accepted_total{" in response.text
 
 
-async def test_no_more_pages_watch_than_may_though_they_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_that_watch_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.page.server.MOST_WATCHERS", 2)
     async with page() as client, AsyncExitStack() as stack:
         requests = [client.build_request("GET", "/live") for _ in range(5)]

@@ -5,7 +5,7 @@ from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 from gateway.page import wire
 
 
-def test_ranks_have_their_own_load_and_equal_parts_of_the_worker() -> None:
+def test_ranks_have_their_load_and_equal_parts() -> None:
     identity = workers_pb2.WorkerIdentity(worker_id="decode-0", max_requests=16, total_blocks=200, ranks=2)
     loads = [
         workers_pb2.WorkerLoad(running_requests=running, waiting_requests=1, free_blocks=90, queued_prefill_tokens=7)
@@ -19,7 +19,7 @@ def test_ranks_have_their_own_load_and_equal_parts_of_the_worker() -> None:
     assert [(each.free_blocks, each.total_blocks, each.cached_blocks) for each in shown] == [(90, 100, 4)] * 2
 
 
-def test_a_prefill_worker_whose_kv_nobody_can_read_is_shown_as_such() -> None:
+def test_a_prefill_worker_with_unreadable_kv_is_shown() -> None:
     def identity(worker_id: str, role: workers_pb2.WorkerRole, dtype: str) -> scheduler_pb2.WorkerStatus:
         namespace = workers_pb2.KvNamespace(weights_fingerprint="f", dtype=dtype, layers=1, layout="mla:512+64")
         return scheduler_pb2.WorkerStatus(
@@ -34,7 +34,7 @@ def test_a_prefill_worker_whose_kv_nobody_can_read_is_shown_as_such() -> None:
     assert shown == {"prefill-0": "dtype bfloat16 against float8_e4m3fn", "decode-0": ""}
 
 
-def test_a_placement_names_the_rank_of_a_worker_that_has_several() -> None:
+def test_a_placement_names_the_rank_among_several() -> None:
     taken = scheduler_pb2.Candidate(worker_id="decode-0", rank=0)
     other = scheduler_pb2.Candidate(worker_id="decode-0", rank=1, rejected="busy")
     shown = wire.decision(scheduler_pb2.Decision(worker_id="decode-0", candidates=[taken, other]))

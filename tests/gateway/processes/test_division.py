@@ -89,7 +89,7 @@ async def refusal(grpc_port: int) -> grpc.StatusCode:
         return await call.code()
 
 
-async def test_two_processes_serve_one_port_count_together_and_tell_their_metrics_in_one_place() -> None:
+async def test_two_processes_share_a_port_counts_and_metrics() -> None:
     metrics_port = free_port()
     async with two_processes(f"server.metrics_port={metrics_port}", KEYS) as gateway:
         ((grpc_port, http_port),) = set(gateway.ports)
@@ -109,7 +109,7 @@ async def test_two_processes_serve_one_port_count_together_and_tell_their_metric
         assert await asyncio.wait_for(gateway.process.wait(), WAIT_SECONDS) == 0
 
 
-async def test_a_process_that_dies_is_started_again_and_the_others_end_with_their_parent() -> None:
+async def test_a_dead_process_is_started_again() -> None:
     async with two_processes() as gateway:
         first, second = gateway.children
         psutil.Process(first).kill()
@@ -137,7 +137,7 @@ async def test_a_process_that_cannot_start_ends_all_of_them() -> None:
     assert b"/nothing" in errors
 
 
-def test_a_port_that_is_taken_is_found_before_anything_is_forked() -> None:
+def test_a_taken_port_is_found_before_forking() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

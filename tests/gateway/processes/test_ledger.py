@@ -51,7 +51,7 @@ def test_none_of_the_uses_of_many_processes_is_lost() -> None:
     assert ledger.allowance("alice", "requests")[0] == 10_000 - 3 * uses - 1
 
 
-def test_generations_of_all_processes_count_and_those_of_one_that_died_do_not() -> None:
+def test_generations_of_all_living_processes_count() -> None:
     ledger = Ledger(["alice"], 2)
     child = in_a_process(ledger, 1)
     if child == 0:

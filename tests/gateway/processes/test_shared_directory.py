@@ -29,7 +29,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_a_killed_keeper_left_is_removed_once_its_processes_are_gone() -> None:
+def test_a_killed_keepers_files_are_removed_later() -> None:
     keeper = subprocess.Popen([sys.executable, "-c", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert keeper.stdin is not None and keeper.stdout is not None
     path, forked = keeper.stdout.readline().split()
@@ -48,7 +48,7 @@ def test_what_a_killed_keeper_left_is_removed_once_its_processes_are_gone() -> N
     keeper.stdout.close()
 
 
-def test_a_directory_in_use_or_of_unknown_use_is_left_alone(temporary: Path) -> None:
+def test_a_directory_that_may_be_used_is_kept(temporary: Path) -> None:
     mine = SharedDirectory()
     (temporary / f"{PREFIX}before").mkdir()
     (temporary / f"{PREFIX}link").symlink_to(temporary)

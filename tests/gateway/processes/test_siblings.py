@@ -19,7 +19,7 @@ requests_total{model="a"} 5.0
 """
 
 
-def test_every_series_says_whose_it_is_and_a_family_is_told_once() -> None:
+def test_every_series_names_its_process() -> None:
     text = together({0: FIRST, 1: SECOND}).decode()
     assert 'requests_total{model="a",process="0"} 3.0' in text
     assert 'requests_total{model="a",process="1"} 5.0' in text
@@ -28,7 +28,7 @@ def test_every_series_says_whose_it_is_and_a_family_is_told_once() -> None:
     assert text.count("# TYPE requests_total counter") == 1
 
 
-async def test_what_a_process_did_not_tell_to_its_end_is_left_out(tmp_path: Path) -> None:
+async def test_an_unfinished_message_of_a_process_is_dropped(tmp_path: Path) -> None:
     async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(len(SECOND).to_bytes(LENGTH_BYTES) + SECOND[:-4])
         writer.close()
@@ -38,7 +38,7 @@ async def test_what_a_process_did_not_tell_to_its_end_is_left_out(tmp_path: Path
     assert 'process="0"' in text and 'process="1"' not in text
 
 
-async def test_a_process_tells_those_of_the_others_and_does_without_one_that_is_gone(tmp_path: Path) -> None:
+async def test_a_process_tells_metrics_of_the_others(tmp_path: Path) -> None:
     async with Siblings(tmp_path, 0, 3) as first, Siblings(tmp_path, 1, 3):
         text = (await first.metrics()).decode()
     assert 'deepmesh_gateway_live_generations{process="0"}' in text

@@ -270,7 +270,7 @@ def test_what_can_be_read_can_be_repeated_in_every_event() -> None:
     assert opened == {True, False}
 
 
-async def test_an_error_ends_the_stream_with_an_event_of_its_own() -> None:
+async def test_an_error_ends_the_stream_with_an_event() -> None:
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
         stream = await client(mesh).responses.create(model="oracle", input="hi", stream=True)
         with pytest.raises(openai.APIError, match="out of order"):

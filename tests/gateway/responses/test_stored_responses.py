@@ -61,7 +61,7 @@ async def test_a_request_goes_on_from_an_answer_at_another_gateway(valkey: Valke
         assert places == sorted(places)
 
 
-async def test_a_stream_is_stored_once_its_client_hears_of_its_end(valkey: ValkeyServer) -> None:
+async def test_a_stream_is_stored_before_its_end_is_told(valkey: ValkeyServer) -> None:
     async with storing(valkey, answering("Oslo." + END)) as mesh:
         async for event in await client(mesh).responses.create(model="oracle", input="hi", stream=True):
             if event.type == "response.completed":
@@ -117,7 +117,7 @@ async def test_a_response_is_there_until_it_is_deleted(valkey: ValkeyServer) -> 
         assert "<｜User｜>hi<｜Assistant｜>" in prompt_of(mesh)
 
 
-async def test_a_response_is_stored_for_so_long_under_no_name_that_tells_anything(valkey: ValkeyServer) -> None:
+async def test_a_response_is_stored_under_a_digest_and_expires(valkey: ValkeyServer) -> None:
     async with storing(valkey, answering("Oslo." + END), seconds=1000.0) as mesh, redis_client(valkey) as redis:
         await redis.flushall()
         kept = await client(mesh).responses.create(model="oracle", input="hi")
@@ -148,7 +148,7 @@ async def test_a_conversation_that_is_too_large_is_not_stored(valkey: ValkeyServ
         assert (await mesh.http.post(PATH, json={"input": "hi", "store": True})).json()["store"] is True
 
 
-async def test_items_that_are_as_deep_as_can_be_read_are_stored(valkey: ValkeyServer) -> None:
+async def test_the_deepest_items_that_are_read_are_stored(valkey: ValkeyServer) -> None:
     async with storing(valkey, answering("Oslo." + END)) as mesh:
         part = '{"type":"input_text","text":"Where?","annotations":%s}'
         body = '{"input":[{"type":"message","role":"user","content":[%s]}]}'
@@ -168,9 +168,7 @@ async def test_items_that_are_as_deep_as_can_be_read_are_stored(valkey: ValkeySe
 
 
 @pytest.mark.parametrize("kept", [b"garbage", b"\xff", b'{"items": [{"of_a_later_version": 1}], "response": {}}'])
-async def test_what_the_store_has_in_an_unknown_form_is_no_error_of_the_gateway(
-    valkey: ValkeyServer, kept: bytes
-) -> None:
+async def test_an_unknown_form_in_the_store_is_no_error(valkey: ValkeyServer, kept: bytes) -> None:
     async with storing(valkey, answering("Oslo." + END)) as mesh, redis_client(valkey) as redis:
         await redis.flushall()
         response = await client(mesh).responses.create(model="oracle", input="hi")
@@ -183,7 +181,7 @@ async def test_what_the_store_has_in_an_unknown_form_is_no_error_of_the_gateway(
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "responses_unavailable")
 
 
-async def test_what_is_wrong_with_the_new_items_is_named_by_their_own_places(valkey: ValkeyServer) -> None:
+async def test_wrong_new_items_are_named_by_their_places(valkey: ValkeyServer) -> None:
     async with storing(valkey, answering("Oslo." + END)) as mesh:
         first = await client(mesh).responses.create(model="oracle", input="hi")
         wrong = {"previous_response_id": first.id, "input": [{"role": "robot", "content": "x"}]}
@@ -195,7 +193,7 @@ async def test_what_is_wrong_with_the_new_items_is_named_by_their_own_places(val
         assert (await mesh.http.get(f"{PATH}/{first.id}?stream=false")).status_code == 200
 
 
-async def test_answers_are_given_while_redis_is_gone_and_say_that_they_are_not_stored() -> None:
+async def test_without_redis_answers_say_they_are_not_stored() -> None:
     responses = ResponsesConfig(redis_url=f"redis://127.0.0.1:{free_port()}")
     async with running_mesh(answering("Oslo." + END), responses=responses) as mesh:
         for stream in (False, True):
