@@ -33,7 +33,9 @@ async def main(config: GatewayConfig, division: Division) -> None:
     server_config = config.server.model_copy(update={"metrics_port": None})
     several = division.processes > 1
     async with (
-        Gateway(config, load_texts(config.models), channels, division.ledger) as gateway,
+        Gateway(
+            config, load_texts(config.models, config.sampling_defaults == "checkpoint"), channels, division.ledger
+        ) as gateway,
         division.siblings() as siblings,
     ):
         registration = Registration(

@@ -7,10 +7,11 @@ from gateway.chat import ChatTemplate, find_chat_template
 from gateway.config import ModelConfig
 from gateway.memory import release_freed_memory
 from gateway.requests import ModelLimits
+from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.workers import Directory
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.errors import InvalidRequest, NoWorker, UnknownModel
+from mesh.errors import InvalidRequest, MeshError, NoWorker, UnknownModel
 
 RETRY_AFTER_MS = 1000
 
@@ -23,6 +24,8 @@ class ModelText:
 
     tokenizer: Tokenizer | None = None
     chat: ChatTemplate | None = None
+    # How tokens are drawn where a request says nothing.
+    sampling: SamplingDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class ListedModel:
     limits: ModelLimits
     # Workers that take requests for it now.
     workers: int
+    sampling: SamplingDefaults = NO_DEFAULTS
 
 
 class Catalog:
@@ -65,10 +69,21 @@ class Catalog:
     def text(self, name: str) -> ModelText:
         return self._texts.get(name, ModelText())
 
+    def sampling_defaults(self, name: str) -> SamplingDefaults:
+        """Those of the model that `name` means; none if there is no such model, for which other methods raise."""
+        try:
+            return self.text(self.resolve(name)).sampling
+        except MeshError:
+            return NO_DEFAULTS
+
     def listed(self) -> list[ListedModel]:
         """The models that a worker serves now."""
         models = [(name, self._directory.limits(name)) for name in self._directory.models()]
-        listed = [ListedModel(name, limits, self._directory.serving(name)) for name, limits in models if limits]
+        listed = [
+            ListedModel(name, limits, self._directory.serving(name), self.text(name).sampling)
+            for name, limits in models
+            if limits
+        ]
         return [model for model in listed if model.workers]
 
     def find(self, name: str) -> ListedModel:
@@ -79,11 +94,16 @@ class Catalog:
         return found
 
 
-def load_texts(models: Sequence[ModelConfig]) -> dict[str, ModelText]:
-    """Tokenizers and templates by served name. Raises ConfigError."""
+def load_texts(models: Sequence[ModelConfig], checkpoint_defaults: bool = True) -> dict[str, ModelText]:
+    """Tokenizers and templates by served name. Raises ConfigError.
+
+    checkpoint_defaults: whether generation_config.json counts.
+    """
     texts = {}
     for model in models:
         tokenizer = load_tokenizer(model.tokenizer_dir)
-        texts[model.served_name] = ModelText(tokenizer, find_chat_template(model.tokenizer_dir, tokenizer))
+        sampling = read_sampling_defaults(model.tokenizer_dir) if checkpoint_defaults else NO_DEFAULTS
+        chat = find_chat_template(model.tokenizer_dir, tokenizer)
+        texts[model.served_name] = ModelText(tokenizer, chat, sampling)
     release_freed_memory()
     return texts

@@ -212,6 +212,10 @@ class GatewayConfig(ServiceConfig):
     one process serves all requests of a client with one connection.
     """
     models: tuple[ModelConfig, ...] = ()
+    sampling_defaults: Literal["checkpoint", "api"] = "checkpoint"
+    """Where temperature, top_p, top_k, min_p and repetition_penalty come from if a request says nothing: from the
+    checkpoint's generation_config.json (in `models.tokenizer_dir`), or from the API (temperature 1; over gRPC 0).
+    """
     api_keys: tuple[ApiKeyConfig, ...] = ()
     """API keys. If there are any, every call needs one."""
     balancer_seconds: float = Field(default=2.0, ge=0)

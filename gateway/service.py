@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TypeAlias
 
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from msgspec import structs
 
 from gateway import form_wire, tool_wire
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
@@ -43,7 +45,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
         self._gateway.sampler.begin()
         tenant = self._tenant(context)
-        ask = _ask(request)
+        ask = self._ask(request)
         with_ids = request.return_token_ids
         async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
             await context.write(_started(live.generation))
@@ -52,7 +54,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: ResumeContext) -> None:
         self._gateway.sampler.begin()
         tenant = self._tenant(context)
-        ask = _ask(request.request) if request.HasField("request") else None
+        ask = self._ask(request.request) if request.HasField("request") else None
         resumed = self._gateway.resume(
             request.stream_token, request.position, tenant, "grpc", ask, context.time_remaining()
         )
@@ -85,6 +87,13 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._tenant(context)
         token_ids = await self._gateway.intake.count(request.model, _prompt(request.prompt))
         return gateway_pb2.CountTokensResponse(tokens=len(token_ids), token_ids=token_ids)
+
+    def _ask(self, request: gateway_pb2.GenerateRequest) -> Ask:
+        ask = _ask(request)
+        if request.HasField("sampling"):
+            return ask
+        defaults = self._gateway.catalog.sampling_defaults(request.model)
+        return replace(ask, sampling=structs.replace(ask.sampling, **defaults.said))
 
     def _tokenizer(self, live: LiveGeneration) -> Tokenizer | None:
         return self._gateway.catalog.text(live.generation.model).tokenizer

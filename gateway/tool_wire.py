@@ -38,7 +38,14 @@ def chat_messages(messages: Sequence[gateway_pb2.ChatMessage]) -> list[ChatMessa
 
 def _chat_message(message: gateway_pb2.ChatMessage) -> ChatMessage:
     calls = [ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls]
-    return ChatMessage(message.role, message.content, calls, message.tool_call_id or None)
+    return ChatMessage(
+        message.role,
+        message.content,
+        calls,
+        message.tool_call_id or None,
+        name=message.name or None,
+        reasoning=message.reasoning or None,
+    )
 
 
 def call_deltas(deltas: Iterable[ToolCallDelta]) -> list[gateway_pb2.ToolCallDelta]:

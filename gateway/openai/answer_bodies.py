@@ -134,6 +134,8 @@ class ModelBody(Struct):
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "deepmesh"
+    # How tokens are drawn where a request says nothing, if the checkpoint says so.
+    sampling_defaults: dict[str, float] | UnsetType = UNSET
 
 
 class ModelList(Struct):

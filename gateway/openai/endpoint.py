@@ -65,6 +65,7 @@ class Endpoint(Generic[BodyT]):
         parsed.body.refuse()
         parsed.body.take(parsed.content)
         reply.note_ignored(parsed.ignored)
+        parsed.body.default_to(self._gateway.catalog.sampling_defaults(parsed.body.model))
         body = await self._completed(parsed.body, tenant)
         del content, parsed
         asks = body.asks(request_id.get() or new_request_id())

@@ -5,6 +5,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 
 import msgspec
+from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -133,7 +134,8 @@ class Routes:
         self._gateway.tenants.authenticate(credential(request.headers))
 
     def _body(self, model: ListedModel) -> ModelBody:
-        return ModelBody(model.name, self._started_at, model.limits.context_tokens)
+        said = dict(model.sampling.said)
+        return ModelBody(model.name, self._started_at, model.limits.context_tokens, sampling_defaults=said or UNSET)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:

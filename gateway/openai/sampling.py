@@ -4,6 +4,7 @@ from typing import Literal
 
 from gateway.asks import settled
 from gateway.openai.accepted import Accepted
+from gateway.sampling_defaults import SamplingDefaults
 from mesh.domain.sampling import DraftUse, Sampling
 
 # OpenAI's own default.
@@ -26,6 +27,12 @@ class SamplingFields(Accepted, kw_only=True):
     logit_bias: dict[int, float] | None = None
     # How the worker may use drafts: see docs/drafts.md.
     drafts: Literal["off", "strict", "relaxed"] | None = None
+
+    def default_to(self, defaults: SamplingDefaults) -> None:
+        """Fill in what the request does not say."""
+        for name, value in defaults.said.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
     def sampling(self, top_logprobs: int | None) -> Sampling:
         """The `Sampling` that the fields give. The caller must still pass it to `check_sampling`."""

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+from deepmesh.v1 import gateway_pb2
 
 from gateway.catalog import ModelText
 from gateway.chat import ChatTemplate
 from tests.support.chat_templates import ARGUMENTS_BY_KEY, CONTENT_IS_TEXT, TOOLS_AS_JSON
-from tests.support.gateways import MODEL, Mesh, model_texts, running_mesh
+from tests.support.gateways import MODEL, Mesh, collect, model_texts, running_mesh
 from tests.support.oracle_texts import answering, prompt_of
 
 END = "<｜end▁of▁sentence｜>"
@@ -87,3 +88,15 @@ async def test_a_named_speaker_reaches_the_template() -> None:
     async with running_mesh(answering("hi" + END), texts=texts(TOOLS_AS_JSON)) as mesh:
         messages = [{"role": "user", "name": "Ada", "content": "q"}]
         assert await prompt(mesh, "/v1/chat/completions", {"messages": messages}) == "<|Ada|>q"
+
+
+async def test_names_and_reasoning_reach_the_template_over_grpc_too() -> None:
+    async with running_mesh(answering("wet" + END), texts=texts(ARGUMENTS_BY_KEY)) as mesh:
+        said = gateway_pb2.ChatMessage(role="assistant", content="so", reasoning="because")
+        chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="q"), said])
+        await collect(mesh, gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(chat=chat), max_tokens=8))
+        assert "<|assistant|><think>because</think>so" in prompt_of(mesh)
+    async with running_mesh(answering("hi" + END), texts=texts(TOOLS_AS_JSON)) as mesh:
+        chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", name="Ada", content="q")])
+        await collect(mesh, gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(chat=chat), max_tokens=8))
+        assert prompt_of(mesh) == "<|Ada|>q"

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/gateway.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.deepmesh.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.deepmesh.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc0\x01\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.deepmesh.v1.ChatMessage\x12\x15\n\x08thinking\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.deepmesh.v1.Tool\x12,\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x17.deepmesh.v1.ToolChoice\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x42\x0b\n\t_thinking\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"E\n\nToolChoice\x12)\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.deepmesh.v1.ToolChoiceMode\x12\x0c\n\x04name\x18\x02 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"m\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.deepmesh.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\xec\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x12%\n\x04\x66orm\x18\n \x01(\x0b\x32\x17.deepmesh.v1.AnswerForm\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x11\n\tbad_words\x18\x0c \x03(\t\x12\x1b\n\x0esparse_prefill\x18\r \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_sparse_prefill\"\xaa\x01\n\nAnswerForm\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x31\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.AnyJsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.deepmesh.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x0f\n\rAnyJsonObject\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"w\n\rResumeRequest\x12\x14\n\x0cstream_token\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x32\n\x07request\x18\x03 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateRequestH\x00\x88\x01\x01\x42\n\n\x08_request\"A\n\x0eResumeResponse\x12/\n\x08response\x18\x01 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateResponse\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateStartedH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.GenerateDeltaH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"a\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x14\n\x0cstream_token\x18\x04 \x01(\t\"\x88\x02\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x13\n\x0btoken_count\x18\x05 \x01(\r\x12.\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1a.deepmesh.v1.ToolCallDelta\x12\x10\n\x08position\x18\x07 \x01(\r\x12\x36\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\"P\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"\xc6\x01\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.deepmesh.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.deepmesh.v1.Usage\x12\x14\n\x0c\x63\x61lled_tools\x18\x05 \x01(\x08\x12\x0f\n\x07relaxed\x18\x06 \x01(\x08\x42\x06\n\x04stop\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.deepmesh.v1.Model\"W\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\"H\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03\x32\xc1\x02\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.deepmesh.v1.GenerateRequest\x1a\x1d.deepmesh.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.deepmesh.v1.ResumeRequest\x1a\x1b.deepmesh.v1.ResumeResponse0\x01\x12M\n\nListModels\x12\x1e.deepmesh.v1.ListModelsRequest\x1a\x1f.deepmesh.v1.ListModelsResponse\x12P\n\x0b\x43ountTokens\x12\x1f.deepmesh.v1.CountTokensRequest\x1a .deepmesh.v1.CountTokensResponseB\'\n\x0b\x64\x65\x65pmesh.v1P\x01Z\x16\x64\x65\x65pmesh/v1;deepmeshv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/gateway.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.deepmesh.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.deepmesh.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc0\x01\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.deepmesh.v1.ChatMessage\x12\x15\n\x08thinking\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.deepmesh.v1.Tool\x12,\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x17.deepmesh.v1.ToolChoice\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x42\x0b\n\t_thinking\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"E\n\nToolChoice\x12)\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.deepmesh.v1.ToolChoiceMode\x12\x0c\n\x04name\x18\x02 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x8e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.deepmesh.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\"\xec\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x12%\n\x04\x66orm\x18\n \x01(\x0b\x32\x17.deepmesh.v1.AnswerForm\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x11\n\tbad_words\x18\x0c \x03(\t\x12\x1b\n\x0esparse_prefill\x18\r \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_sparse_prefill\"\xaa\x01\n\nAnswerForm\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x31\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.AnyJsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.deepmesh.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x0f\n\rAnyJsonObject\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"w\n\rResumeRequest\x12\x14\n\x0cstream_token\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x32\n\x07request\x18\x03 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateRequestH\x00\x88\x01\x01\x42\n\n\x08_request\"A\n\x0eResumeResponse\x12/\n\x08response\x18\x01 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateResponse\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateStartedH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.GenerateDeltaH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"a\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x14\n\x0cstream_token\x18\x04 \x01(\t\"\x88\x02\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x13\n\x0btoken_count\x18\x05 \x01(\r\x12.\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1a.deepmesh.v1.ToolCallDelta\x12\x10\n\x08position\x18\x07 \x01(\r\x12\x36\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\"P\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"\xc6\x01\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.deepmesh.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.deepmesh.v1.Usage\x12\x14\n\x0c\x63\x61lled_tools\x18\x05 \x01(\x08\x12\x0f\n\x07relaxed\x18\x06 \x01(\x08\x42\x06\n\x04stop\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.deepmesh.v1.Model\"W\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\"H\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03\x32\xc1\x02\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.deepmesh.v1.GenerateRequest\x1a\x1d.deepmesh.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.deepmesh.v1.ResumeRequest\x1a\x1b.deepmesh.v1.ResumeResponse0\x01\x12M\n\nListModels\x12\x1e.deepmesh.v1.ListModelsRequest\x1a\x1f.deepmesh.v1.ListModelsResponse\x12P\n\x0b\x43ountTokens\x12\x1f.deepmesh.v1.CountTokensRequest\x1a .deepmesh.v1.CountTokensResponseB\'\n\x0b\x64\x65\x65pmesh.v1P\x01Z\x16\x64\x65\x65pmesh/v1;deepmeshv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.v1.gateway_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\013deepmesh.v1P\001Z\026deepmesh/v1;deepmeshv1'
-  _globals['_TOOLCHOICEMODE']._serialized_start=2625
-  _globals['_TOOLCHOICEMODE']._serialized_end=2760
+  _globals['_TOOLCHOICEMODE']._serialized_start=2659
+  _globals['_TOOLCHOICEMODE']._serialized_end=2794
   _globals['_PROMPT']._serialized_start=68
   _globals['_PROMPT']._serialized_end=179
   _globals['_TOKENIDS']._serialized_start=181
@@ -47,40 +47,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCHOICE']._serialized_end=554
   _globals['_TOOLCALL']._serialized_start=556
   _globals['_TOOLCALL']._serialized_end=616
-  _globals['_CHATMESSAGE']._serialized_start=618
-  _globals['_CHATMESSAGE']._serialized_end=727
-  _globals['_GENERATEREQUEST']._serialized_start=730
-  _globals['_GENERATEREQUEST']._serialized_end=1094
-  _globals['_ANSWERFORM']._serialized_start=1097
-  _globals['_ANSWERFORM']._serialized_end=1267
-  _globals['_ANYJSONOBJECT']._serialized_start=1269
-  _globals['_ANYJSONOBJECT']._serialized_end=1284
-  _globals['_CHOICES']._serialized_start=1286
-  _globals['_CHOICES']._serialized_end=1310
-  _globals['_RESUMEREQUEST']._serialized_start=1312
-  _globals['_RESUMEREQUEST']._serialized_end=1431
-  _globals['_RESUMERESPONSE']._serialized_start=1433
-  _globals['_RESUMERESPONSE']._serialized_end=1498
-  _globals['_GENERATERESPONSE']._serialized_start=1501
-  _globals['_GENERATERESPONSE']._serialized_end=1673
-  _globals['_GENERATESTARTED']._serialized_start=1675
-  _globals['_GENERATESTARTED']._serialized_end=1772
-  _globals['_GENERATEDELTA']._serialized_start=1775
-  _globals['_GENERATEDELTA']._serialized_end=2039
-  _globals['_TOOLCALLDELTA']._serialized_start=2041
-  _globals['_TOOLCALLDELTA']._serialized_end=2121
-  _globals['_GENERATEFINISHED']._serialized_start=2124
-  _globals['_GENERATEFINISHED']._serialized_end=2322
-  _globals['_LISTMODELSREQUEST']._serialized_start=2324
-  _globals['_LISTMODELSREQUEST']._serialized_end=2343
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2345
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2401
-  _globals['_MODEL']._serialized_start=2403
-  _globals['_MODEL']._serialized_end=2490
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=2492
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=2564
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2566
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2622
-  _globals['_GATEWAYSERVICE']._serialized_start=2763
-  _globals['_GATEWAYSERVICE']._serialized_end=3084
+  _globals['_CHATMESSAGE']._serialized_start=619
+  _globals['_CHATMESSAGE']._serialized_end=761
+  _globals['_GENERATEREQUEST']._serialized_start=764
+  _globals['_GENERATEREQUEST']._serialized_end=1128
+  _globals['_ANSWERFORM']._serialized_start=1131
+  _globals['_ANSWERFORM']._serialized_end=1301
+  _globals['_ANYJSONOBJECT']._serialized_start=1303
+  _globals['_ANYJSONOBJECT']._serialized_end=1318
+  _globals['_CHOICES']._serialized_start=1320
+  _globals['_CHOICES']._serialized_end=1344
+  _globals['_RESUMEREQUEST']._serialized_start=1346
+  _globals['_RESUMEREQUEST']._serialized_end=1465
+  _globals['_RESUMERESPONSE']._serialized_start=1467
+  _globals['_RESUMERESPONSE']._serialized_end=1532
+  _globals['_GENERATERESPONSE']._serialized_start=1535
+  _globals['_GENERATERESPONSE']._serialized_end=1707
+  _globals['_GENERATESTARTED']._serialized_start=1709
+  _globals['_GENERATESTARTED']._serialized_end=1806
+  _globals['_GENERATEDELTA']._serialized_start=1809
+  _globals['_GENERATEDELTA']._serialized_end=2073
+  _globals['_TOOLCALLDELTA']._serialized_start=2075
+  _globals['_TOOLCALLDELTA']._serialized_end=2155
+  _globals['_GENERATEFINISHED']._serialized_start=2158
+  _globals['_GENERATEFINISHED']._serialized_end=2356
+  _globals['_LISTMODELSREQUEST']._serialized_start=2358
+  _globals['_LISTMODELSREQUEST']._serialized_end=2377
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2379
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2435
+  _globals['_MODEL']._serialized_start=2437
+  _globals['_MODEL']._serialized_end=2524
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=2526
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=2598
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2600
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2656
+  _globals['_GATEWAYSERVICE']._serialized_start=2797
+  _globals['_GATEWAYSERVICE']._serialized_end=3118
 # @@protoc_insertion_point(module_scope)

@@ -181,7 +181,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a choice that is none": ({"tools": [CLOCK], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
     "a tool that is not there": ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
     "arguments that are none": (
-        {"tools": [{"name": "a", "input_schema": {"type": "strin"}}], "tool_choice": {"type": "any"}},
+        {"tools": [{"name": "a", "input_schema": {"type": "strin"}, "strict": True}], "tool_choice": {"type": "any"}},
         "tools[0].input_schema",
     ),
     "a schema that is none": (

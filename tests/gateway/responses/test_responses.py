@@ -213,14 +213,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "arguments that are none": (
         {
-            "tools": [CLOCK, {"type": "function", "name": "a", "parameters": {"type": "strin"}}],
+            "tools": [CLOCK, {"type": "function", "name": "a", "parameters": {"type": "strin"}, "strict": True}],
             "tool_choice": "required",
         },
         "invalid_constraint",
         "tools[1].parameters",
     ),
     "a schema that is none": (
-        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}},
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}, "strict": True}}},
         "invalid_constraint",
         "text.format.schema",
     ),
