@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.batch import Backend, Row, Sample, StepShape
+from engine.batch import Backend, StepShape
 from engine.blocks.kv_pool import BlockPool
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
@@ -19,7 +19,8 @@ from engine.plan.schedule import RequestSchedule
 from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.requests.intake import Intake
-from engine.requests.outputs import cancelled, commit, end_of, refused
+from engine.requests.outcomes import Outcomes
+from engine.requests.outputs import refused
 from engine.requests.report import Report
 from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
@@ -28,9 +29,8 @@ from engine.step.quiet_steps import take_quiet_steps
 from engine.step.step_work import Proposal, StepWork
 from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
-from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
+from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class Engine:
         self._wakefulness = Wakefulness(
             self._requests, self._intake, self.transfers, self._pipeline, self._report, self._agreement
         )
+        self._outcomes = Outcomes(
+            self._requests, self._schedule, self.transfers, self._report, self._pipeline, self._wakefulness
+        )
         self.stopped = False
         self._submitted = 0
         # What `step_as` computes next.
@@ -106,9 +109,7 @@ class Engine:
         self.transfers.cancel_push(cancel.key)
         if (request := self._requests.get(cancel.key)) is None:
             return
-        self._schedule.withdraw(request)
-        self._report.outputs.append(cancelled(request))
-        self._close(request)
+        self._outcomes.cancel(request)
 
     def first_token(self, message: FirstToken) -> None:
         """The prefill worker drew a request's first token, which is not its last and which the service has passed on.
@@ -167,7 +168,7 @@ class Engine:
         if finished is not None:
             collected = self._pipeline.collect(finished)
             for request, row, sample in zip(finished.requests, finished.rows, collected.samples, strict=True):
-                self._commit(request, row, sample)
+                self._outcomes.commit(request, row, sample)
             self._pacing.collected(collected, self._report.drafts)
         self._pipeline.draw_rest()
         return self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
@@ -195,10 +196,7 @@ class Engine:
         self._pipeline.steps += len(seconds)
         self._pacing.took(seconds, len(requests))
         for request in requests:
-            if (output := end_of(request)) is not None:
-                self._report.outputs.append(output)
-                self._schedule.withdraw(request)
-                self._finish(request)
+            self._outcomes.end_if_done(request)
         self._report.load_changed = True
         result = self._report.drain(self._pipeline.steps, len(self._requests), self._backend)
         assert result is not None
@@ -216,7 +214,7 @@ class Engine:
         """Queue requests whose grammars are compiled, and end those whose grammars could not be."""
         for request, error in self._intake.drain():
             if error is not None and not request.ended:
-                self._refuse(request, error)
+                self._outcomes.refuse(request, error)
             elif not request.ended:
                 self._enqueue(request)
 
@@ -224,7 +222,7 @@ class Engine:
         """Run requests whose KV has come from elsewhere, and end those whose KV is not coming."""
         for request, error in self.transfers.drain_arrived():
             if error is not None and not request.ended:
-                self._refuse(request, error)
+                self._outcomes.refuse(request, error)
             elif not request.ended:
                 self._schedule.register(request)
                 self._run(request)
@@ -262,64 +260,7 @@ class Engine:
             self.transfers.begin(request, candidate.waits)
         except (InvalidRequest, NamespaceMismatch) as error:
             self.transfers.cancel_push(request.key)
-            self._refuse(request, error)
+            self._outcomes.refuse(request, error)
             return
         if not candidate.waits:
             self._run(request)
-
-    def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
-        progress = request.progress
-        if request.ended:
-            progress.committed(row.tokens, row.draws, ())
-            self._release_ended(request)
-            return
-        failure = None
-        if sample is not None and request.masks is not None:
-            failure = request.masks.failure(len(sample.token_ids))
-        if failure is not None:
-            progress.committed(row.tokens, row.draws, ())
-            self._schedule.withdraw(request)
-            self._refuse(request, failure)
-            return
-        output = None
-        if sample is None:
-            progress.committed(row.tokens, 0, ())
-        else:
-            output = commit(request, row, sample)
-            if request.most_drafts and row.decodes:
-                self._report.add_drafts(row.drafts, sample)
-            self._report.outputs.append(output)
-        if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
-            self._schedule.register(request)
-        if request.push is not None:
-            self.transfers.on_computed(request, progress.computed)
-        if output is not None and output.finish is not None:
-            # Without drafts a request left the steps when the row of its last token was launched.
-            if output.finish is FinishReason.STOP or request.most_drafts:
-                self._schedule.withdraw(request)
-            self._finish(request)
-
-    def _finish(self, request: Request) -> None:
-        """The request has its last token."""
-        self._report.add_finished(len(request.progress.token_ids) - request.prompt_tokens)
-        self._close(request)
-
-    def _refuse(self, request: Request, error: MeshError) -> None:
-        self._report.outputs.append(refused(request, error))
-        self._close(request)
-
-    def _close(self, request: Request) -> None:
-        if _log.isEnabledFor(logging.DEBUG):
-            tokens, step = len(request.progress.token_ids), self._pipeline.steps
-            fields = {"request_id": request.request_id, "tokens": tokens, "step": step}
-            _log.debug("request ended", extra={"fields": fields})
-        del self._requests[request.key]
-        request.ended = True
-        request.stages.end()
-        self._wakefulness.changed()
-        self.transfers.give_up(request)
-        self._release_ended(request)
-
-    def _release_ended(self, request: Request) -> None:
-        if not request.progress.rows_in_flight:
-            self._schedule.release(request)

@@ -26,7 +26,7 @@ class Wakefulness:
         Engine._enqueue         a request was queued
         Engine.first_token      a request has the token that it waited for
         Engine.poll_transfers   KV has come, or a transfer gave back blocks
-        Engine._close           a request ended, and gave back its place and blocks
+        Outcomes                a request ended, and gave back its place and blocks
 
     A step that computes nothing because prompts are held back does not block: they go on after some more steps.
     """
