@@ -24,7 +24,7 @@ RETRY_AFTER_MS = 1000
 # Results for this many valid grammars are kept, by hash, so that they are not checked again.
 KNOWN_GRAMMARS = 1024
 KNOWN_EXPRESSIONS = 8192
-# Schemas of so many bytes take less than a millisecond to look through.
+# Schemas of this many bytes take less than a millisecond to look through.
 SMALL_SCHEMAS = 4096
 
 ResultT = TypeVar("ResultT")

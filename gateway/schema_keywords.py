@@ -8,7 +8,7 @@ SAME_VALUE_LISTS = frozenset(("allOf", "anyOf", "oneOf"))
 SAME_VALUE_MAPS = frozenset(("dependentSchemas", "dependencies"))
 SAME_VALUE = frozenset(("if", "then", "else", "not"))
 REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
-# Of parts of the value.
+# Keywords for parts of the value.
 INNER_MAPS = frozenset(("properties", "patternProperties"))
 INNER_LISTS = frozenset(("prefixItems", "items"))
 INNER = frozenset(

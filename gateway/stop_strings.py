@@ -58,7 +58,7 @@ class StopStrings:
         return before
 
     def _covering(self, letters: int) -> int:
-        """How many of the held characters have at least so many letters, counted from the last."""
+        """How many of the held characters have at least this many letters, counted from the last."""
         count = 0
         while letters > 0:
             count += 1

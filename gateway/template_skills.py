@@ -64,7 +64,7 @@ class TemplateSkills:
 
 
 def _styles() -> Iterator[tuple[str | None, bool, bool]]:
-    """Styles, those that change least first: most clients' own form is text arguments beside the content."""
+    """Styles, those that change least first: most clients' own form is text arguments next to the content."""
     for decoded, apart, no_text in product((False, True), (False, True), ("", None)):
         yield no_text, apart, decoded
 

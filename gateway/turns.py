@@ -33,7 +33,7 @@ class ChatMessage:
 @dataclass(frozen=True, slots=True)
 class _Turn:
     message: ChatMessage
-    # Of each call, as the template takes them: JSON text, or an object.
+    # The arguments of each call, as the template takes them: JSON text, or an object.
     arguments: Sequence[str | Mapping[str, Any]]
 
 

@@ -7,14 +7,14 @@ from kvstore.quotas import Tenant
 from mesh.domain.shares import tenant_tag
 from mesh.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
 
-NOBODY = "nobody"
+NO_TENANT = "nobody"
 
 
 class TenantFigures:
     """Tenants that the store's configuration names appear by name, others by their tag in hexadecimal."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = {b"": NOBODY, **{tenant_tag(name): name for name in names}}
+        self._names = {b"": NO_TENANT, **{tenant_tag(name): name for name in names}}
         # For each tier, the tenants that are shown because they have blocks.
         self._shown: dict[str, set[Tenant]] = {}
         # Keyed by tenant and tier.

@@ -55,7 +55,7 @@ class LineSink:
             if self._file is None or self._closed:
                 self._lose(1, "closed")
             elif self._waiting_bytes + len(data) > _QUEUE_BYTES:
-                self._lose(1, "nobody reads them")
+                self._lose(1, "not read")
             else:
                 self._pass_on(self._file, data)
 

@@ -173,7 +173,7 @@ KVSTORE_QUOTA_EVICTED_BLOCKS = Counter(
 KVSTORE_OFFERS = Counter("deepmesh_kvstore_offers_total", "Offers by how they ended", ["outcome"])
 KVSTORE_REFUSALS = Counter("deepmesh_kvstore_refusals_total", "Calls refused", ["reason"])
 KVSTORE_INDEX_FAILURES = Counter("deepmesh_kvstore_index_failures_total", "Calls of the index that failed")
-KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times all blocks were published anew")
+KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times all blocks were published again")
 
 # A worker's client of the KV stores.
 STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores, by their end", ["outcome"])

@@ -24,9 +24,9 @@ class KvAuthenticityConfig(Config):
     """Further secrets with which blocks may be signed, while `secret` is being replaced."""
 
     @model_validator(mode="after")
-    def _accepts_secrets_beside_its_own(self) -> Self:
+    def _accepts_further_secrets(self) -> Self:
         if self.accepted_secrets and self.secret is None:
-            raise ValueError("accepted_secrets needs a secret beside them")
+            raise ValueError("accepted_secrets needs a secret too")
         if any(len(secret.get_secret_value()) < LEAST_SECRET for secret in self.accepted_secrets):
             raise ValueError(f"accepted_secrets has one of fewer than {LEAST_SECRET} characters")
         return self

@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
-    parser.add_argument("--growth", type=int, metavar="STEPS", help="only what so many steps leave in memory")
+    parser.add_argument("--growth", type=int, metavar="STEPS", help="only what this many steps leave in memory")
     parser.add_argument("--next-n", type=parse_next_n, help="drafts, or auto: against steps without")
     parser.add_argument("--acceptance", type=parse_shares, nargs="+", default=ACCEPTANCE)
     parser.add_argument("--out", type=Path, help="a directory for rank.json and rank.png")

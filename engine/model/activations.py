@@ -25,7 +25,7 @@ Sent = Activations | ScaledRows
 class Normalized:
     """The output of a norm: [tokens, hidden], in one form or both; a form is None if no layer reads it."""
 
-    # Of the model's dtype.
+    # In the model's dtype.
     plain: torch.Tensor | None
     # In groups of FP8.
     quantized: Quantized | None

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mesh.config import Config
 
-# Of a worker, on all hosts. Each rank is a process: without a limit a mistyped number would fill the machine.
+# Most ranks of a worker on all hosts. Each rank is a process: without a limit a mistyped number would fill the machine.
 MOST_WORKER_RANKS = 1024
 # A chunk of fewer tokens takes as long divided over four H200 as on one of them.
 FEWEST_DIVIDED = 1024

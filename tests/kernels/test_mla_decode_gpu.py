@@ -144,7 +144,7 @@ def test_scores_that_grow_along_the_context_keep_their_precision(e4m3: bool) -> 
 def test_sums_over_a_long_context_lose_nothing(tokens: int, query_tokens: int) -> None:
     """Values of one: no product cancels another, and the tensor cores' own sums are short."""
     rows, blocks = 140, tokens // 64
-    # So many requests that each is one piece; all of them have the same blocks.
+    # Enough requests that each is one piece; all of them have the same blocks.
     pool = torch.ones(blocks, 64, WIDTH, device=DEVICE).to(E4M3)
     # Scores differ by their other channels: probabilities that are powers of two would be summed exactly.
     pool[:, :, LATENT:] = torch.randn(blocks, 64, WIDTH - LATENT, device=DEVICE).to(E4M3)

@@ -99,7 +99,7 @@ async def until_found(index: RedisIndex, blocks: int) -> None:
     ("case", "words"),
     [
         ("password", "refuses a command of the user 'store': WRONGPASS"),
-        ("user", "refuses a command of the user 'nobody': WRONGPASS"),
+        ("user", "refuses a command of the user 'stranger': WRONGPASS"),
         ("no-lookups", "no-lookups.*SMISMEMBER"),
         ("no-scripts", "no-scripts.*eval"),
         ("no-changes", "no-changes.*sadd"),
@@ -125,7 +125,7 @@ async def test_a_store_that_redis_refuses_warns_once_and_continues(
     if case == "password":
         settings = server.settings(password="wrong-password")
     elif case == "user":
-        settings = server.settings(user="nobody")
+        settings = server.settings(user="stranger")
     elif case in USERS:
         settings = server.settings(user=case)
     elif case == "no certificate":

@@ -5,7 +5,7 @@ import pytest
 from mesh.backoff import Backoff
 from mesh.errors import SchedulerUnavailable
 
-AWAY = SchedulerUnavailable("nobody answers")
+AWAY = SchedulerUnavailable("none answers")
 
 
 class Sleeps(list[float]):
@@ -41,4 +41,4 @@ async def test_a_row_of_failures_is_worth_one_warning(caplog: pytest.LogCaptureF
             await fail(backoff, 3)
             backoff.succeeded()
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"] * 2
-    assert caplog.records[0].getMessage() == "not reporting: nobody answers"
+    assert caplog.records[0].getMessage() == "not reporting: none answers"

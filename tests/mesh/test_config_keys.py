@@ -12,7 +12,7 @@ class Inner(Config):
     """What is inside."""
 
     share: float = Field(default=0.5, gt=0, le=1)
-    """Of the memory,
+    """Part of the memory,
     that is free.
     """
 
@@ -69,7 +69,7 @@ def test_a_key_has_type_and_default_in_words(path: str, kind: str, default: str)
 
 def test_a_meaning_is_the_fields_or_its_sections_docstring() -> None:
     assert KEYS["name"].meaning == "Unique."
-    assert KEYS["inner.share"].meaning == "Of the memory, that is free."
+    assert KEYS["inner.share"].meaning == "Part of the memory, that is free."
     assert KEYS["inner"].meaning == "What is inside."
 
 

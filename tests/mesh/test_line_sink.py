@@ -86,7 +86,7 @@ def test_lines_beyond_what_waits_are_lost_and_counted() -> None:
             sink.flush(60)
             sink.write("after")
             assert kept == [line] * 41
-            assert [reader.readline(), reader.readline()] == ["59 lost: nobody reads them\n", "after\n"]
+            assert [reader.readline(), reader.readline()] == ["59 lost: not read\n", "after\n"]
 
 
 def test_a_file_made_non_blocking_elsewhere_loses_no_line() -> None:

@@ -1,4 +1,4 @@
-"""Puts every service of a mesh behind a listener of one Envoy, as the proxies of a service mesh do.
+"""Puts a listener of one Envoy in front of every service of a mesh, as a service mesh does with proxies.
 
 A call passes Envoy once, in plaintext; or twice with mutual TLS in between, as from a caller's sidecar to a service's.
 """

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.benchmark
 CPU = torch.device("cpu")
 # R1's layers and experts, and the steps between two looks.
 LAYERS, EXPERTS, INTERVAL = 58, 256, 64
-# A step may take as long as so many looks at one layer, on average.
+# A step may take as long as this many looks at one layer, on average.
 MOST_LOOKS = 8
 
 

@@ -49,7 +49,7 @@ def loads_of(layer: int, turn: int, experts: int = 8) -> torch.Tensor:
 
 
 def moved_model(peers: Peers, directory: Path, weights: KeptWeights, config: BalanceConfig, turns: int) -> Model:
-    """A model whose experts have moved for loads that changed so many times."""
+    """A model whose experts have moved for loads that changed this many times."""
     exchange = HostExchange(peers)
     dtype = torch.bfloat16 if weights == "quantized" else torch.float32
     model = load_model(directory, dtype, CPU, weights, exchange=exchange, balance=config)

@@ -13,7 +13,7 @@ from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
 from tests.support.shapes import decoding
 
-# A rank looks for the others' proposals, and then falls asleep long before so many seconds have passed.
+# A rank looks for the others' proposals, and then falls asleep long before this many seconds have passed.
 ASLEEP = 0.2
 
 

@@ -1,6 +1,6 @@
 """A long prompt and requests that decode: what each costs the other, by the prompt's share of the time.
 
-`python -m bench.rank.beside [--requests 32] [--prompt 131072] [--prompt-share 0.2 0.33 0.5]
+`python -m bench.rank.mixed [--requests 32] [--prompt 131072] [--prompt-share 0.2 0.33 0.5]
 [--step-tokens 1024 2048 4096] [--mixed-step-ms MS ...] [--layers N] [--kv bf16|fp8] [--prompts bf16|fp8]
 [--experts fp8|w4a8|nvfp4] [--plot FILE]`
 
@@ -45,7 +45,7 @@ MOST_STEPS = 1600
 
 
 @dataclass(frozen=True)
-class Beside:
+class Mixed:
     # The settings that bound the prompt's share of the time.
     bound: str
     quiet_ms: float
@@ -82,7 +82,7 @@ def _compute(engine: Engine, load: RankLoad, tokens: int) -> None:
         engine.step()
 
 
-def measure_beside(config: EngineConfig, backend: Backend, requests: int, prompt: int) -> Beside:
+def measure_mixed(config: EngineConfig, backend: Backend, requests: int, prompt: int) -> Mixed:
     load = RankLoad(Engine(config, backend, time.monotonic), backend)
     load.start_decoding(requests, CONTEXT - MOST_STEPS // 2, MOST_STEPS)
     load.decode_seconds(WARM_STEPS)
@@ -97,7 +97,7 @@ def measure_beside(config: EngineConfig, backend: Backend, requests: int, prompt
     load.drain()
     bound = f"{config.prompt_share:g} of the time, steps of {config.max_step_tokens:,}" if config.prompt_share else ""
     bound = bound or f"steps of {config.mixed_step_ms:g} ms"
-    return Beside(bound, quiet_ms, mean(seconds) * 1000, max(seconds) * 1000, done / sum(seconds))
+    return Mixed(bound, quiet_ms, mean(seconds) * 1000, max(seconds) * 1000, done / sum(seconds))
 
 
 def _chunks(load: RankLoad, chunks: int) -> list[float]:
@@ -110,7 +110,7 @@ def _chunks(load: RankLoad, chunks: int) -> list[float]:
     return seconds
 
 
-def table_of(measured: Sequence[Beside], alone: float, title: str) -> Table:
+def table_of(measured: Sequence[Mixed], alone: float, title: str) -> Table:
     table = Table(title=title)
     columns = ("the prompt may take", "TPOT quiet, ms", "with it, ms", "times", "longest, ms")
     for column in (*columns, "prompt, tokens/s", "of its rate alone"):
@@ -122,7 +122,7 @@ def table_of(measured: Sequence[Beside], alone: float, title: str) -> Table:
     return table
 
 
-def plot(measured: Sequence[Beside], alone: float, path: Path) -> None:
+def plot(measured: Sequence[Mixed], alone: float, path: Path) -> None:
     """A PNG of the prompt's rate over the requests' time per token."""
     figure = Figure(figsize=(7, 4.5), dpi=130, layout="constrained")
     axes = figure.subplots()
@@ -174,7 +174,7 @@ def main() -> None:
     ]
     bounds += [{"mixed_step_ms": ms} for ms in given.mixed_step_ms]
     measured = [
-        measure_beside(config.model_copy(update=bound), backend, given.requests, given.prompt) for bound in bounds
+        measure_mixed(config.model_copy(update=bound), backend, given.requests, given.prompt) for bound in bounds
     ]
     title = f"{given.requests} requests with a prompt of {given.prompt:,} tokens, alone {alone:,.0f} tokens/s"
     Console(width=140).print(table_of(measured, alone, title))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rank.beside import Beside, measure_beside, plot, table_of, tokens_per_second_alone
+from bench.rank.mixed import Mixed, measure_mixed, plot, table_of, tokens_per_second_alone
 from engine.oracle.backend import OracleBackend
 from tests.support.engines import DeferredOracle, oracle_config
 from tests.support.sleeping_clock import SleepingClock
@@ -21,13 +21,13 @@ def clock_of_the_bench(monkeypatch: pytest.MonkeyPatch) -> SleepingClock:
     return clock
 
 
-def measured(clock: SleepingClock, *bounds: dict[str, object]) -> tuple[float, list[Beside]]:
+def measured(clock: SleepingClock, *bounds: dict[str, object]) -> tuple[float, list[Mixed]]:
     """How fast the prompt is alone, and with requests, by what it may take."""
     oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
     config = oracle_config(max_requests=5, max_step_tokens=2048, total_blocks=700, oracle=oracle)
     backend = OracleBackend(config, clock, clock.sleep)
     alone = tokens_per_second_alone(config, backend, 20_000, 4096)
-    return alone, [measure_beside(config.model_copy(update=bound), backend, 4, 20_000) for bound in bounds]
+    return alone, [measure_mixed(config.model_copy(update=bound), backend, 4, 20_000) for bound in bounds]
 
 
 def test_the_longer_steps_may_take_the_faster_is_the_prompt(clock: SleepingClock) -> None:
