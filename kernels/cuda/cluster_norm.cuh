@@ -1,4 +1,4 @@
-// Residual addition and RMSNorm of a row that a cluster of CTAs does, a thread's eight values.
+// Residual addition and RMSNorm of a row by a cluster of CTAs, of which a thread has eight values.
 
 #pragma once
 

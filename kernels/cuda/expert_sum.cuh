@@ -1,4 +1,4 @@
-// The sum of what a token's experts make of it: a thread's eight values.
+// The weighted sum of the outputs that a token's experts have for it. A thread has eight values.
 
 #pragma once
 

@@ -15,10 +15,10 @@
 // pass through the ring of blocks before its first block; the scoring warpgroup quantizes them.
 //
 // Bytes: 576 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile, which is 1,088
-// cycles a block. Shared memory is read and written by 172 KB a block and row tile, 1,376 cycles. Measured on an H200, with 64
-// requests, before sums were in float32, which adds 6%: 2,150 cycles a block. That is the chain of the scoring warpgroup: 620 cycles until its products are issued, 310
-// until they are done, 790 for the softmax, and 220 until the probabilities are published and the next block has arrived. The
-// value warpgroups wait 740 of them. `notes.md` has what was tried.
+// cycles a block. Shared memory is read and written by 172 KB a block and row tile, 1,376 cycles. Measured on an H200 with 64
+// requests: 2,150 cycles a block, before sums were in float32, which adds 6%. That is the chain of the scoring warpgroup: 620
+// cycles until its products are issued, 310 until they are done, 790 for the softmax, and 220 until the probabilities are
+// published and the next block has arrived. The value warpgroups wait 740 of them. `notes.md` has what was tried.
 
 #include "fp8_produce.cuh"
 #include "fp8_score.cuh"

@@ -19,7 +19,8 @@ constexpr int OWN_PIECES = KEYS * OWN / VALUES / THREADS, KEY_PIECES = KEYS * WI
 constexpr int VALUE_PIECES = KEYS * VALUE / VALUES / THREADS;
 // A row of transposed values in words of four keys, one more for fewer conflicts of banks.
 constexpr int ROW_WORDS = KEYS / 4 + 1;
-// The smallest magnitude that the scale of values stands for. It is in the weights, which must not vanish where values do.
+// The smallest magnitude that the scale of values stands for. Weights are multiplied by it, and must not vanish where values
+// are zero.
 constexpr float SMALLEST_VALUE = 1.0f / 32;
 
 struct Block {

@@ -25,7 +25,7 @@ struct Draws {
     if (draws) found = atomicAdd(drawn, 1);
   }
 
-  // The number that was drawn. tiles: as many as all CTAs make.
+  // The number that was drawn. tiles: how many all CTAs make together.
   __device__ __forceinline__ int number(int tiles) {
     if (draws) {
       numbers[parity] = gridDim.x + found;

@@ -1,8 +1,8 @@
 // A warp's weights on their way to it: all that it multiplies, of both products, one after the other through a ring in
 // shared memory.
 //
-// A lane copies what it reads itself, so that no thread waits for another one. Weights of the last product are in the
-// ring before the rows are known that they are multiplied with.
+// A lane copies what it reads itself, so that no thread waits for another one. Weights of the last product are in the ring
+// before the rows that they multiply are known.
 
 #pragma once
 

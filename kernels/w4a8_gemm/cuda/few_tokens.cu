@@ -10,7 +10,7 @@
 // (few_feed.cuh), 147 KB a CTA, and go on to the last product's while gated rows are stored, counted and waited for:
 // eight of 256 experts, 512 wide, have 157 KB of these for each of 96 CTAs, so that copies do not stop.
 //
-// No earlier kernel places tokens for it: each CTA finds the experts in the tokens' choices, and quantizes what its warps multiply,
+// No earlier kernel places tokens: each CTA finds the experts in the tokens' choices, and quantizes what its warps multiply,
 // with the one scale that all experts share.
 //
 // A product of a warpgroup has 64 outputs, 16 of each of its four warps, and one operand of rows for all four. But warps
@@ -164,7 +164,7 @@ struct Layer {
   }
 
   // One group of each strip. held: its place among the held groups; has: whether this warp has this group. If not, it
-  // multiplies what it finds, for the others' sake.
+  // multiplies whatever lies there, since a product needs all four warps.
   __device__ __forceinline__ void multiply_group(int held, bool has, float (&total)[STRIPS][4]) {
     u64 b = descriptor<1>(shared_address(shared.columns[warp / 4][held]));
     // One strip is decoded while the one before it is multiplied.
@@ -192,8 +192,7 @@ struct Layer {
     if (has) add(total[STRIPS - 1], sums[(STRIPS - 1) % 2], scales[(STRIPS - 1) % 2]);
   }
 
-  // The next unit's products, over `own` groups of this warp. groups: as many as the warp of this warpgroup has that has
-  // most.
+  // The next unit's products, over `own` groups of this warp. groups: the most that any warp of this warpgroup has.
   __device__ __forceinline__ void multiply_groups(int own, int groups, float (&total)[STRIPS][4]) {
 #pragma unroll 1
     for (int group = 0; group < groups; group++) multiply_group(group, group < own, total);
@@ -202,7 +201,7 @@ struct Layer {
   // Whether this lane's sums are of the warp's own columns.
   __device__ __forceinline__ bool has_own_sums() const { return lane % 4 == warp % 4; }
 
-  // One output of both tokens a lane.
+  // Each lane has one output of both tokens.
   __device__ __forceinline__ void store_gated(const float4 (&sums)[PARTS][8], float scale, float factor, Pairs pairs,
                                               int channel) const {
     float4 sum = sums[0][lane];
@@ -244,7 +243,7 @@ struct Layer {
     }
   }
 
-  // Waits until all gated rows are stored that this CTA reads. One of its warps at a time asks, whichever is here.
+  // Waits until all gated rows are stored that this CTA reads. One of its warps at a time asks: whichever gets here first.
   __device__ __forceinline__ void wait_for_rows(const Range& units) const {
     int place = feed.work.last.quotient(units.begin);
     int experts = units.begin < units.end ? feed.work.last.quotient(units.end - 1) - place + 1 : 0;

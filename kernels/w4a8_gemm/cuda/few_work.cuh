@@ -1,5 +1,5 @@
-// Who computes what of few tokens, with all CTAs at once: equal bytes for each, in units of a strip of 16 outputs or a
-// few.
+// How the work on few tokens is divided among CTAs that all run at once: equal bytes for each, in units of one or a few strips
+// of 16 outputs.
 
 #pragma once
 
@@ -58,8 +58,8 @@ struct Work {
   }
   __device__ __forceinline__ int first_units() const { return touched * first.by; }
 
-  // All CTAs have as many units of the last product, though not of the first one: its weights have been copied when
-  // rows come, and only their decoding is left.
+  // All CTAs have equally many units of the last product, even if they have unequally many of the first one: when the rows
+  // arrive, weights have been copied, and only their decoding is left.
   __device__ __forceinline__ Range last_units() const {
     int units = touched * last.by, ctas = gridDim.x, cta = blockIdx.x;
     return Range{units * cta / ctas, units * (cta + 1) / ctas};
@@ -76,7 +76,7 @@ struct Work {
   }
 };
 
-// The choices of an expert, one of each token: as many tokens' as there are.
+// The choices that name an expert, at most one of each token.
 struct Pairs {
   static constexpr u32 NONE = 0xFF;
   // A byte for each token: the choice's number among all tokens', or NONE.

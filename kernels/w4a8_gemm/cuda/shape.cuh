@@ -13,7 +13,7 @@ struct Shape {
   // Warpgroups of a turn, and tiles of 64 outputs.
   static constexpr int TURN = WARPGROUPS / TURNS, OUTPUT_TILES = TURN * PARTS;
   static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-  // A tile may be made as one of ROWS less some steps, if it has no more rows; rows are copied by boxes.
+  // A tile with fewer rows may be made as one of ROWS less some steps. Rows are copied by boxes.
   static constexpr int STEP = WARPGROUPS == 2 ? 32 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS, BOX_BYTES = BOX_ROWS * GROUP_INPUTS;
   // Rows that a warp stores together, and bytes of shared memory that it needs for that.

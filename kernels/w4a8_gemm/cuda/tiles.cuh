@@ -52,8 +52,8 @@ struct Walk {
       : given(given), ends(ends), row_tiles(given.contiguous ? ends[0] : ends[given.experts - 1]),
         tiles(row_tiles * (wide_tiles(given.first) + wide_tiles(given.last))), expert(0), gated(1) {}
 
-  // The tile with this number, which is larger than in the call before; a tile without rows after the last one. A whole warp calls this, and the
-  // shuffles tell the compiler that the tile is the same for all of its threads.
+  // The tile with this number, which is larger than in the call before; a tile without rows after the last one. A whole warp
+  // calls this, and the shuffles tell the compiler that the tile is the same for all of its threads.
   __device__ __forceinline__ Tile at(int number) {
     Tile tile{0, 0, 0, 0, 0, 0};
     int of_last = number - row_tiles * wide_tiles(given.first);

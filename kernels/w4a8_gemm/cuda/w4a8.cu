@@ -21,7 +21,7 @@
 //
 // Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
 // one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
-// (progress.cuh), and weights are copied meanwhile. A product alone is the last one of none.
+// (progress.cuh), and weights are copied meanwhile. A single product counts as the last one, after a first one without tiles.
 //
 // With 128 rows the tensor cores are busy 73% of the time, at the 1.55 GHz that 700 W leave of 1.98.
 
@@ -229,8 +229,7 @@ struct Product {
     }
   }
 
-  // Tile number `count` of this CTA, of up to MADE rows: its sums, from its turn's first stage on, which is there, and their
-  // storing.
+  // Computes and stores tile number `count` of this CTA, of up to MADE rows. The first stage of its turn has arrived.
   template <int MADE>
   __device__ __forceinline__ void make(int slot, const Tile& tile, int count, int& stage, int& phase) const {
     int groups = __shfl_sync(~0u, tile.gated ? given.first.groups : given.last.groups, 0);
@@ -271,7 +270,7 @@ struct Product {
     if (stored.gated) tell_stored(&given.progress[stored.row_tile]);
   }
 
-  // Makes a tile as one of the fewest rows, by steps, that hold its own.
+  // Makes a tile with as few rows, in steps, as hold its own.
   template <int MADE>
   __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int count, int& stage,
                                                int& phase) const {
