@@ -1,4 +1,6 @@
-"""Decode rows on the device: the tokens that they compute, from what rows before them yielded, and where these lie."""
+"""Rows that decode, on the device: which tokens each row computes, given what the row that it follows yielded, and
+where these tokens lie.
+"""
 
 from typing import NamedTuple
 
@@ -6,13 +8,13 @@ import torch
 
 from kernels.decode_rows import reference
 
-# NO_TOKEN stands for no token: no draft equals it. FILLER is what rows that fill up a graph have in place of the row
-# that they follow. Other rows that follow none have any other negative number.
+# NO_TOKEN stands for no token: no draft equals it. A row that only fills up a graph has FILLER in place of the row that
+# it follows. A row of the batch that follows none has any other negative number.
 NO_TOKEN, FILLER = reference.NO_TOKEN, reference.FILLER
 
 
 class FollowedRows(NamedTuple):
-    """What rows compute, by row."""
+    """What each row computes."""
 
     # [rows, 1 + n] int64; NO_TOKEN where a row has no draft.
     token_ids: torch.Tensor
@@ -23,7 +25,7 @@ class FollowedRows(NamedTuple):
 
 
 class PlacedTokens(NamedTuple):
-    """By token, row by row; the lengths by row."""
+    """The tokens of all rows, one row after another, and the length of each row's context."""
 
     # [tokens] int64: what is embedded.
     token_ids: torch.Tensor

@@ -29,8 +29,8 @@ def settle(
     last_drawn: torch.Tensor,
     missing: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the last token that each line yields to `last_drawn`, and how many tokens fewer than it could to `missing`,
-    for the rows that follow them.
+    """Write the last token that each line yields to `last_drawn`, and to `missing` how many tokens fewer it yields than
+    it could, for the rows that follow.
 
     accepted: [lines] int64; drawn: [lines, 1 + n] int64; first: [lines] int64, the index of each line's first drawn
     token among those of the step; starts: [lines] int32, its position; drafts: [lines] int32, how many there were;

@@ -1,4 +1,4 @@
-"""What becomes of drafts in plain torch: the definition."""
+"""Checks of drafts in plain torch: the definition."""
 
 import torch
 

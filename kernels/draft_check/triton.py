@@ -1,4 +1,4 @@
-"""What becomes of drafts in Triton: a launch each in place of some five and ten.
+"""Checks of drafts in Triton: one launch each, in place of some five and ten.
 
 Neither is compiled again for other numbers of rows or drafts, nor for tensors that begin elsewhere.
 """

@@ -26,7 +26,7 @@ def place_rows(
 
     x: [tokens, width] float32 or bfloat16; choices: [tokens, k] int64, contiguous, distinct within a token; pre_scale:
     [width] float32, by which channels are multiplied; input_scale: [expert_count] float32, all equal, or None for one
-    of each row. Magnitudes above 448 scales become 448 scales. Rows that no token has are undefined.
+    of each row. Values beyond 448 times the scale are clamped to that. Rows that no token has are undefined.
     """
     assert x.shape[0] == choices.shape[0] and x.is_contiguous()
     assert choices.dtype == torch.int64 and choices.is_contiguous()

@@ -80,7 +80,7 @@ def _rounded(rows: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
 
 
 def _of_rows(by_expert: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """[experts, width] as each row's: [rows, width], or [experts, 1, width]."""
+    """The row of [experts, width] for each row of the layout: [rows, width], or [experts, 1, width]."""
     if isinstance(layout, ContiguousLayout):
         return by_expert[layout.row_experts.clamp(min=0)]
     return by_expert.unsqueeze(1)

@@ -58,8 +58,9 @@ def _find_places(
     experts, own, counted, copy, first, expert_count, choices,
     CHUNK: tl.constexpr, CHOSEN: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """How many choices before the copy chose each of `own` [CHOSEN], and how many of all each of `counted`
-    [COUNTED]."""
+    """For each expert of `own` [CHOSEN], how many choices before the copy name it; for each of `counted` [COUNTED], how
+    many of all do.
+    """
     before = tl.zeros([CHUNK, CHOSEN], tl.int32)
     count = tl.zeros([CHUNK, COUNTED], tl.int32)
     # Most programs count no expert, and need to read only the choices before their copy.

@@ -15,8 +15,8 @@ ROW_GROUP = 8
 # Two tiles for each multiprocessor of an H200, on which the tilings were measured.
 CHIP_TILES = 264
 LARGE_BYTES = 32 << 20
-# Inputs in blocks of 128: no more than latents have. These are multiplied for as many rows as there are keys, any
-# number, and a tiling that depends on it would be compiled while requests wait.
+# At most this many blocks of 128 inputs: as many as latents have. Latents are multiplied for as many rows as there are
+# keys, any number, and a tiling that depends on that number would be compiled while requests wait.
 SHORT_BLOCKS = 4
 
 

@@ -42,7 +42,7 @@ def read_compressed(
     """The latents at these slots of an e4m3 pool, in order: the first `width` numbers of each as they are stored, whose
     groups all have the pool's scale, and [tokens, rest] the others as `read_latents` returns them.
 
-    Pool and slots as there; width: a multiple of 128.
+    Pool and slots are those of `read_latents`; width: a multiple of 128.
     """
     assert pool.is_contiguous() and pool.dtype == COMPRESSED and width % GROUP == 0 and width < pool.shape[2]
     if pool.is_cuda:

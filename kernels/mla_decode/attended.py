@@ -16,7 +16,7 @@ class Pieces(Protocol):
         ...
 
     def join(self) -> None:
-        """Put these requests' latents where those of whole ones are. Once, if at all."""
+        """Put these requests' latents where those of whole ones are. Called at most once."""
         ...
 
 

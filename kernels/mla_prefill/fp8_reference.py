@@ -17,8 +17,8 @@ from kernels.mla_prefill.reference import QUERY_TILE, TILE_SCORES, join_keys
 from kernels.mla_prefill.tiles import BLOCK_KEYS
 
 E4M3 = torch.float8_e4m3fn
-# The smallest magnitude that a scale stands for. The scale of values is in the weights, which must not vanish where
-# values do.
+# The smallest magnitude that a scale stands for. Weights are multiplied by that of values, and must not vanish where
+# values are zero.
 SMALLEST, SMALLEST_VALUE = 1e-10, 2.0**-5
 # Factor of the weights before they are rounded; the largest number of e4m3 is 448.
 WEIGHT_SCALE = 64.0

@@ -8,10 +8,10 @@ QUERIES = 128
 # Keys of a block that is quantized together, and of a step of our FP8 kernel: `cuda/fp8_tiles.cuh` has the same.
 BLOCK_KEYS = 160
 
-# A tile's first query among all prompts' and its queries; its prompt's first key, or first block of keys where these
-# are quantized, and the keys that its last query sees.
+# A tile: its first query among those of all prompts, and how many it has; its prompt's first key (first block of keys,
+# where keys are quantized), and how many keys its last query sees.
 Tile = tuple[int, int, int, int]
-# A block's first key among all prompts' and its keys.
+# A block: its first key among those of all prompts, and how many it has.
 Block = tuple[int, int]
 
 

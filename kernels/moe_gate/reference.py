@@ -52,7 +52,9 @@ def moe_gate(
 
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int, counted: int) -> torch.Tensor:
-    """Set the choices of all groups but the token's best to minus infinity. counted: choices that speak for a group."""
+    """Set the choices of all groups but the token's best to minus infinity. counted: how many of a group's largest
+    choices are added up to rank it.
+    """
     grouped: torch.Tensor = choice.unflatten(1, (groups, -1))
     totals = grouped.topk(min(counted, grouped.shape[2]), dim=2).values.sum(dim=2)
     refused = totals.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices

@@ -39,7 +39,7 @@ class MaskedLayout:
     capacity: int
     # The number of shared experts, the last ones, which every token has.
     shared: int = 0
-    # How many more experts tokens choose among, which have no rows here.
+    # How many more experts tokens may choose, which lie elsewhere and have no rows here.
     elsewhere: int = 0
 
     @property

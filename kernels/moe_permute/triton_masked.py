@@ -14,8 +14,9 @@ CHUNKS = (128, 512, 1024)
 
 @triton.jit
 def count_choices(experts, copy, own, counted, first, stop, choices, CHUNK: tl.constexpr, COUNTED: tl.constexpr):
-    """How many choices before `copy` chose the expert `own`, and how many of all before `stop` each of `counted`
-    [COUNTED]."""
+    """How many choices before `copy` name the expert `own`, and, for each expert of `counted` [COUNTED], how many of
+    those before `stop` name it.
+    """
     before = tl.zeros([CHUNK], tl.int32)
     count = tl.zeros([CHUNK, COUNTED], tl.int32)
     for begin in range(0, stop, CHUNK):

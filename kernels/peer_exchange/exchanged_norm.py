@@ -7,7 +7,7 @@ import torch
 
 
 class SummedRows(Enum):
-    """Which rows of the sum of all ranks' parts a rank gets, and has of the residual."""
+    """Which rows of the sum over all ranks a rank gets. It has the same rows of the residual."""
 
     OWN = auto()
     ALL = auto()

@@ -54,8 +54,8 @@ def broadcast(members: ctypes.Structure, output: torch.Tensor, values: torch.Ten
 
 
 def copy_between(members: ctypes.Structure, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> None:
-    """Fill the tensors of each member with those of its source, which may be itself. In place; contiguous. sources: by
-    member, the member that it gets the tensors of.
+    """Fill the tensors of each member with those of its source, which may be itself. In place; contiguous. sources: for
+    each member, the member whose tensors it gets.
 
     A rank sends to those that receive from it, and no others: two that swap B bytes take as long as B bytes one way. A
     thread sends what a unit held before it writes what came for it.
@@ -77,7 +77,7 @@ def load(device: torch.device, ranks: int) -> None:
 
 
 def _arguments(members: ctypes.Structure, senders: Sequence[Iterable[int]]) -> ctypes.Structure:
-    """senders: by member, those whose parts it receives."""
+    """senders: for each member, those whose parts it receives."""
     arguments = GatherArguments(members=members)
     for member, each in enumerate(senders):
         arguments.senders[member] = sum(1 << sender for sender in each)

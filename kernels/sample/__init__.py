@@ -63,7 +63,8 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: torch.Tensor | 
 
 
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Sequence[Penalty]) -> None:
-    """Lower in place the logits of tokens that a row's request has: repetition first, then presence and frequency.
+    """Lower in place the logits of tokens that a row's request already has: repetition first, then presence and
+    frequency.
 
     logits: [rows, vocabulary] float32, contiguous; counts: [slots, vocabulary] int32, from `count_tokens`; one Penalty
     a row.

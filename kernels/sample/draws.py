@@ -46,7 +46,7 @@ class Draws:
 
 
 def pack_draws(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
-    """[6, rows] int64 on the device, copied in the stream's order. Of a seed it has the low 64 bits."""
+    """[6, rows] int64 on the device, copied in the stream's order. A seed is cut to its low 64 bits."""
     packed = np.empty((6, len(draws)), np.int64)
     packed[0] = np.array([item.temperature for item in draws], np.float64).view(np.int64)
     packed[1] = np.array([item.top_p for item in draws], np.float64).view(np.int64)

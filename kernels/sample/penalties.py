@@ -1,4 +1,5 @@
-"""How logits of tokens that a request has are lowered: as plain data on the host, and as tensors on the device.
+"""How the logits of tokens that a request already has are lowered: as plain data on the host, and as tensors on the
+device.
 
 Presence and frequency penalties are OpenAI's; the repetition penalty is from Keskar et al., "CTRL", 2019, section 4.1.
 """

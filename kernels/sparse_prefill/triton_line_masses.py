@@ -30,7 +30,7 @@ class Tiling:
     registers: int | None = None
 
 
-# By the keys' dtype: of the log-sums, and of the masses.
+# By the keys' dtype: the tilings of the log-sums and of the masses.
 Tilings = tuple[Tiling, Tiling]
 # In e4m3 a program holds its queries. Those of two heads take 72 KB of shared memory, 128 keys as much: there is room
 # for them and the next ones, or for two programs with 64 keys, of which one multiplies while the other sums.

@@ -47,7 +47,7 @@ def feed_forward(
     ctas: int | None = None,
     strips: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `few_tokens_feed_forward` says, for what the kernel `takes`.
+    """As `kernels.w4a8_gemm.few_tokens_feed_forward`, for what the kernel `takes`.
 
     ctas: by default one for each multiprocessor that is not spared; strips: of a unit. Results depend on neither.
     """

@@ -34,7 +34,7 @@ def w4a8_feed_forward(x: ScaledRows, experts: Int4FeedForward, layout: Layout) -
 
 
 def _outputs(x: ScaledRows, weight: Int4Experts, layout: Layout) -> Iterator[tuple[int, Place, torch.Tensor]]:
-    """By expert that has rows: where they lie, and their outputs, [rows, outputs] float32."""
+    """For each expert that has rows: where they lie, and their outputs, [rows, outputs] float32."""
     for expert, tiles in enumerate(weight.tiles):
         if isinstance(layout, ContiguousLayout):
             at: Place = ((layout.row_experts == expert).nonzero().flatten(),)

@@ -82,8 +82,8 @@ def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided
 # copies. All 16 or 22 CTAs of gate and up and all but two of down's 38 then run at once, while the other 96 decode
 # 4.8 TB/s, more than memory delivers.
 SPARE, SPARE_OF_FEW = 4, 36
-# Copies are few if as many experts have no more bytes than this: 32 of R1's, which take 170 us to read. Shared experts
-# that four ranks divide take 150 us on 4 multiprocessors: with more copies they end first anyway.
+# There are few copies if that many experts have at most this many bytes: 32 of R1's, which take 170 us to read. Shared
+# experts that four ranks divide take 150 us on 4 multiprocessors: with more copies they end first anyway.
 FEW_BYTES = 750_000_000
 
 

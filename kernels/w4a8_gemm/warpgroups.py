@@ -26,7 +26,9 @@ def takes(weight: Int4Experts) -> bool:
 
 
 def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling | None = None) -> torch.Tensor:
-    """For what it `takes`. tiling: by default the weight's for the expected rows of an expert."""
+    """As `kernels.w4a8_gemm.w4a8_grouped_gemm`, for weights that it `takes`. tiling: by default the weight's for the
+    expected rows of an expert.
+    """
     out = torch.empty(*layout.shape, weight.shape[1], dtype=torch.bfloat16, device=x.values.device)
     if out.numel():
         tiling = tiling or choose_tiling(weight, layout)
@@ -40,7 +42,9 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling
 def w4a8_feed_forward(
     x: ScaledRows, experts: Int4FeedForward, layout: Layout, tiling: Tiling | None = None
 ) -> torch.Tensor:
-    """For what it `takes`. tiling: by default that of gate and up, for both products."""
+    """As `kernels.w4a8_gemm.w4a8_feed_forward`, for weights that it `takes`. tiling: by default that of gate and up,
+    for both products.
+    """
     hidden, width = experts.down.shape[1:]
     out = torch.empty(*layout.shape, hidden, dtype=torch.bfloat16, device=x.values.device)
     if not out.numel():
