@@ -26,7 +26,7 @@ def random_bytes(size: int) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _beside_the_default_stream() -> Iterator[None]:
+def _own_stream() -> Iterator[None]:
     """Use a stream of its own: launches cannot be captured on the default one."""
     if DEVICE.type == "cuda":
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -47,9 +47,7 @@ def expected_hashes(data: torch.Tensor, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 2]), (1, 1, [3]), (2, 0, [1]), (0, 3, [])])
-def test_gathered_blocks_lie_layer_by_layer_in_staging_and_are_hashed(
-    first_layer: int, layers: int, blocks: list[int]
-) -> None:
+def test_gathered_blocks_lie_by_layer_and_are_hashed(first_layer: int, layers: int, blocks: list[int]) -> None:
     pool, staging = random_pool(), random_bytes(9 * PIECE + 64)
     before, size = staging.clone(), layers * len(blocks) * PIECE
     segment = SegmentBuffer(pool, staging)
@@ -76,7 +74,7 @@ def test_what_was_gathered_lands_in_its_blocks_only() -> None:
 
 
 @pytest.mark.parametrize("byte", [0, CHUNK_BYTES - 1, CHUNK_BYTES, WIDE_BYTES - 1])
-def test_a_segment_with_one_wrong_byte_does_not_land_and_the_next_one_does(byte: int) -> None:
+def test_a_segment_with_a_wrong_byte_does_not_land(byte: int) -> None:
     target = random_bytes(WIDE_BYTES).view(1, 5, BLOCK_TOKENS, -1)
     before, staging, table = target.clone(), random_bytes(WIDE_BYTES), seeded_table(SEED)
     segment, hashes = SegmentBuffer(target, staging), expected_hashes(staging, SEED)

@@ -23,7 +23,7 @@ def draw_rows(rows: int, count: int) -> tuple[torch.Tensor, ...]:
     return token_ids, starts, table, torch.rand(rows) < 0.7, torch.randint(1 + count, (rows,), dtype=torch.int32)
 
 
-def test_a_token_stands_behind_the_one_before_it_and_in_the_block_of_its_position() -> None:
+def test_tokens_follow_each_other_in_the_blocks_of_their_positions() -> None:
     table = torch.tensor([[7, 3], [5, 9]], dtype=torch.int32)
     token_ids, starts = torch.tensor([[11, -1], [13, 14]]), torch.tensor([63, 2], dtype=torch.int32)
     placed = place_tokens(token_ids, starts, table, torch.tensor([True, False]), None, ROTATIONS, 0)
@@ -34,7 +34,7 @@ def test_a_token_stands_behind_the_one_before_it_and_in_the_block_of_its_positio
     assert torch.equal(placed.rotations, ROTATIONS[[63, 64, 2, 3]])
 
 
-def test_what_is_written_for_tokens_whose_kv_is_there_goes_elsewhere() -> None:
+def test_kv_that_exists_is_not_written_again() -> None:
     table, starts = torch.tensor([[7, 3], [5, 9]], dtype=torch.int32), torch.tensor([62, 2], dtype=torch.int32)
     token_ids, shared = torch.ones(2, 3, dtype=torch.int64), torch.tensor([2, 0], dtype=torch.int32)
     placed = place_tokens(token_ids, starts, table, torch.tensor([True, True]), shared, ROTATIONS, 11 * 64)
@@ -54,7 +54,7 @@ def test_tokens_are_placed_as_defined(device: torch.device, rows: int, count: in
         assert one.is_contiguous()
 
 
-def test_a_row_goes_on_where_the_one_before_ended_with_its_guesses() -> None:
+def test_a_row_continues_the_one_before_with_its_guesses() -> None:
     drawn, missing = torch.tensor([50, 60, 70]), torch.tensor([0, 2, 1], dtype=torch.int32)
     guessed = torch.tensor([[51, 52, 53], [61, 62, 63], [71, NO_TOKEN, NO_TOKEN]])
     given = torch.tensor([[7, 8, NO_TOKEN], [0, 0, 0], [0, 0, 0], [0, NO_TOKEN, NO_TOKEN]], dtype=torch.int32)

@@ -31,7 +31,7 @@ def test_launches_are_plain_without_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_kernel_compiled_for_aligned_tensors_is_not_launched_for_others() -> None:
+def test_unaligned_tensors_get_a_kernel_of_their_own() -> None:
     numbers = torch.randn(3 * 512 + 1, device="cuda").bfloat16()
     for first in (0, 1, 0):
         x = numbers[first : first + 3 * 512].view(3, 512)
@@ -111,7 +111,7 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 30, 64, 90, 150])
-def test_a_captured_chain_always_computes_what_its_kernels_compute_in_turn(tokens: int) -> None:
+def test_a_captured_chain_computes_what_its_kernels_do(tokens: int) -> None:
     assert_replays_are_exact(make_chain(tokens, layers=6), (tokens, HIDDEN), REPLAYS)
 
 

@@ -24,7 +24,7 @@ def test_drafts_are_counted_as_defined(device: torch.device, rows: int, count: i
     assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
-def test_a_line_ends_behind_its_accepted_drafts() -> None:
+def test_a_line_ends_after_its_accepted_drafts() -> None:
     last_drawn, missing = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
     drawn, starts = torch.tensor([[5, 6, 7], [8, 9, -1]]), torch.tensor([100, 30], dtype=torch.int32)
     drafts, rows = torch.tensor([2, 1], dtype=torch.int32), torch.tensor([2, 0])

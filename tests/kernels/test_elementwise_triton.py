@@ -69,7 +69,7 @@ def test_the_residual_is_added_before_the_norm_and_quantization(rows: int, width
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "heads"), [(0, 3), (1, 1), (5, 3), (9, 40)])
-def test_a_part_of_a_tensor_is_rotated_into_a_part_of_another(rows: int, heads: int, dtype: torch.dtype) -> None:
+def test_parts_of_tensors_are_rotated(rows: int, heads: int, dtype: torch.dtype) -> None:
     source, target = random(rows, heads, ROPE + 10, dtype=dtype), random(rows, heads, ROPE + 20, dtype=dtype)
     expected, turns = target.clone(), rotations(rows)
     rope_reference.rotate(source[:, :, 10:], turns, expected[:, :, 4 : 4 + ROPE])

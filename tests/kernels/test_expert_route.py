@@ -8,7 +8,7 @@ from kernels.expert_route import reference, route, triton
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_copies_take_turns_and_choices_of_no_expert_stay_and_are_not_counted() -> None:
+def test_copies_of_an_expert_take_turns() -> None:
     slots, copies = torch.tensor([[4, 7], [2, 2], [0, 0]]), torch.tensor([2, 1, 1])
     chosen = torch.tensor([10, 0, 0])
     found = route(torch.tensor([[0, 1], [0, 2], [-1, -1], [0, 1]]), slots, copies, chosen)

@@ -8,7 +8,7 @@ from kernels.sample import forbid
 
 
 @pytest.mark.parametrize("vocabulary", [8, 61, 1000])
-def test_rows_keep_the_tokens_that_their_masks_allow_and_other_rows_keep_all(vocabulary: int) -> None:
+def test_only_rows_with_a_mask_lose_tokens(vocabulary: int) -> None:
     generator = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(generator.normal(size=(5, vocabulary)).astype(np.float32))
     allowed = generator.integers(0, 2, (2, vocabulary)).astype(bool)

@@ -86,15 +86,13 @@ def test_an_aligned_tile_of_rows_has_one_expert() -> None:
 @pytest.mark.parametrize(
     ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (129, 289, False)]
 )
-def test_layouts_are_masked_while_experts_have_few_rows_and_room_is_small(
-    tokens: int, experts: int, masked: bool
-) -> None:
+def test_layouts_are_masked_while_experts_have_few_rows(tokens: int, experts: int, masked: bool) -> None:
     chosen = torch.rand(tokens, experts).argsort(dim=1)[:, :2].contiguous()
     expanded = expand_quantized(quantize(torch.randn(tokens, 128)), chosen, experts)
     assert isinstance(expanded.layout, MaskedLayout) == masked
 
 
-def test_a_masked_layout_has_room_for_every_token_at_one_expert() -> None:
+def test_a_masked_layout_has_room_for_one_popular_expert() -> None:
     layout = expand_masked(quantize(torch.randn(50, 128)), torch.full((50, 1), 2), 4).layout
     assert isinstance(layout, MaskedLayout) and layout.expected_rows == 13
     assert layout.counts.tolist() == [0, 0, 50, 0]
@@ -119,7 +117,7 @@ def test_shared_experts_do_not_count_for_the_memory() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(2, 4), (4, 8), (8, 4)])
-def test_steps_of_256_rows_a_rank_are_not_padded_beside_copies_of_experts(ranks: int, copies: int) -> None:
+def test_large_steps_with_copies_of_experts_are_not_padded(ranks: int, copies: int) -> None:
     slots, tokens = 256 // ranks + copies, 256 * ranks
     experts = torch.rand(tokens, slots * ranks).argsort(dim=1)[:, :8]
     assert isinstance(choose_layout(experts, slots, elsewhere=slots * (ranks - 1)), MaskedLayout)

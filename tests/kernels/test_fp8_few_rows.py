@@ -36,16 +36,16 @@ def test_all_ctas_of_a_product_run_at_once(outputs: int, inputs: int) -> None:
     assert tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and 96 <= tiling.tiles(outputs) * tiling.ctas <= 132
 
 
-def test_the_ctas_of_weights_with_more_tiles_than_the_chip_runs_take_turns() -> None:
+def test_weights_of_too_many_tiles_are_tiled_without_clusters() -> None:
     assert choose_tiling(*DENSE) == ALONE and ALONE.tiles(DENSE[0]) > MOST_CLUSTERS[ALONE.ctas]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), EXPERT_LAYERS.values())
-def test_beside_other_kernels_no_cta_needs_others(outputs: int, inputs: int) -> None:
+def test_no_cta_waits_for_others_on_a_shared_chip(outputs: int, inputs: int) -> None:
     assert choose_tiling(outputs, inputs, shares_chip=True) == ALONE
 
 
-def test_a_small_product_beside_other_kernels_has_narrow_tiles() -> None:
+def test_a_small_product_on_a_shared_chip_has_narrow_tiles() -> None:
     # Shared experts' gate and up on one of four ranks.
     assert choose_tiling(1024, 7168, shares_chip=True) == SHARING[0]
     assert choose_tiling(7168, 512, shares_chip=True) == ALONE

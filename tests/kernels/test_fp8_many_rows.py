@@ -27,7 +27,7 @@ FASTEST = [
 
 
 @pytest.mark.parametrize(("rows", "layer", "width"), FASTEST)
-def test_the_width_of_tiles_is_the_one_measured_to_be_the_fastest(rows: int, layer: str, width: int) -> None:
+def test_the_fastest_measured_width_of_tiles_is_chosen(rows: int, layer: str, width: int) -> None:
     assert many_rows.choose_width(rows, LINEAR_LAYERS[layer][0]) == width
 
 

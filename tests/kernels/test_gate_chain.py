@@ -15,7 +15,7 @@ HIDDEN, LAYERS, REPLAYS = 1024, 6, 100
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize("tokens", [1, 32, 64, 90, 150])
-def test_a_captured_gate_always_computes_what_its_kernels_compute_in_turn(tokens: int) -> None:
+def test_a_captured_gate_computes_what_its_kernels_do(tokens: int) -> None:
     norms = torch.rand(LAYERS, HIDDEN, device="cuda").bfloat16()
     weights = torch.randn(LAYERS, EXPERTS, HIDDEN, device="cuda").bfloat16() / HIDDEN**0.5
     bias = torch.randn(EXPERTS, device="cuda") / 10

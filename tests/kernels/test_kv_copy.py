@@ -29,7 +29,7 @@ def test_latents_are_read_in_the_order_of_their_slots() -> None:
     assert torch.equal(read_latents(pool, slots, torch.float32), pool.view(-1, 12)[slots])
 
 
-def test_a_compressed_latent_is_read_as_scale_times_what_is_stored() -> None:
+def test_a_compressed_latent_is_scale_times_what_is_stored() -> None:
     pool = torch.randn(3, BLOCK_TOKENS, 12).to(torch.float8_e4m3fn)
     slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
     assert torch.equal(read_latents(pool, slots, torch.float32, 0.25), pool.float().view(-1, 12)[slots] * 0.25)

@@ -62,7 +62,7 @@ def test_queries_are_quantized_in_groups() -> None:
     assert torch.allclose(read_latents(step.pool, step.slots, torch.float32), step.expected_latents, atol=1e-6)
 
 
-def test_a_compressed_pool_keeps_three_bits_of_mantissa_and_its_range() -> None:
+def test_a_compressed_pool_keeps_three_bits_of_mantissa() -> None:
     step = Step(50, torch.float8_e4m3fn)
     step.latent_weight[3] = 1e6
     step.expected_latents[:, 3] *= 0

@@ -118,7 +118,7 @@ def as_rounded(query: torch.Tensor) -> torch.Tensor:
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [16, HEADS])
 @pytest.mark.parametrize("e4m3", [False, True])
-def test_a_row_may_have_more_queries_than_a_block_has_tokens(heads: int, e4m3: bool) -> None:
+def test_a_row_may_have_more_queries_than_a_block(heads: int, e4m3: bool) -> None:
     case = Case([1, 64, 65, 300], 70, heads, (LATENT, WIDTH), e4m3=e4m3)
     assert case.error(attend_on_hopper(case)) < (0.08 if e4m3 else 0.01)
 

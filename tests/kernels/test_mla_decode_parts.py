@@ -148,7 +148,7 @@ def test_fewer_requests_are_split_than_there_are_parts(units: list[int], parts: 
 
 
 @given(st.integers(1, 200), st.integers(1, 200), PARTS)
-def test_no_more_equal_contexts_are_split_than_if_all_lay_end_to_end(units: int, requests: int, parts: int) -> None:
+def test_equal_contexts_are_split_as_rarely_as_end_to_end(units: int, requests: int, parts: int) -> None:
     contexts = [units] * requests
     assert len(split_requests(divide_into_parts(contexts, parts))) <= splits_end_to_end(contexts, parts)
 

@@ -166,7 +166,7 @@ def test_outputs_of_some_heads_are_quantized_into_some_rows(
 
 @hopper
 @pytest.mark.gpu
-def test_more_keys_than_the_cache_holds_are_attended_to_in_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_the_cache_cannot_hold_are_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.mla_prefill import hopper_inputs
 
     # Two heads at a time, and one in the last group.

@@ -9,7 +9,7 @@ lengths = st.lists(st.tuples(st.integers(1, 700), st.integers(0, 900)), max_size
 
 
 @given(lengths)
-def test_tiles_cover_every_query_once_and_let_it_see_its_keys(prompts: list[tuple[int, int]]) -> None:
+def test_tiles_show_every_query_its_keys_once(prompts: list[tuple[int, int]]) -> None:
     counts = [queries for queries, _ in prompts]
     sizes = [queries + cached for queries, cached in prompts]
     # For each query, the first key of its prompt and the number of keys that it sees.

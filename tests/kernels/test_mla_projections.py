@@ -9,7 +9,7 @@ from kernels.rope import frequencies, rotate_, rotation_table
 HEADS, VALUES = 3, 32
 
 
-def test_absorbed_queries_score_a_latent_as_the_key_it_expands_to() -> None:
+def test_absorbed_queries_score_latents_as_their_expanded_keys() -> None:
     query, latent, weight = torch.randn(5, HEADS, 12 + 8), torch.randn(VALUES), torch.randn(HEADS, 12, VALUES)
     rotations = rotation_table(frequencies(8, 10000.0), 50)[[3, 1, 49, 0, 7]]
     absorbed = absorb_query(query, weight, rotations)

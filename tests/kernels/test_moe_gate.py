@@ -58,7 +58,7 @@ def test_the_bias_alone_can_decide() -> None:
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_shared_experts_follow_the_chosen_ones_with_a_weight_of_one(shared: int, normalize: bool) -> None:
+def test_shared_experts_come_last_with_a_weight_of_one(shared: int, normalize: bool) -> None:
     routing = Routing(2, groups=2, groups_per_token=1, normalize=normalize, scaling=2.5, shared=shared)
     logits, bias = torch.randn(9, 8), torch.randn(8)
     logits[3] = float("nan")

@@ -78,7 +78,7 @@ def test_other_types_and_widths_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_experts_outputs_are_added_up_before_the_norm_on_a_cpu(shared: bool) -> None:
+def test_outputs_are_added_up_before_the_norm_on_cpu(shared: bool) -> None:
     outputs, weight = random_outputs(3, 128, device="cpu", shared=shared), random(128, device="cpu")
     residual = random(3, 128, device="cpu")
     total, expected_total = residual.clone(), residual.clone()

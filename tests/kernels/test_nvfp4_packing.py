@@ -31,7 +31,7 @@ def test_unpacking_gives_the_values_that_were_packed(outputs: int, inputs: int) 
     torch.testing.assert_close(dequantize_nvfp4(*unpack(*packed)), expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_part_of_a_matrix_is_packed_as_in_the_whole() -> None:
+def test_parts_of_a_matrix_are_packed_as_the_whole() -> None:
     codes, scales = random_matrix(256, 512)
     whole, part = pack(codes, scales), pack(codes[64:192, 128:].contiguous(), scales[64:192, 16:].contiguous())
     assert all(torch.equal(own, every[2:, 1:3]) for own, every in zip(part, whole, strict=True))

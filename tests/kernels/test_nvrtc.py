@@ -17,7 +17,7 @@ class Arguments(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int),)
 
 
-def test_a_launch_is_configured_for_its_own_grid_stream_and_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_has_its_own_grid_stream_and_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[int, ...]] = []
     stream = 16
 

@@ -37,7 +37,7 @@ def test_python_and_the_source_agree_on_the_region() -> None:
 
 
 @pytest.mark.parametrize("units", [1, 127, 128, 129, 16385, 32769, 65537, MOST_WORD_UNITS])
-def test_every_unit_fits_its_blocks_place_and_no_block_is_idle(units: int) -> None:
+def test_units_fit_their_blocks_and_no_block_is_idle(units: int) -> None:
     blocks, threads, turn_units = unit_blocks(units)
     assert (blocks - 1) * turn_units < units <= blocks * turn_units and turn_units % 32 == 0
     assert blocks <= CHANNELS and turn_units <= WORD_UNITS and threads <= MOST_THREADS
@@ -56,7 +56,7 @@ def test_each_number_of_ranks_has_a_kernel() -> None:
     assert [template_ranks(ranks) for ranks in range(2, MOST_RANKS + 1)] == [2, 4, 4, 8, 8, 8, 8]
 
 
-def test_words_lie_within_the_region_of_a_group_and_one_rank_alone_has_none() -> None:
+def test_words_lie_within_the_region_of_a_group() -> None:
     assert region_bytes(1) == 0 and word_bytes(1) == slice(0, 0)
     for ranks in range(2, MOST_RANKS + 1):
         words = word_bytes(ranks)

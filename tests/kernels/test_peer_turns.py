@@ -118,7 +118,7 @@ PLACES = {"lines": LINE_TURNS, "words": WORD_TURNS, "slots": SLOT_TURNS}
 
 
 @pytest.mark.parametrize("kinds", [["lines"], ["words"], ["slots"], ["lines", "words", "slots"]], ids=str)
-def test_what_was_sent_is_read_before_its_place_is_used_again(kinds: list[str]) -> None:
+def test_a_place_is_read_before_it_is_used_again(kinds: list[str]) -> None:
     for seed in range(SCHEDULES):
         run(seed, PLACES, kinds)
 

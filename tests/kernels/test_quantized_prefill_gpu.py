@@ -130,7 +130,7 @@ def test_captured_attention_repeats_bit_by_bit() -> None:
         assert torch.equal(found, expected)
 
 
-def test_rows_that_cannot_be_read_16_bytes_at_a_time_are_attended_to() -> None:
+def test_rows_that_are_not_aligned_are_attended_to() -> None:
     case = Case(plan_prefill([150], [150], DEVICE, quantized=True), 4)
     case.own = case.own.transpose(0, 1).contiguous().transpose(0, 1)
     case.assert_as_defined()

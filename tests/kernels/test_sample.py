@@ -35,7 +35,7 @@ def test_philox_repeats_its_published_vectors(
     assert tuple(int(word) for word in philox((a, b, c, d), (e, f))) == expected
 
 
-def test_uniform_numbers_differ_by_seed_and_position_and_stay_inside_the_interval() -> None:
+def test_uniform_numbers_differ_by_seed_and_position() -> None:
     seeds, positions = torch.meshgrid(torch.tensor([0, 1, 1 << 40, -1]), torch.arange(500), indexing="ij")
     numbers = set(uniform(seeds, positions).flatten().tolist())
     assert len(numbers) == 2000 and 0 < min(numbers) < 0.01 and 0.99 < max(numbers) < 1
@@ -73,7 +73,7 @@ def test_the_coldest_temperature_is_greedy() -> None:
     assert drawn(count=50, temperature=1e-40).keys() == {0}
 
 
-def test_a_token_does_not_depend_on_the_rows_beside_it() -> None:
+def test_a_token_does_not_depend_on_other_rows() -> None:
     logits = torch.randn(7, 50)
     draws = [Draw(1.0, 0, 0.9, seed=5, position=position) for position in (3, 9, 4, 4, 1000, 0)]
     draws.append(Draw(1.0, 0, 1.0, seed=5, position=7))

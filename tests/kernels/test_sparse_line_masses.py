@@ -42,7 +42,7 @@ def test_triton_multiplies_stored_latents_in_e4m3(
     compare(triton_line_masses.line_masses(query, key, SCALE), expected, 2e-2 if query.is_cuda else 1e-3)
 
 
-def test_each_query_of_each_head_is_rounded_by_its_own_size() -> None:
+def test_each_heads_query_is_rounded_by_its_own_size() -> None:
     """Also a query of zeros, and large next to small ones: masses differ little from those of exact queries."""
     query, key = torch.randn(20, 3, 64), torch.randn(300, 1, 64).to(torch.float8_e4m3fn)
     query[3, 1], query[4] = 0, query[4] * 1e-6
@@ -51,7 +51,7 @@ def test_each_query_of_each_head_is_rounded_by_its_own_size() -> None:
     assert (found.columns - exact.columns).norm() < 0.1 * exact.columns.norm()
 
 
-def test_the_choice_from_tritons_sums_differs_at_most_where_sums_are_at_the_bound(device: torch.device) -> None:
+def test_tritons_sums_choose_other_lines_at_the_bound_alone(device: torch.device) -> None:
     """Both sum the same weights in another order: a head's last line may differ if it is as good as the next."""
     query, key = 3 * torch.randn(64, 2, 72, device=device), torch.randn(900, 1, 72, device=device)
     expected, found = line_masses(query, key, SCALE), triton_line_masses.line_masses(query, key, SCALE)

@@ -176,7 +176,7 @@ def test_selected_lines_hold_the_wanted_mass_of_the_last_queries(queries: int, k
     assert selected.columns[:, 0].all() and selected.slashes[:, :2].all()
 
 
-def test_a_key_that_all_look_at_is_a_column_and_a_distance_is_a_slash() -> None:
+def test_popular_keys_are_columns_and_popular_distances_slashes() -> None:
     """Head 0 looks at the key at 1,000, head 1 at what is 1,500 keys back, head 2 at its neighbours."""
     keys, width = 4096, 64
     by_position = torch.nn.functional.normalize(torch.randn(keys, width), dim=1) * 8
@@ -202,7 +202,7 @@ def test_a_key_that_all_look_at_is_a_column_and_a_distance_is_a_slash() -> None:
     assert kept.float().mean() < 0.15
 
 
-def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_key_selects_as_equal_keys_do(monkeypatch: pytest.MonkeyPatch) -> None:
     given = prompt(64, 500)
     query, shared = given.query, given.key[:, :1]
     expected = select_lines(query, shared.expand(-1, HEADS, -1).contiguous(), scale=1.0, recall=0.7)
@@ -213,7 +213,7 @@ def test_one_key_for_all_heads_selects_as_the_same_key_of_each(monkeypatch: pyte
     assert not found.columns.all() and not found.slashes.all()
 
 
-def test_log_sums_of_some_queries_are_those_of_attention_to_all_keys() -> None:
+def test_log_sums_are_those_of_attention_to_all_keys() -> None:
     given = prompt(130, 300)
     _, expected = sparse(given, random_selection(300, share=2))
     chosen = torch.tensor([0, 5, 129])

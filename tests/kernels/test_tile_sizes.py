@@ -7,12 +7,12 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4))
-def test_so_many_parts_hold_the_whole_and_one_fewer_does_not(whole: int, part: int) -> None:
+def test_cdiv_is_the_fewest_parts_that_hold_the_whole(whole: int, part: int) -> None:
     parts = cdiv(whole, part)
     assert (parts - 1) * part < whole <= parts * part
 
 
 @given(st.integers(1, 2**40))
-def test_the_next_power_of_2_is_less_than_twice_the_size(size: int) -> None:
+def test_the_next_power_of_2_is_the_smallest(size: int) -> None:
     power = next_power_of_2(size)
     assert power.bit_count() == 1 and size <= power < 2 * size

@@ -114,7 +114,7 @@ def test_any_number_of_experts_and_choices(experts: int, tokens: int, choices: i
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_the_number_of_ctas_and_strips_change_nothing_captured_or_not(tokens: int) -> None:
+def test_results_depend_on_neither_ctas_nor_strips(tokens: int) -> None:
     weights, scale = random_feed_forward(64, 7168, 512, "cuda"), torch.tensor([0.006], device="cuda")
     for _ in range(3):
         choices, x = draw(tokens, 8, 64), torch.randn(tokens, 7168, device="cuda").bfloat16()

@@ -30,7 +30,7 @@ def test_unpacking_gives_what_was_packed(shape: tuple[int, ...]) -> None:
     assert torch.equal(found, integers) and torch.equal(found_scales, scales)
 
 
-def test_a_part_of_a_matrix_is_packed_as_in_the_whole() -> None:
+def test_parts_of_a_matrix_are_packed_as_the_whole() -> None:
     integers, scales = random_integers(256, 512), torch.rand(256, 4)
     whole = pack_tiles(published(integers), scales)
     part = pack_tiles(published(integers[64:192, 256:]), scales[64:192, 2:])

@@ -29,7 +29,7 @@ def test_tiles_are_narrow_where_that_was_measured_to_be_faster(width: int, touch
 
 
 @pytest.mark.parametrize(("tokens", "narrow"), [(1, True), (2, False), (4, False)])
-def test_the_busiest_of_ranks_that_divide_experts_has_more_than_its_share(tokens: int, narrow: bool) -> None:
+def test_the_busiest_rank_expects_more_than_its_share(tokens: int, narrow: bool) -> None:
     # Each token chooses eight experts of four ranks.
     found = narrowed(TILINGS[0], (4096, 7168), 2 * tokens, divided=True)
     assert found == (NARROW if narrow else TILINGS[0])
@@ -40,7 +40,7 @@ def test_tiles_for_more_rows_are_narrowed_if_few_have_come() -> None:
     assert narrowed(TILINGS[1], (1024, 7168), 8, divided=False) == NARROW
 
 
-def test_rows_that_one_narrow_tile_may_not_hold_keep_wide_ones() -> None:
+def test_rows_beyond_a_narrow_tile_keep_wide_tiles() -> None:
     assert narrowed(TILINGS[1], (512, 512), 17, divided=False) == TILINGS[1]
 
 
@@ -73,7 +73,7 @@ def test_few_copies_leave_room_for_shared_experts_at_once(copies: float, expert_
     assert spared(copies, expert_bytes) == expected
 
 
-def test_shared_experts_beside_few_copies_all_run_at_once() -> None:
+def test_shared_experts_of_few_copies_all_run_at_once() -> None:
     # Gate and up of one of four ranks, and of a rank that has them whole.
     for outputs in (1024, 4096):
         tiling = choose_tiling(outputs, 7168, shares_chip=True)
@@ -86,7 +86,7 @@ def fitting(slack: float) -> Callable[[int, Tiling], float]:
 
 
 @pytest.mark.parametrize("slack", [0.7, 1.0, 1.3])
-def test_the_fastest_tiling_is_chosen_at_every_measured_number_of_rows(slack: float) -> None:
+def test_the_fastest_tiling_is_chosen_for_measured_rows(slack: float) -> None:
     measure = fitting(slack)
     table = measure_table(measure)
     for rows in ROWS:
