@@ -33,7 +33,7 @@ def drawn(mesh: Mesh) -> tuple[float, float, int]:
     return round(sampling.temperature, 6), round(sampling.top_p, 6), sampling.top_k
 
 
-async def test_a_request_that_says_nothing_is_drawn_as_the_checkpoint_says() -> None:
+async def test_an_unspecified_request_is_drawn_as_the_checkpoint_says() -> None:
     async with running_mesh(
         answering("ok<｜end▁of▁sentence｜>"), texts=with_defaults(temperature=0.6, top_p=0.95)
     ) as mesh:
