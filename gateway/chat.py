@@ -72,7 +72,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
         self._tokenizer = tokenizer
-        self._skills = TemplateSkills.of(source, variables, self._run)
+        self._skills = TemplateSkills.of(source, variables, self._run, tokenizer.control_id)
 
     def render(
         self,
@@ -95,7 +95,8 @@ class ChatTemplate:
         reasoning = ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE
         begun = ""
         if toolbox is not None and (toolbox.required or toolbox.named is not None):
-            begun = self._skills.format.opening(toolbox.forced_name)
+            earlier = sum(len(message.tool_calls) for message in messages)
+            begun = self._skills.format.opening(toolbox.forced_name, earlier)
             text += f"\n{THINK_CLOSE}\n\n{begun}" if opened else begun
             reasoning, closed = ReasoningStart.NONE, False
         return RenderedChat(

@@ -54,13 +54,21 @@ class TemplateSkills:
     format: ToolFormat
 
     @classmethod
-    def of(cls, source: str, variables: set[str], run: Callable[[dict[str, Any]], str]) -> "TemplateSkills":
-        """variables: those that the template reads. run: renders it; raises InvalidRequest if it fails."""
+    def of(
+        cls,
+        source: str,
+        variables: set[str],
+        run: Callable[[dict[str, Any]], str],
+        control_id: Callable[[str], int | None] = lambda text: None,
+    ) -> "TemplateSkills":
+        """variables: those that the template reads. run: renders it; raises InvalidRequest if it fails. control_id: of
+        the model's tokenizer.
+        """
         tools = "tools" in variables
         given = {"tools": [PROBE_TOOL] if tools else None}
         styles = (CallStyle(*each) for each in _styles()) if "tool_calls" in source else ()
         fitting = (style for style in styles if all(_writes(probe, run, given) for probe in _probes(style)))
-        return cls(tools, next(fitting, None), format_of(source))
+        return cls(tools, next(fitting, None), format_of(source, control_id))
 
 
 def _styles() -> Iterator[tuple[str | None, bool, bool]]:

@@ -6,7 +6,7 @@ from typing import Any
 from gateway.answer_forms import ANY_OBJECT, json_rule, literal
 from gateway.schema_closing import closed
 from gateway.schema_keywords import COMBINING
-from gateway.tool_formats.interface import ToolFormat
+from gateway.tool_formats.interface import Piece, ToolFormat
 from gateway.tools import Tool, Toolbox
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar
@@ -37,26 +37,29 @@ class ToolGrammar:
     def rules(self) -> str:
         """Definitions of the rules that `begun` and `unbegun` name."""
         end = self.piece(self.format.end)
+        between = f"{literal(self.format.between)}? " if self.format.between else ""
         several = self._toolbox.parallel and self._toolbox.named is None
-        more = f"({literal(self.format.between)}? call)* {end}" if several else end
+        more = f"({between}call)* {end}" if several else end
         arguments = (f"arguments{index}: {_arguments_rule(tool)}" for index, tool in enumerate(self._toolbox.tools))
         call = f"{self._pieces(self.format.head)} {self._named_call()}"
         return "\n".join((f"more: {more}", f"call: {call}", *arguments))
 
     def _named_call(self) -> str:
         """A call from its name on."""
-        after = self._pieces(self.format.after_name(0))
+        after = self._pieces(self.format.after_name(None))
         tools = (f"{literal(tool.name)} {after} {self._arguments(i)}" for i, tool in enumerate(self._toolbox.tools))
         return f"({' | '.join(tools)})"
 
     def _arguments(self, index: int) -> str:
         return f"arguments{index} {self._pieces(self.format.tail)}"
 
-    def _pieces(self, pieces: Sequence[str]) -> str:
+    def _pieces(self, pieces: Sequence[str | Piece]) -> str:
         return " ".join(map(self.piece, pieces))
 
-    def piece(self, text: str) -> str:
+    def piece(self, text: str | Piece) -> str:
         """One piece of a call's text: a token if it is a marker that the vocabulary has."""
+        if isinstance(text, Piece):
+            return text.rule
         token_id = self.control(text) if text in self.format.markers else None
         return literal(text) if token_id is None else f"<[{token_id}]>"
 

@@ -1,20 +1,31 @@
 """Which format of tool calls a model writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.tool_formats.deepseek import V3, V31
 from gateway.tool_formats.interface import ToolFormat
+from gateway.tool_formats.kimi import K2
 from gateway.tools import ToolCall
 
-FORMATS: Sequence[ToolFormat] = (V3, V31)
+FORMATS: Sequence[ToolFormat] = (V3, V31, K2)
 MARKERS = frozenset[str]().union(*(each.markers for each in FORMATS))
 
 
-def format_of(template: str) -> ToolFormat:
-    """The format in which a chat template shows calls to its model."""
+def format_of(template: str, control_id: Callable[[str], int | None]) -> ToolFormat:
+    """The format in which a chat template shows calls to its model; or, if it shows none, that of the vocabulary.
+
+    control_id: the id of the token with this text; None if there is none.
+    """
+    for each in (K2, V31):
+        if each.begin in template:
+            return _deepseek(template) if each is V31 else each
+    return K2 if control_id(K2.begin) is not None else _deepseek(template)
+
+
+def _deepseek(template: str) -> ToolFormat:
     return V3 if "```json" in template else V31
 
 

@@ -17,7 +17,7 @@ from gateway.tool_formats.deepseek_reader import (
     SEPARATOR,
     DeepSeekReader,
 )
-from gateway.tool_formats.interface import CallReader, ToolFormat
+from gateway.tool_formats.interface import CallReader, Piece, ToolFormat
 
 OUTPUTS_BEGIN, OUTPUTS_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 OUTPUT_BEGIN, OUTPUT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
@@ -36,7 +36,7 @@ class DeepSeekV31(ToolFormat):
     head: Sequence[str] = (CALL_BEGIN,)
     tail: Sequence[str] = (CALL_END,)
 
-    def after_name(self, index: int) -> Sequence[str]:
+    def after_name(self, index: int | None) -> Sequence[str | Piece]:
         return (SEPARATOR,)
 
     def outputs(self, outputs: Sequence[str]) -> str:
@@ -53,7 +53,7 @@ class DeepSeekV3(DeepSeekV31):
     head = (CALL_BEGIN, FENCED_KIND, SEPARATOR)
     tail = ("\n```", CALL_END)
 
-    def after_name(self, index: int) -> Sequence[str]:
+    def after_name(self, index: int | None) -> Sequence[str | Piece]:
         return ("\n```json\n",)
 
 

@@ -47,6 +47,13 @@ class CallReader(ABC):
         """What was held back, now that nothing follows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a call that is not always the same: the right side of a rule in Lark."""
+
+    rule: str
+
+
 class ToolFormat(ABC):
     """How calls are written. A piece of text that is one of `markers` is a token where the vocabulary has it."""
 
@@ -61,8 +68,8 @@ class ToolFormat(ABC):
     tail: Sequence[str]
 
     @abstractmethod
-    def after_name(self, index: int) -> Sequence[str]:
-        """The pieces from a call's name to its arguments. index: which call of the answer it is."""
+    def after_name(self, index: int | None) -> Sequence[str | Piece]:
+        """The pieces from a call's name to its arguments. index: which call of the chat it is; None for any."""
 
     @abstractmethod
     def outputs(self, outputs: Sequence[str]) -> str:
@@ -72,17 +79,23 @@ class ToolFormat(ABC):
     def reader(self, signs: Signs, parallel: bool, new_id: Callable[[], str]) -> CallReader:
         """parallel: whether to report calls after the first."""
 
-    def opening(self, name: str | None) -> str:
-        """The beginning of an answer that calls a tool: up to the name, or up to the arguments if the name is known."""
+    def opening(self, name: str | None, earlier: int = 0) -> str:
+        """The beginning of an answer that calls a tool: up to the name, or up to the arguments if the name is known.
+
+        earlier: how many calls the chat has already.
+        """
         opened = self.begin + "".join(self.head)
-        return opened if name is None else "".join((opened, name, *self.after_name(0)))
+        return opened if name is None else f"{opened}{name}{self._named(earlier)}"
 
     def calls(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier turn, as the model would write them."""
         return self.begin + self.between.join(map(self._call, range(len(calls)), calls)) + self.end
 
     def _call(self, index: int, call: ToolCall) -> str:
-        return "".join((*self.head, call.name, *self.after_name(index), call.arguments, *self.tail))
+        return "".join((*self.head, call.name, self._named(index), call.arguments, *self.tail))
+
+    def _named(self, index: int) -> str:
+        return "".join(piece for piece in self.after_name(index) if isinstance(piece, str))
 
 
 def new_call_id() -> str:
