@@ -31,7 +31,14 @@ class Tokenizer:
     library, so that `encode` can tell those that a chat template wrote from those that a client wrote.
     """
 
-    def __init__(self, vocabulary: VocabularyTokenizer, added: list[_AddedToken], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        vocabulary: VocabularyTokenizer,
+        added: list[_AddedToken],
+        settings: Mapping[str, Any],
+        processor: Mapping[str, Any],
+    ) -> None:
+        """processor: tokenizer.json's post_processor, empty if it has none."""
         self._vocabulary = vocabulary
         self._control = {token.content: token.id for token in added}
         self._control_text = {token.id: token.content for token in added}
@@ -47,7 +54,8 @@ class Tokenizer:
         self.control_starts = sorted({token.content[0] for token in added})
         self.beginning = self._named("bos_token")
         self.end = self._named("eos_token")
-        self._prepends_beginning = bool(settings.get("add_bos_token", True)) and self.beginning is not None
+        asked = settings.get("add_bos_token")
+        self._prepends_beginning = asked if isinstance(asked, bool) else _prepends(processor, self.beginning)
 
     def encode(self, text: str, reveal: Callable[[str], str] | None = None) -> list[int]:
         """Token ids of the text; control tokens in it are recognized. Nothing is added before or after.
@@ -127,6 +135,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     path = tokenizer_path(directory) or directory
     sections = _sections(read_tokenizer(directory), path)
     added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
+    processor = msgspec.json.decode(sections.get("post_processor", msgspec.Raw(b"null")), type=dict[str, Any] | None)
     # The library must not match control tokens, shorten or pad a prompt, or add tokens to it.
     sections |= {key: msgspec.Raw(b"null") for key in ("truncation", "padding", "post_processor")}
     sections["added_tokens"] = msgspec.Raw(b"[]")
@@ -137,7 +146,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     spelled_out = [token for token in added if not token.content.isspace()]
-    return Tokenizer(vocabulary, spelled_out, read_tokenizer_settings(directory))
+    return Tokenizer(vocabulary, spelled_out, read_tokenizer_settings(directory), processor or {})
+
+
+def _prepends(processor: Mapping[str, Any], beginning: str | None) -> bool:
+    """Whether this post_processor puts the beginning of sequence before a single text."""
+    if processor.get("type") == "Sequence":
+        return any(_prepends(each, beginning) for each in processor.get("processors", ()))
+    first: Mapping[str, Any] = next(iter(processor.get("single", ())), {})
+    return beginning is not None and first.get("SpecialToken", {}).get("id") == beginning
 
 
 def _sections(description: bytes, path: Path) -> dict[str, msgspec.Raw]:

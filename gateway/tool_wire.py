@@ -16,6 +16,9 @@ from mesh.errors import InvalidRequest
 def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
     """The tools that the model may call; None if it may call none. The caller must still pass it to `check_toolbox`."""
     mode, named = chat.tool_choice.mode, chat.tool_choice.name or None
+    if mode not in gateway_pb2.ToolChoiceMode.values():
+        field = "chat.tool_choice.mode"
+        raise InvalidRequest(f"{field} is {mode}: expected a ToolChoiceMode that this version knows", field=field)
     required = mode == gateway_pb2.TOOL_CHOICE_MODE_REQUIRED
     if not chat.tools:
         if required or named is not None:

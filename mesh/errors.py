@@ -127,6 +127,12 @@ class BodyTooLarge(InvalidRequest):
     reason = "BODY_TOO_LARGE"
 
 
+class UnsupportedCoding(InvalidRequest):
+    """The request's body is compressed."""
+
+    reason = "UNSUPPORTED_CODING"
+
+
 class Unauthenticated(MeshError):
     """The call carries no API key, or an unknown one."""
 

@@ -18,6 +18,7 @@ KINDS: Mapping[int, str] = MappingProxyType(
         401: "authentication_error",
         404: "not_found_error",
         413: "request_too_large",
+        415: "invalid_request_error",
         429: "rate_limit_error",
         503: "overloaded_error",
         504: "timeout_error",

@@ -4,25 +4,32 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from mesh.errors import BodyTooLarge, DeadlineExceeded
+from mesh.errors import BodyTooLarge, DeadlineExceeded, UnsupportedCoding
 
 # A body over the limit is read and discarded up to this many times the limit: most clients look at the answer only
 # after they have sent everything.
 DISCARDED_TIMES = 8
+
+UNCOMPRESSED = frozenset(("", "identity", "chunked"))
 
 
 class ClientGone(Exception):
     """The client closed its connection: no answer can reach it."""
 
 
-async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
     """The whole body.
 
     Holds at most `limit` bytes and raises BodyTooLarge for more. Raises DeadlineExceeded if the body takes longer than
-    `seconds`, and ClientGone.
+    `seconds`, UnsupportedCoding if it is compressed, and ClientGone.
     """
+    for header in ("content-encoding", "transfer-encoding"):
+        codings = {coding.strip().lower() for coding in headers.get(header, "").split(",")}
+        if refused := codings - UNCOMPRESSED:
+            raise UnsupportedCoding(f"the body is encoded in {', '.join(sorted(refused))}: send it as it is")
     try:
         async with asyncio.timeout(seconds):
             return await _read(receive, limit)

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
+# could tell whether it still reads.
+PATIENCE_WITHOUT_PROBE_SECONDS = 1.0
 # More than any client of ours sends. The parser joins the pieces of a header again at each read, so an unbounded header
 # would take time quadratic in its length.
 MAX_HEAD_BYTES = 65536
@@ -58,6 +62,9 @@ class LimitedConnection(HttpToolsProtocol):
         # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,
         # headers, trailers or a chunk's extensions. Nothing else bounds these, and their sender need not have a key.
         self._head_bytes = 0
+        # Bytes of the request's URL and headers so far.
+        self._field_bytes = 0
+        self._half_closed: HalfClosed | None = None
 
     @property
     def idle(self) -> bool:
@@ -72,6 +79,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_headers()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
         self._lost.set()
 
@@ -81,22 +90,56 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            if self.idle:
-                self.transport.write(TOO_LARGE)
-            self._close("large")
+            self._refuse_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection open: a request that is whole is answered."""
+        if not tells_states() or self.cycle is None or self.cycle.more_body or self.cycle.response_started:
+            return False
+        self.cycle.keep_alive = False
+        probed = self.cycle.scope["http_version"] != "1.0"
+        if probed and not self.pipeline:
+            self.transport.write(PROBE)
+        deadline = self.loop.time() + PATIENCE_WITHOUT_PROBE_SECONDS
+        newest = self.cycle
+        self._half_closed = HalfClosed(
+            self.transport, lambda: not probed and not newest.response_started and self.loop.time() > deadline
+        )
+        return True
+
+    def on_message_begin(self) -> None:
+        self._field_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._field_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # With ": " and the end of the line.
+        self._field_bytes += len(name) + len(value) + 4
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         self._stop_awaiting_headers()
+        # Headers that come in one piece were not counted while they came.
+        if self._field_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+            return
         super().on_headers_complete()
+        if self.cycle.scope["http_version"] == "1.0":
+            _end_by_closing(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
-        super().on_body(body)
+        if not self.transport.is_closing():
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
-        super().on_message_complete()
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
@@ -122,9 +165,30 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.write(BUSY)
             self._close("busy")
 
+    def _refuse_head(self) -> None:
+        if self.idle:
+            self.transport.write(TOO_LARGE)
+        self._close("large")
+
     def _close(self, why: str) -> None:
         GATEWAY_HTTP_CLOSED.labels(why).inc()
         self.transport.close()
+
+
+def _end_by_closing(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer without a length ends where the connection does (RFC 9112, section 6.3)."""
+    send_framed, has_length = cycle.send, True
+
+    async def send(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)  # type: ignore[arg-type]
+
+    cycle.send = send  # type: ignore[method-assign, assignment]
 
 
 def connections_that_fit() -> int:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.openai.answer_bodies import ErrorBody, ErrorDetail
-from mesh.errors import BodyTooLarge, MeshError, Retry, shortened
+from mesh.errors import BodyTooLarge, MeshError, Retry, UnsupportedCoding, shortened
 
 # HTTP status and OpenAI's error type, by the name of the gRPC code. Any other code is 500.
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
@@ -46,6 +46,8 @@ MAX_FIELD_CHARACTERS = 200
 def http_status(error: MeshError) -> int:
     if isinstance(error, BodyTooLarge):
         return 413
+    if isinstance(error, UnsupportedCoding):
+        return 415
     return STATUSES.get(error.code.name, (500, ""))[0]
 
 
@@ -66,7 +68,11 @@ def error_json(error: MeshError) -> bytes:
 
 
 def error_headers(error: MeshError) -> dict[str, str]:
-    """Retry-After, in whole seconds, unless trying again cannot help."""
+    """Retry-After, in whole seconds, unless trying again cannot help; what bodies may be encoded in, where that is
+    wrong.
+    """
+    if isinstance(error, UnsupportedCoding):
+        return {"accept-encoding": "identity"}
     if error.retry is Retry.NEVER:
         return {}
     delay_ms = DEFAULT_RETRY_AFTER_MS if error.retry_after_ms is None else error.retry_after_ms

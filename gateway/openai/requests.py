@@ -16,6 +16,7 @@ from gateway.openai.constraints import ConstraintFields
 from gateway.openai.tools import ChoiceBody, ToolBody, ToolChoice, keep_tools, toolbox
 from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import check_tool_count
+from mesh.domain.sampling import check_alternatives
 from mesh.errors import InvalidRequest
 
 # OpenAI's own default.
@@ -218,6 +219,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     def _asks(self, request_id: str) -> list[Ask]:
         self._check_choice()
+        check_alternatives("logprobs", self.logprobs)
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         logprobs = 0 if self.hides_logprobs else self.logprobs
         asks = [

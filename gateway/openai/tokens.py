@@ -69,7 +69,7 @@ class TokenRoutes:
         """The body, if its client has a valid key. Raises Unauthenticated, and what `read_body` raises."""
         self._gateway.tenants.authenticate(credential(request.headers))
         http = self._gateway.config.http
-        return await read_body(request.receive, http.body_bytes, http.body_seconds)
+        return await read_body(request.headers, request.receive, http.body_bytes, http.body_seconds)
 
     def _tokenizer(self, model: str) -> Tokenizer:
         tokenizer = self._gateway.catalog.text(model).tokenizer

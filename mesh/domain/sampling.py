@@ -110,10 +110,8 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
         raise _out_of_range("top_p", sampling.top_p, "above 0 and at most 1")
     if not 0 <= sampling.top_k <= MAX_TOP_K:
         raise _out_of_range("top_k", sampling.top_k, f"between 0 (which keeps all tokens) and {MAX_TOP_K}")
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
-        raise _out_of_range("top_logprobs", sampling.top_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
-    if sampling.prompt_logprobs is not None and not 0 <= sampling.prompt_logprobs <= MAX_TOP_LOGPROBS:
-        raise _out_of_range("prompt_logprobs", sampling.prompt_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
+    check_alternatives("top_logprobs", sampling.top_logprobs)
+    check_alternatives("prompt_logprobs", sampling.prompt_logprobs)
     if not 0 <= sampling.min_p <= 1:
         raise _out_of_range("min_p", sampling.min_p, "between 0 and 1")
     for field in ("presence_penalty", "frequency_penalty"):
@@ -125,6 +123,12 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
     if sampling.drafts not in list(DraftUse):
         raise _out_of_range("drafts", sampling.drafts, "a DraftUse that this version knows")
     _check_logit_bias(sampling.logit_bias, vocabulary_size)
+
+
+def check_alternatives(field: str, alternatives: int | None) -> None:
+    """Raises InvalidRequest naming `field` if so many alternatives are not reported."""
+    if alternatives is not None and not 0 <= alternatives <= MAX_TOP_LOGPROBS:
+        raise _out_of_range(field, alternatives, f"between 0 and {MAX_TOP_LOGPROBS}")
 
 
 def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int) -> None:

@@ -23,6 +23,8 @@ USER = gateway_pb2.ChatMessage(role="user", content="hello")
 # One schema like this may be decoded, several may not.
 MANY_LISTS = json.dumps({"enum": [[]] * 100_000})
 END = "<｜end▁of▁sentence｜>"
+# A number from the wire that this version has no name for; stubs are typed to refuse it.
+UNKNOWN_MODE: Any = 9
 
 
 def answering(text: str) -> FakeDecodeWorker:
@@ -108,6 +110,7 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
         ),
         ({"tools": [], "tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
         ({"tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
+        ({"tool_choice": gateway_pb2.ToolChoice(mode=UNKNOWN_MODE)}, "chat.tool_choice.mode is 9"),
     ],
 )
 async def test_bad_tools_and_too_many_messages_are_refused(fields: dict[str, Any], complaint: str) -> None:

@@ -56,6 +56,23 @@ def test_a_checkpoint_may_do_without_the_beginning(tmp_path: Path) -> None:
     assert loaded.encode_prompt("a") == LIBRARY.encode("a", add_special_tokens=False).ids
 
 
+NOTHING = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+BEGINNING = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": BEGIN}}, {"Sequence": {"id": "A"}}]}
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize(
+    "processor", [None, NOTHING, BEGINNING, {"type": "Sequence", "processors": [NOTHING, BEGINNING]}]
+)
+def test_the_setting_or_the_file_says_whether_to_begin(
+    asked: bool | None, processor: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    path = edited(tmp_path, add_bos_token=asked) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
+    adds = load_tokenizer(tmp_path).encode_prompt("a")[0] == LIBRARY.token_to_id(BEGIN)
+    assert adds is (processor not in (None, NOTHING) if asked is None else asked)
+
+
 def test_token_names_may_come_as_objects(tmp_path: Path) -> None:
     assert load_tokenizer(edited(tmp_path, bos_token={"content": BEGIN})).beginning == BEGIN
 

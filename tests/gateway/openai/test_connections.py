@@ -1,6 +1,7 @@
 """Connections that ask for nothing, or slowly, or that are too many."""
 
 import asyncio
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ from gateway.config import HttpConfig
 from gateway.openai.connections import MAX_HEAD_BYTES
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, direct, running_mesh
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 pytestmark = direct
@@ -78,6 +79,56 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory(part:
             assert (await closed((reader, writer))).startswith(b"HTTP/1.1 431 ")
         assert sent < 64 * MAX_HEAD_BYTES
         assert (await mesh.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "padding", [b"x: " + b"a" * 70_000, b"x: aaaaaaaa\r\n" * 7_000 + b"y: b"], ids=["long", "many"]
+)
+async def test_headers_that_come_in_one_piece_are_bounded_too(padding: bytes) -> None:
+    async with running_mesh() as mesh:
+        refused = await closed(await connect(mesh, HEALTH[:-2] + padding + b"\r\n\r\n"))
+        assert refused.startswith(b"HTTP/1.1 431 ")
+        assert (await mesh.http.get("/health")).status_code == 200
+
+
+def completion(version: bytes, **fields: Any) -> bytes:
+    body = json.dumps({"model": "oracle", "prompt": "abc", "max_tokens": 3, **fields}).encode()
+    head = b"POST /v1/completions HTTP/%s\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (version, len(body)) + body
+
+
+async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
+    async with running_mesh() as mesh:
+        head, _, body = (await closed(await connect(mesh, completion(b"1.0", stream=True)))).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head and b"connection: close" in head
+        assert body.startswith(b"id: 1\ndata: {") and body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_whole_answer_over_http_1_0_has_a_length() -> None:
+    async with running_mesh() as mesh:
+        head, _, body = (await closed(await connect(mesh, completion(b"1.0")))).partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(body) in head and json.loads(body)["choices"]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_client_that_only_stops_sending_is_answered(version: bytes, stream: bool) -> None:
+    async with running_mesh() as mesh:
+        connection = await connect(mesh, completion(version, stream=stream))
+        connection[1].write_eof()
+        *probe, answer = (await closed(connection)).split(b"HTTP/1.1 200 OK\r\n")
+        assert probe == [b"HTTP/1.1 100 Continue\r\n\r\n" if version == b"1.1" else b""]
+        assert (b"data: [DONE]" if stream else b'"finish_reason":"length"') in answer
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_nothing_is_computed_for_a_client_that_is_gone(version: bytes) -> None:
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
+        # Its answer would take 40 s.
+        _, writer = await connect(mesh, completion(version, max_tokens=4_000, ignore_eos=True))
+        await eventually(lambda: bool(mesh.worker.requests))
+        writer.close()
+        await mesh.drained()
 
 
 async def test_trailers_without_end_close_their_connection() -> None:

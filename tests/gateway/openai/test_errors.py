@@ -1,5 +1,7 @@
 """What the OpenAI API refuses, and how its errors read."""
 
+import gzip
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,7 +48,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "negative max_tokens": (CHAT, {"messages": HELLO, "max_tokens": -5}, "max_tokens"),
     "over the context": (CHAT, {"messages": HELLO, "max_tokens": 99999}, "max_tokens"),
     "top_logprobs alone": (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs"),
-    "too many logprobs": (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "top_logprobs"),
+    "too many logprobs": (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
     "empty stop": (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop"),
     "too many stops": (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop"),
     "unknown template option": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
@@ -148,6 +150,17 @@ async def test_malformed_bodies_are_refused() -> None:
         for name, body in MALFORMED.items():
             answer = await mesh.http.post(COMPLETIONS, content=body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), name
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "a"}), ("/v1/messages", {}), ("/tokenize", {})])
+async def test_a_compressed_body_is_refused_as_such(path: str, body: dict[str, Any]) -> None:
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    async with running_mesh() as mesh:
+        refused = await mesh.http.post(path, content=gzip.compress(json.dumps(body).encode()), headers=headers)
+        assert (refused.status_code, refused.headers["accept-encoding"]) == (415, "identity")
+        assert "encoded in gzip" in refused.json()["error"]["message"]
+        plain = await mesh.http.post(path, json={"prompt": "a"}, headers={"content-encoding": "identity"})
+        assert plain.status_code != 415
 
 
 async def test_an_ignored_field_may_not_be_nested_without_end() -> None:
