@@ -154,7 +154,7 @@ def make_request(submission: Submission) -> Request:
 def finish_with(first_token_id: int, stop: StopConditions, eos_token_ids: frozenset[int]) -> FinishReason | None:
     """How a request ends at a first token that a prefill worker drew; None if it continues.
 
-    eos_token_ids: the model's own. For later tokens the rank that draws them decides (`engine.requests.outputs`).
+    eos_token_ids: the model's own. For later tokens the rank that draws them decides (`engine.requests.outcomes`).
     """
     if first_token_id in stop.ends(eos_token_ids):
         return FinishReason.STOP

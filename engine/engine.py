@@ -19,8 +19,7 @@ from engine.plan.schedule import RequestSchedule
 from engine.plan.step_plan import Candidate, Limits
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.requests.intake import Intake
-from engine.requests.outcomes import Outcomes
-from engine.requests.outputs import refused
+from engine.requests.outcomes import Outcomes, refused
 from engine.requests.report import Report
 from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank

@@ -33,7 +33,7 @@ from engine.model.state import make_state
 from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
-from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
 from engine.weights.offloading import work_bytes
 from mesh.config import ObserveConfig

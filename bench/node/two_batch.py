@@ -32,7 +32,7 @@ from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.peer import PeerExchange
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
-from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
 
 WAYS = ("whole", "in two", "muted")

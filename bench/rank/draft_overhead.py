@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.capture import Capture, CudaCapture
-from engine.runner.captured import capture_drafting
+from engine.runner.sizes import capture_drafting
 from engine.step.two_batch import NEVER
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling

@@ -10,10 +10,10 @@ from engine.drafts.draft_pass import EagerPass
 from engine.drafts.drafting import Drafter, DraftingStep
 from engine.drafts.graphs import DraftGraphs
 from engine.runner.capture import Capture
-from engine.runner.captured import capture_drafting
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
+from engine.runner.sizes import capture_drafting
 from engine.step.two_batch import NEVER, TwoBatch
 
 

@@ -18,7 +18,7 @@ from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.runner.capture import CudaCapture
-from engine.runner.captured import (
+from engine.runner.sizes import (
     capture_decoding,
     capture_drafting,
     capture_prompts,

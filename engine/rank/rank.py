@@ -16,10 +16,9 @@ from engine.parallel.peers import GroupDescriptors, Peers
 from engine.protocol.messages import Failed, Ready, Released, Start
 from engine.protocol.pulse import Pulse
 from engine.rank.backends import Backends
-from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink, Rendezvous
-from engine.rank.loop import RankLoop
+from engine.rank.loop import FollowerLoop, RankLoop
 from engine.requests.intake import longest_context
 from engine.role_change import check_keeps_weights
 from engine.step.agreement import OneRank

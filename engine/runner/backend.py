@@ -21,15 +21,14 @@ from engine.model.model import Model
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
-from engine.runner.captured import capture_prompts, captured_prompts, graph_sizes
 from engine.runner.following import Following
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
 from engine.runner.plain_steps import PlainSteps
 from engine.runner.sampler import Sampler
+from engine.runner.sizes import capture_prompts, captured_prompts, graph_sizes, padded_size, step_sizes
 from engine.runner.spreading import Spreading
-from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, warm_up

@@ -10,12 +10,12 @@ from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model, OnLayers
 from engine.runner import step_parts
 from engine.runner.capture import Capture
-from engine.runner.captured import capture_decoding
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.launched_step import LaunchedStep, StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sampler import Sampler
+from engine.runner.sizes import capture_decoding
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import to_indices
 

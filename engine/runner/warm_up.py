@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from engine.batch import Backend, Batch, History, Row, StepShape, execute, shape_of
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
-from engine.runner.step_sizes import step_sizes
+from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling

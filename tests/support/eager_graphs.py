@@ -13,7 +13,7 @@ from engine.model.model import OnLayers
 from engine.runner.backend import ModelBackend
 from engine.runner.capture import Pieces
 from engine.runner.prompt_graphs import PromptGraphs
-from engine.runner.step_sizes import padded_size
+from engine.runner.sizes import padded_size
 from engine.step.two_batch import NEVER, TwoBatch
 
 

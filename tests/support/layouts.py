@@ -15,9 +15,9 @@ from engine.parallel.peers import Peers
 from engine.protocol.frames import FrameEncoder
 from engine.protocol.messages import Stop, Submit
 from engine.protocol.pulse import Pulse
-from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
+from engine.rank.loop import FollowerLoop
 from engine.runner.backend import ModelBackend
 from engine.step.agreement import Agreement
 from tests.support.engines import Transcript

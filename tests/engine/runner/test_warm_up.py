@@ -9,7 +9,7 @@ from engine.config import EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
-from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.warm_up import StepKind, warm_up, warm_up_steps
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, tiny_checkpoint

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.sizes import padded_size, step_sizes
 
 
 @given(most=st.integers(1, 1 << 17), share=st.floats(0, 1))
