@@ -2,17 +2,16 @@
 
 The predicted time of a step is its floor (bytes and FLOPs at the rates that the card keeps up) times the ratio of a
 measured engine's step to its own floor, with the same number of requests. For the measured layout the prediction is the
-measurement itself. No step is shorter than the copy of the experts that lie in host memory.
+measurement itself. Prompts are computed as much faster or slower than on the measured card as the card's FLOP rate is
+higher or lower. No step is shorter than the copy of the experts that lie in host memory.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from types import MappingProxyType
 
 import msgspec
 
-from capacity.ceilings import Ceilings
+from capacity.cards import GPUS, H200, Gpu
 from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
@@ -26,28 +25,14 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
 from mesh.errors import ConfigError
 
-# The layout that the shipped cost files were measured on.
-MEASURED_SHAPE = "r1-ep8-rank"
+# The layout and the card that the shipped cost files were measured on.
+MEASURED_SHAPE, MEASURED_GPU = "r1-ep8-rank", "h200"
 # Steps of a plan's cost model are predicted at these numbers of requests.
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 # The share of memory that the engine uses, and the tokens of the largest step for which it reserves memory.
 POOL_SHARE = 0.95
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """`ceilings`: the rates that the card keeps up, measured by bench.rank (docs/performance.md). `link_rate`: bytes a
-    second from host memory, measured by bench.rank.offload.
-    """
-
-    memory_bytes: float
-    ceilings: Ceilings
-    link_rate: float
-
-
-GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": Gpu(149.2e9, Ceilings(4.24e12, 692e12, 1288e12), 55e9)})
 
 
 @dataclass(frozen=True)
@@ -90,6 +75,7 @@ class Plan:
     costs: CostFile
     # The most requests for which a step was measured.
     measured_requests: int
+    gpu: Gpu
 
     @property
     def fits(self) -> bool:
@@ -102,7 +88,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     """
     gpu = GPUS.get(asked.gpu)
     if gpu is None:
-        raise ConfigError(f"--gpu {asked.gpu}: it was not measured; known are {', '.join(GPUS)}")
+        raise ConfigError(f"--gpu {asked.gpu}: unknown; known are {', '.join(GPUS)}")
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
     whole = weights_of(config, asked.gpus)
@@ -144,13 +130,14 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         prefill_per_minute=minute / prompt_ms,
         both_per_minute=minute / (decode_ms + prompt_ms),
         costs=file,
-        measured_requests=int(shipped_costs(_file_name(config, asked)).costs.decode_steps[-1][0]),
+        measured_requests=int(shipped_costs(_file_name(config)).costs.decode_steps[-1][0]),
+        gpu=gpu,
     )
 
 
 def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:
     """The cost model of one of the worker's GPUs. copy_seconds: time to copy the experts that every step copies."""
-    measured = shipped_costs(_file_name(config, asked))
+    measured = shipped_costs(_file_name(config))
     context = asked.prompt_tokens + asked.output_tokens // 2
     ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
     theirs = _measured_config(config.quantization.experts)
@@ -158,11 +145,12 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
     steps = []
     for requests in GRID:
         beyond = measured.costs.decode_ms(requests) / _floor_ms(
-            theirs, requests, int(measured.costs.decode_context_tokens), measured_item_bytes, gpu
+            theirs, requests, int(measured.costs.decode_context_tokens), measured_item_bytes, H200
         )
         own_ms = beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)
         steps.append((float(requests), max(own_ms, 1000 * copy_seconds)))
-    prefill_rate = measured.costs.prefill_tokens_per_second * _flops(theirs) / _flops(ours)
+    speed = gpu.ceilings.fp8_flops / H200.ceilings.fp8_flops
+    prefill_rate = measured.costs.prefill_tokens_per_second * speed * _flops(theirs) / _flops(ours)
     costs = msgspec.structs.replace(
         measured.costs,
         decode_steps=tuple(steps),
@@ -170,7 +158,8 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
         prefill_tokens_per_second=min(prefill_rate, STEP_TOKENS / copy_seconds) if copy_seconds else prefill_rate,
         prefill_pairs_ms=measured.costs.prefill_pairs_ms
         * (config.num_hidden_layers * config.num_attention_heads)
-        / (theirs.num_hidden_layers * theirs.num_attention_heads),
+        / (theirs.num_hidden_layers * theirs.num_attention_heads)
+        / (gpu.ceilings.bf16_flops / H200.ceilings.bf16_flops),
     )
     layout = f"experts over {asked.gpus} GPUs, all else on each"
     return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
@@ -195,9 +184,9 @@ def shipped_costs(name: str) -> CostFile:
     return msgspec.json.decode((files("capacity") / "measured" / name).read_bytes(), type=CostFile)
 
 
-def _file_name(config: ModelConfig, asked: Asked) -> str:
+def _file_name(config: ModelConfig) -> str:
     experts = "w4a8" if config.quantization.experts is Stored.INT4 else "fp8"
-    return f"{asked.gpu}-r1-ep8-{experts}.json"
+    return f"{MEASURED_GPU}-r1-ep8-{experts}.json"
 
 
 def _measured_config(experts: Stored) -> ModelConfig:

@@ -20,7 +20,7 @@ def plan(
         str,
         typer.Option(metavar="DIR|ID", help="A checkpoint's directory or an id of the Hub; config.json is enough."),
     ],
-    gpu: Annotated[str, typer.Option(help="The kind of GPU; h200 is measured.")] = "h200",
+    gpu: Annotated[str, typer.Option(help="The kind of GPU; h200 is measured, others are by datasheet.")] = "h200",
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one worker, which share the experts.")] = 8,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 3500,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
@@ -57,6 +57,9 @@ def plan(
 def _table(asked: "Asked", found: "Plan") -> Table:
     title = f"{asked.gpus} x {asked.gpu}, {asked.prompt_tokens:,} tokens in and {asked.output_tokens:,} out"
     table = Table(title=title, title_justify="left", show_header=False)
+    if not found.gpu.measured:
+        table.add_row("card", f"not measured: {found.gpu.source}")
+        table.add_row("", f"{found.gpu.memory_bytes / GB:.0f} GB; taken to keep up {found.gpu.ceilings}")
     weights = f"{found.weights_bytes / GB:.1f} GB a GPU, {found.experts_bytes / GB:.1f} of them experts"
     table.add_row("weights", weights)
     if asked.offloaded:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from capacity.cards import GPUS
 from capacity.memory import weights_of
 from capacity.plan import Asked, plan, shipped_costs
 from capacity.shapes import DEEPSEEK_R1
@@ -10,6 +11,16 @@ from mesh.errors import ConfigError
 
 R1 = parse_model_config(DEEPSEEK_R1)
 EIGHT = Asked("h200", 8, 3500, 1000)
+# bf16 FLOPs for each byte of memory that a card's datasheet promises in the same time.
+PEAK_FLOPS_A_BYTE = {
+    "h100": 989 / 3.35,
+    "h20": 148 / 4.0,
+    "h800": 989 / 3.35,
+    "a100": 312 / 2.039,
+    "l40s": 362 / 0.864,
+    "rtx4090": 165.2 / 1.008,
+    "b200": 2250 / 8,
+}
 
 
 def test_an_eighth_of_r1_takes_what_the_benchmark_takes() -> None:
@@ -73,10 +84,33 @@ def test_prompts_are_slower_if_copies_outlast_steps() -> None:
     assert offloaded.prefill_per_minute < whole.prefill_per_minute / 1.1
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h20", "h800", "a100", "l40s", "rtx4090", "b200"])
+def test_a_card_by_datasheet_keeps_up_less_than_its_peaks(gpu: str) -> None:
+    card = GPUS[gpu]
+    assert not card.measured and "NVIDIA" in card.source
+    # The measured card keeps up 0.88 of its datasheet's bytes and 0.70 of its FLOPs.
+    assert card.ceilings.bf16_flops / card.ceilings.bytes_per_second == pytest.approx(
+        PEAK_FLOPS_A_BYTE[gpu] * 0.70 / 0.883, rel=0.01
+    )
+
+
+def test_a_slower_card_takes_longer_for_prompts_and_tokens() -> None:
+    few = replace(EIGHT, gpus=16, tpot_ms=None)
+    measured, slower = plan(R1, few), plan(R1, replace(few, gpu="h20"))
+    assert slower.prefill_per_minute == pytest.approx(measured.prefill_per_minute * 296 / 1979, rel=0.01)
+    assert slower.costs.costs.decode_ms(8) > measured.costs.costs.decode_ms(8)
+    assert not slower.gpu.measured and measured.gpu.measured
+
+
+def test_a_card_without_fp8_multiplies_in_bf16() -> None:
+    ceilings = GPUS["a100"].ceilings
+    assert ceilings.fp8_flops == ceilings.bf16_flops
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"gpu": "b200"}, "it was not measured"),
+        ({"gpu": "v100"}, "known are h200, h100, h20, h800, a100, l40s, rtx4090, b200"),
         ({"gpus": 3}, "evenly"),
         ({"offloaded": 2}, "expected 3 to 58 layers"),
         ({"offloaded": 59}, "expected 3 to 58 layers"),

@@ -23,3 +23,11 @@ def test_a_model_that_does_not_fit_lacks_memory(options: tuple[str, ...], told: 
     done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), *options])
     assert done.exit_code == 1
     assert told in done.stdout
+
+
+def test_a_card_by_datasheet_is_said_to_be_unmeasured(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_R1, default=dict))
+    done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), "--gpu", "b200", "--gpus", "8"])
+    assert done.exit_code == 0
+    assert "not measured: NVIDIA HGX B200 datasheet" in done.stdout
+    assert "180 GB; taken to keep up copy 7.07 TB/s" in done.stdout
