@@ -47,7 +47,7 @@ class Engine:
     keeps this rank in step with the worker's other ranks. Without `constraints`, requests that have some are refused.
 
     Attributes:
-        transfers: handles the messages that concern transfers alone, and has news of them for the service.
+        transfers: KV that moves in and out; handles the service's messages about transfers, and has news for it.
         stopped: all ranks agreed to compute no more; `step` is not called again.
     """
 
@@ -218,7 +218,7 @@ class Engine:
                 self._enqueue(request)
 
     def _resume_arrived(self) -> None:
-        """Run requests whose KV has come from elsewhere, and end those whose KV is not coming."""
+        """Run requests whose KV has arrived, and end those whose transfer failed."""
         for request, error in self.transfers.drain_arrived():
             if error is not None and not request.ended:
                 self._outcomes.refuse(request, error)
@@ -227,7 +227,7 @@ class Engine:
                 self._run(request)
 
     def _run(self, request: Request) -> None:
-        """Let the request take part in steps: all that it needs from elsewhere has come."""
+        """Let the request take part in steps: it waits for no transfer."""
         request.stages.enter("engine.decode" if request.has_first_token else "engine.prompt")
         self._schedule.run(request)
 

@@ -1,4 +1,4 @@
-"""The blocks that requests hold, and what of them others may find."""
+"""The blocks that requests hold, and which of them other requests may share."""
 
 from collections.abc import Sequence
 

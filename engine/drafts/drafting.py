@@ -47,7 +47,7 @@ class DraftingStep:
         events: StepEvents | None,
         prompts: PendingPromptLogprobs | None = None,
     ) -> None:
-        """layers: those of these rows, of which the model's are computed; on_layers: to call when the draft layer is
+        """layers: the pass of these rows, whose model layers are computed; on_layers: to call when the draft layer is
         computed too; events: None on a CPU; prompts: None if no row reports any.
         """
         self._drafter = drafter
@@ -148,7 +148,7 @@ def _yields(drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(samples: Sequence[Sample], drafts: Sequence[int], relaxed: int) -> Sample:
-    """One sample of the accepted tokens, each of which comes as a sample of its own."""
+    """Join the accepted tokens, one sample each, into one sample."""
     token_ids = [token_id for sample in samples for token_id in sample.token_ids]
     logprobs = [each for sample in samples for each in sample.logprobs or ()]
     return Sample(token_ids, logprobs or None, drafts, relaxed)

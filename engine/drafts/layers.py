@@ -1,4 +1,4 @@
-"""The draft layers of a step's known tokens: what each MTP module makes of them, one module after the other.
+"""The draft layers of a step's known tokens: each MTP module computes them after the one before it.
 
 Module k reads a token with the state that module k - 1 made of the token before it. For a row's first token that state
 comes from the step that computed the token before: it lies in `DeviceState.draft_states`, by that token's block. All of

@@ -32,7 +32,7 @@ class DraftPrompts:
 
     # Tokens that are yet to be drawn are 0.
     rows: Sequence[Row]
-    # By token: the index of the token of the step before it, None where nothing comes before.
+    # By token: the index in the step of the token before it, None for the first of a prompt.
     sources: Sequence[int | None]
     # By row with sampling, one draw each: the index of the drawn token here, and its position.
     drawn: Sequence[int]

@@ -1,1 +1,1 @@
-"""KV that comes to an engine and leaves it: which transfer is whose, and what its end means."""
+"""KV that an engine receives and sends: which transfer is whose, and what its end means."""

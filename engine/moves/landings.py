@@ -23,7 +23,7 @@ class DraftParts:
         self._clear = clear
 
     def lacking(self, progress: Progress, first_block: int, block_ids: Sequence[int]) -> None:
-        """Only base layers came to these blocks, the first of which is block `first_block` of the request's table."""
+        """These blocks have only base layers; the first is block `first_block` of the request's table."""
         if block_ids:
             self._clear(block_ids)
             progress.lack_drafts(first_block)

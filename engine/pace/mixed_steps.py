@@ -86,7 +86,7 @@ class MixedSteps:
         self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
-        """Note consecutive steps that computed nothing of prompts."""
+        """Note consecutive steps that computed no prompt tokens."""
         if not self._bounds:
             return
         self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))

@@ -92,7 +92,7 @@ STEP_DECAY = 0.98
 # held up would dominate a mean over dozens.
 STEP_MEMORY_SECONDS = 1.0
 # How far back the time counts that prompts have taken from requests that decode. One prompt of a second says little of
-# the next tokens; many in a row are what a request that comes has to expect.
+# the next tokens; many in a row are what the next request has to expect.
 PROMPTS_MEMORY_SECONDS = 10.0
 # A smaller share is none.
 LEAST_PROMPTS_SHARE = 1e-6
@@ -110,7 +110,7 @@ class StepMeter:
         self._prompt_paces = PromptPaceMeter()
         # Milliseconds of a step without prompts.
         self._quiet_step_ms = SmoothedRatio()
-        # Which share of the time in which requests decoded was taken by prompts.
+        # The share of the time of steps with decoding requests that prompts took.
         self._prompts_share = 0.0
         self._decode_step_requests = SmoothedRatio()
 
@@ -138,7 +138,7 @@ class StepMeter:
         tokens = 1.0 + accepted_drafts / decoding
         quiet_ms, taken_seconds = self._quiet_step_ms.value, 0.0
         if quiet or quiet_ms is None:
-            # A worker that is flooded from its start has nothing better to tell than a step with prompts.
+            # On a worker whose first steps all have prompts, these are the best estimate.
             self._quiet_step_ms.observe(seconds * 1000.0, tokens, decay)
             self._decode_step_requests.observe(decoding + prompt_rows, 1.0, decay)
         else:
@@ -183,7 +183,7 @@ def _step_decay(seconds: float) -> float:
 
 
 def _share_after(share: float, seconds: float, taken_seconds: float) -> float:
-    """The share of the time that prompts take, once a step is counted of which they took `taken_seconds`."""
+    """The new share of the time that prompts take, after a step in which they took `taken_seconds`."""
     weight = min(seconds / PROMPTS_MEMORY_SECONDS, 1.0)
     share *= 1.0 - weight
     if taken_seconds:

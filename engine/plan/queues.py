@@ -81,7 +81,7 @@ class WaitingQueue:
         # By tenant.
         self._entries: dict[str, list[_Entry]] = {}
         self._entry_by_key: dict[int, _Entry] = {}
-        # Sum of the estimates, and how many of these tokens will be attended to sparsely.
+        # Sum of the estimates; and how many of these tokens will attend sparsely.
         self.tokens = 0
         self.sparse_tokens = 0
         # Free blocks that admitting all of them takes, as estimated on entry.

@@ -77,7 +77,7 @@ class Candidate(Generic[RequestT]):
     # How many free blocks it would take: new ones for all its tokens and the drafts after them, and cached ones that
     # are free.
     free_blocks_taken: int
-    # Whether it only gets its blocks now, and takes part in steps once its KV has come from elsewhere.
+    # Whether it only gets its blocks now, and takes part in steps once a transfer has brought its KV.
     waits: bool = False
     # How many tokens of the cached blocks are computed again.
     computed_again: int = 0

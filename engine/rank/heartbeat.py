@@ -17,7 +17,7 @@ LONGEST_GPU_STEP_SECONDS = 30.0
 
 
 class Heartbeat:
-    """A thread that publishes how far the step loop and the transfer thread have come.
+    """A thread that publishes how many passes the step loop and the transfer thread have made.
 
     The thread beats while a step computes, too, so that a stopped process differs from one in a long step.
     """

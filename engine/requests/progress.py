@@ -1,4 +1,4 @@
-"""How far a request has come."""
+"""The progress of one request: its tokens, computed KV and blocks."""
 
 from array import array
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Progress:
         computed: leading tokens whose KV is written, by collected steps or by transfers, without those computed again.
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
-        drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
-        guesses_in_flight: how many guesses come with that token at least.
+        drawing_row: if tokens are in flight, this row of the step launched last draws the latest.
+        guesses_in_flight: the row of that token guesses at least this many more.
         drafts: guesses of the tokens after `token_ids`, for a row that follows none in flight.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.

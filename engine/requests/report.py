@@ -74,7 +74,7 @@ class Report:
         )
 
     def drain(self, step: int, requests: int, backend: Backend) -> StepResult | None:
-        """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them.
+        """Outputs, blocks that came or went, and counters of transfers; None if there are none.
 
         step: how many steps were launched; requests: see `load`.
         """

@@ -27,7 +27,7 @@ COPIED_BLOCKS = 64
 
 
 class Spread(NamedTuple):
-    """A step in which all ranks compute a chunk together, as one of them sees it."""
+    """One rank's view of a step in which all ranks compute a chunk together."""
 
     # This rank's own rows without the divided one, then its pieces of the divided row.
     rows: Sequence[Row]

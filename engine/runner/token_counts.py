@@ -25,7 +25,7 @@ class _Slot:
 
 
 class TokenCounts:
-    """Counts of up to `slots` requests, of which the least recently used makes room for a new one."""
+    """Counts of up to `slots` requests; a new one replaces the least recently used."""
 
     def __init__(self, slots: int, vocabulary_size: int, device: torch.device) -> None:
         # [slots, vocabulary] int32; see kernels.sample.penalties.

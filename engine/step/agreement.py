@@ -1,4 +1,4 @@
-"""How the ranks of a worker come to launch steps of one shape."""
+"""How the ranks of a worker agree on the shape of each step."""
 
 from typing import Protocol
 

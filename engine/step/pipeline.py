@@ -12,7 +12,7 @@ from mesh.observe import span
 
 
 class InFlightStep(msgspec.Struct, frozen=True):
-    """A launched step, and what the engine needs to know of it when its samples come."""
+    """A launched step, and what the engine needs when it collects it."""
 
     work: StepWork
     # What the worker's ranks agreed on.
@@ -42,7 +42,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
 
 
 class CollectedStep(msgspec.Struct, frozen=True):
-    """A step whose samples have come."""
+    """A step whose samples are there."""
 
     step: InFlightStep
     # One for each row; None where the row draws nothing.

@@ -10,7 +10,7 @@ from engine.step.pipeline import StepPipeline
 
 
 class Wakefulness:
-    """Knows whether a step now would do or report anything, before another message or event of the agent comes.
+    """Knows whether a step now would do or report anything, before another message or event of the agent arrives.
 
     That is so while
 
