@@ -19,6 +19,7 @@ from mesh.errors import MeshError
 from mesh.identity import Role
 from mesh.ports import free_port
 from tests.support.certificates import certified
+from tests.support.forking import forked_services
 from tests.support.process_mesh import oracle_settings
 
 SERVICES = {
@@ -50,7 +51,8 @@ async def test_over_mutual_tls_a_stranger_reaches_nothing(tmp_path: Path) -> Non
     supervisor = Supervisor(compose(plan), lambda name, line: lines.append(f"{name} {line}"), operator)
     gateway, scheduler = f"{HOST}:{plan.grpc_port}", f"{HOST}:{plan.scheduler_port}"
     try:
-        await supervisor.start()
+        with forked_services():
+            await supervisor.start()
         await until_served(gateway, 1, operator)
         await until_attached(scheduler, operator)
         async with operator.open(gateway) as channel:

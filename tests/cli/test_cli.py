@@ -1,25 +1,21 @@
 import asyncio
 import importlib.metadata
-import io
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
-from cli.commands import build, run
+from cli.commands import build
 from cli.config import Service
 from cli.main import INTERRUPTED
 from launcher.plan import MODULES
@@ -27,6 +23,7 @@ from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.server import MeshServer, Registration
 from tests.support.addresses import NOWHERE
+from tests.support.command import run_here
 from tests.support.programs import ROOT, run_program
 from tests.support.scripted_gateway import Delta, ScriptedGateway
 
@@ -34,25 +31,8 @@ DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; mai
 
 
 async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of the command, run in a thread of this process: to import all that it needs
-    takes a process most of a second.
-    """
-    return await asyncio.to_thread(_run_here, arguments, stdin, environment)
-
-
-def _run_here(arguments: Sequence[str], stdin: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
-    status = 0
-    with ExitStack() as stack:
-        stack.enter_context(patch("sys.argv", ["deepmesh", *arguments]))
-        stack.enter_context(patch("sys.stdin", io.StringIO(stdin)))
-        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **environment}))
-        out = stack.enter_context(redirect_stdout(io.StringIO()))
-        err = stack.enter_context(redirect_stderr(io.StringIO()))
-        try:
-            run()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-    return status, out.getvalue(), err.getvalue()
+    """Exit status, stdout and stderr of the command, run in a thread of this process."""
+    return await asyncio.to_thread(run_here, arguments, stdin, environment)
 
 
 async def deepmesh_process(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:

@@ -14,6 +14,7 @@ from eval.perplexity import Document
 from gateway.tokenizer import load_tokenizer
 from mesh.errors import CheckpointError, ProcessFailed
 from tests.support.checkpoints import model_backend, tiny_checkpoint
+from tests.support.forking import forked_services
 
 DOCUMENTS = [Document("a", "A few words of held-out text."), Document("b", "More.")]
 
@@ -37,7 +38,8 @@ def expected_nats(directory: Path) -> list[float]:
 @pytest.mark.slow
 async def test_a_checkpoint_is_served_asked_and_scored_once(tmp_path: Path) -> None:
     directory, out = tiny_checkpoint(tmp_path / "model"), tmp_path / "out"
-    first = await evaluate(options(directory, out), DOCUMENTS, Console(file=io.StringIO()))
+    with forked_services():
+        first = await evaluate(options(directory, out), DOCUMENTS, Console(file=io.StringIO()))
     assert (first.model, first.scores[-1].total, first.scores[-1].refused) == ("model", 15, 0)
     assert all(0 < outcome.answer_tokens <= 4 for outcome in first.outcomes)
     assert [score.negative_log_likelihood for score in first.documents] == pytest.approx(expected_nats(directory))
@@ -49,7 +51,7 @@ async def test_a_checkpoint_is_served_asked_and_scored_once(tmp_path: Path) -> N
 
 async def test_a_scorer_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     settings = [f"engine.model_dir={json.dumps(str(tmp_path / 'absent'))}"]
-    with pytest.raises(ProcessFailed, match=r"scoring held-out text ended with status 2: .*absent"):
+    with forked_services(), pytest.raises(ProcessFailed, match=r"scoring held-out text ended with status 2: .*absent"):
         await token_logprobs([[1, 2]], settings, tmp_path)
 
 

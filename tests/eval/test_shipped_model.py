@@ -9,6 +9,7 @@ from rich.console import Console
 from eval import results
 from eval.evaluation import evaluate
 from eval.options import EvalOptions
+from tests.support.forking import forked_services
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny-r1"
@@ -26,7 +27,8 @@ async def test_the_shipped_model_answers_as_well_as_it_was_measured(tmp_path: Pa
     options = EvalOptions(
         model_dir=MODEL, problems=PROBLEMS, concurrency=32, max_tokens=512, out=tmp_path, settings=settings
     )
-    found = await evaluate(options, [], Console(file=io.StringIO()))
+    with forked_services():
+        found = await evaluate(options, [], Console(file=io.StringIO()))
     measured = {outcome.question: outcome for outcome in results.load(MEASURED).outcomes}
     same = [measured[outcome.question] for outcome in found.outcomes]
     assert [outcome.digest for outcome in found.outcomes] == [outcome.digest for outcome in same]

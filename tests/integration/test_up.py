@@ -1,9 +1,7 @@
 """`deepmesh up` and `deepmesh demo` as a user runs them: real processes, on the oracle backend or a tiny checkpoint."""
 
-import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,9 +13,10 @@ from cli.status import read_workers
 from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.ports import free_port
+from tests.support.command import run_here
+from tests.support.forking import forked_services
 from tests.support.ipv6 import has_ipv6
-from tests.support.launched import DEEPMESH, up
-from tests.support.programs import ROOT
+from tests.support.launched import up
 from tests.support.waiting import eventually
 from tools.make_checkpoint import make_checkpoint
 
@@ -102,21 +101,15 @@ async def test_a_service_that_cannot_start_ends_the_mesh() -> None:
         assert "gateway cannot listen on 192.0.2.1" in mesh.lines[-1]
 
 
-async def test_the_demo_moves_kv_and_finds_its_prefix_again(tmp_path: Path) -> None:
+def test_the_demo_moves_kv_and_finds_its_prefix_again(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "tiny")
     arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
-    process = await asyncio.create_subprocess_exec(
-        # Hand over the first prompt even though this machine computes so small a model quickly, and wait for the store
-        # even if the machine is busy.
-        *[sys.executable, "-c", DEEPMESH, *arguments, "--set", "scheduler.placement.handover_ms=0"],
-        *["--set", "scheduler.store_link.match_ms=5000"],
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
-    )
-    out = (await process.communicate())[0].decode()
-    assert process.returncode == 0, out
+    # Hand over the first prompt even though this machine computes so small a model quickly, and wait for the store
+    # even if the machine is busy.
+    waits = ("--set", "scheduler.placement.handover_ms=0", "--set", "scheduler.store_link.match_ms=5000")
+    with forked_services():
+        status, out, err = run_here((*arguments, *waits), environment={"COLUMNS": "120"})
+    assert status == 0, out + err
     lines = out[out.index("and who computed it") :].splitlines()
     names = ("gRPC", "OpenAI HTTP", "second turn", "after a restart")
     # Columns: TTFT, TPOT, tokens in, cached and out, KV moved (transport, number and unit), blocks from a store.
@@ -133,19 +126,13 @@ async def test_the_demo_moves_kv_and_finds_its_prefix_again(tmp_path: Path) -> N
     assert cached[3] >= 128
 
 
-async def test_a_demo_whose_worker_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_demo_whose_worker_cannot_start_says_why(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "tiny")
     shard = sorted((tmp_path / "tiny").glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", DEEPMESH, "demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log")],
-        *["--prefill", "0", "--kvstore", "0"],
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 1
-    assert "decode-0 ended with status 2" in err.decode()
-    assert shard.name in err.decode()
+    arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"))
+    with forked_services():
+        status, _, err = run_here((*arguments, "--prefill", "0", "--kvstore", "0"))
+    assert status == 1
+    assert "decode-0 ended with status 2" in err
+    assert shard.name in err
