@@ -30,8 +30,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
-# Tests start hundreds of processes, each of which would compile every module again.
+# Each run, and each of the hundreds of processes that tests start, would compile every module again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.
 if not has_gpu():
