@@ -13,6 +13,7 @@ from mesh.errors import PlaceAgain, WorkerFull
 from mesh.metrics import DECODE_CACHED_TOKENS, DECODE_OUTPUT_TOKENS
 from tests.support.decode_server import decode_without_rank, gateway_client
 from tests.support.fake_prefill import fake_prefill
+from tests.support.metric_values import value_of
 from tests.support.prefill_calls import PROMPT, called, ended, rank_of, submitted, target
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually
@@ -56,7 +57,7 @@ async def test_a_prompt_is_sent_with_its_landing() -> None:
 
 
 async def test_a_first_token_goes_out_before_the_rank_knows() -> None:
-    tokens_before, cached_before = DECODE_OUTPUT_TOKENS._value.get(), DECODE_CACHED_TOKENS._value.get()
+    tokens_before, cached_before = value_of(DECODE_OUTPUT_TOKENS), value_of(DECODE_CACHED_TOKENS)
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=1))
         top = [common_pb2.TokenLogprob(token_id=42, logprob=-0.5)]
@@ -66,8 +67,8 @@ async def test_a_first_token_goes_out_before_the_rank_knows() -> None:
         await gateway.until(lambda: request.tokens)
         assert (request.tokens, request.logprobs, request.cached_tokens) == ([42], [logprobs], 128)
         assert (request.ended, rank_of(running).steps) == (False, 0)
-    assert DECODE_OUTPUT_TOKENS._value.get() - tokens_before == 1
-    assert DECODE_CACHED_TOKENS._value.get() - cached_before == 128
+    assert value_of(DECODE_OUTPUT_TOKENS) - tokens_before == 1
+    assert value_of(DECODE_CACHED_TOKENS) - cached_before == 128
 
 
 async def test_a_first_token_outlives_a_broken_stream() -> None:

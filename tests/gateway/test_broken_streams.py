@@ -14,6 +14,7 @@ from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.broken_streams import PROMPT, paced, start, under_way
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
 from tests.support.gateways import collect, ids_request, running_mesh
+from tests.support.metric_values import value_of
 from tests.support.waiting import eventually
 
 
@@ -155,14 +156,14 @@ async def test_requests_outlive_a_links_failed_writer(
 
 
 async def test_the_gauge_of_streams_follows_the_state_of_the_links() -> None:
-    before = GATEWAY_WORKER_LINKS._value.get()
+    before = value_of(GATEWAY_WORKER_LINKS)
     async with running_mesh(paced()) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
-        assert GATEWAY_WORKER_LINKS._value.get() == before + 1
+        assert value_of(GATEWAY_WORKER_LINKS) == before + 1
         mesh.worker.unreachable = True
         mesh.worker.break_streams()
-        await eventually(lambda: GATEWAY_WORKER_LINKS._value.get() == before)
+        await eventually(lambda: value_of(GATEWAY_WORKER_LINKS) == before)
         mesh.worker.unreachable = False
         assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
-    assert GATEWAY_WORKER_LINKS._value.get() == before
+    assert value_of(GATEWAY_WORKER_LINKS) == before

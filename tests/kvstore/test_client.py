@@ -14,6 +14,7 @@ from mesh.channel import Channels
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
+from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgents, worker_identity
 from tests.support.stores import store_config
 from tests.support.waiting import eventually
@@ -110,14 +111,14 @@ async def test_the_rank_is_given_a_session_with_each_store() -> None:
 
 async def test_an_offered_chain_is_pushed_confirmed_and_stored() -> None:
     agents = FakeAgents()
-    stored = STORE_OFFERS.labels("stored")._value
-    before = stored.get()
+    stored = STORE_OFFERS.labels("stored")
+    before = value_of(stored)
     async with attached_client(agents) as (client, rank):
         client.offer(chain(0))
-        await eventually(lambda: stored.get() == before + 1)
+        await eventually(lambda: value_of(stored) == before + 1)
         assert rank.pushed == chain(0)
         client.offer(chain(0, 8))
-        await eventually(lambda: stored.get() == before + 2)
+        await eventually(lambda: value_of(stored) == before + 2)
         assert rank.pushed == chain(0, 8)
         assert [len(ticket.segments) for ticket in agents.opened[0].tickets.values()] == [6, 2]
 
@@ -147,10 +148,10 @@ async def test_a_chain_with_a_forgotten_beginning_is_offered_whole() -> None:
 @pytest.mark.parametrize("fault", get_args(Fault))
 async def test_an_offer_with_a_fault_is_made_again(fault: Fault) -> None:
     async with attached_client() as (client, rank):
-        failed = STORE_OFFERS.labels("failed")._value
-        rank.fault, before = fault, failed.get()
+        failed = STORE_OFFERS.labels("failed")
+        rank.fault, before = fault, value_of(failed)
         client.offer(chain(0))
-        await eventually(lambda: failed.get() == before + 1)
+        await eventually(lambda: value_of(failed) == before + 1)
         assert len(rank.pushed) == 6
         rank.fault = None
         client.offer(chain(0))

@@ -16,6 +16,7 @@ from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
 from mesh.metrics import KVSTORE_DISK_BLOCKS, STORE_OFFERS
+from tests.support.metric_values import value_of
 from tests.support.stores import store_config
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
@@ -29,7 +30,7 @@ OUTCOMES = ("stored", "unwanted", "known", "failed", "dropped")
 
 
 def ended_offers() -> dict[str, float]:
-    return {outcome: STORE_OFFERS.labels(outcome)._value.get() for outcome in OUTCOMES}
+    return {outcome: value_of(STORE_OFFERS.labels(outcome)) for outcome in OUTCOMES}
 
 
 @dataclass
@@ -146,11 +147,11 @@ async def test_workers_with_other_draft_layers_share_base_layers() -> None:
 
 async def test_draft_layers_come_back_from_disk(tmp_path: Path) -> None:
     disk = {"path": str(tmp_path), "bytes": 1 << 21, "least_uses": 0, "threads": 1}
-    written = KVSTORE_DISK_BLOCKS.labels("written")._value
-    before = written.get()
+    written = KVSTORE_DISK_BLOCKS.labels("written")
+    before = value_of(written)
     async with store_and_workers([1, 0], disk=disk) as (drafting, plain):
         await drafting.offer(6, drafts_end=4)
-        await eventually(lambda: written.get() == before + 6)
+        await eventually(lambda: value_of(written) == before + 6)
     async with store_and_workers([1, 0], disk=disk) as (drafting, plain):
         # The file is read while the store serves.
         found: list[tuple[int, int]] = []

@@ -12,6 +12,7 @@ from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
 from mesh.errors import MeshError, OfferFailed, UnknownTransfer
 from mesh.metrics import RPC_STARTED
+from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgents, worker_identity
 from tests.support.store_client import CHAIN, Client, refusals, store_client
 from tests.support.stores import store_config, store_stub
@@ -123,13 +124,11 @@ async def test_a_store_that_stops_ends_the_confirmations_that_wait() -> None:
         async with running_store(config, agents) as server:
             stub = await clients.enter_async_context(store_stub(server.endpoint))
             client = await Client(stub, worker_identity(), agents).joined_by(worker_identity())
-            ticket, calls = (
-                (await client.offer(CHAIN[:2])).ticket,
-                RPC_STARTED.labels(f"/{SERVICE}/ConfirmOffer")._value,
-            )
-            before = calls.get()
+            ticket = (await client.offer(CHAIN[:2])).ticket
+            calls = RPC_STARTED.labels(f"/{SERVICE}/ConfirmOffer")
+            before = value_of(calls)
             confirmation = asyncio.create_task(client.confirm(ticket))
-            await eventually(lambda: calls.get() == before + 1)
+            await eventually(lambda: value_of(calls) == before + 1)
             began = time.monotonic()
         # Else it waits for as long as calls may take to end.
         assert time.monotonic() - began < DRAIN_SECONDS

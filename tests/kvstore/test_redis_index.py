@@ -18,6 +18,7 @@ from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
 from tests.support.answering_redis import answering_redis
 from tests.support.ipv6 import needs_ipv6
+from tests.support.metric_values import value_of
 from tests.support.valkey import redis_client, redis_index, running_valkey
 
 KEYS = [secrets.token_bytes(24) for _ in range(100)]
@@ -32,8 +33,8 @@ def valkey() -> Iterator[ValkeyServer]:
 @pytest.fixture
 def failures() -> Callable[[], float]:
     """How many questions to Redis failed since the test began."""
-    before = KVSTORE_INDEX_FAILURES._value.get()
-    return lambda: KVSTORE_INDEX_FAILURES._value.get() - before
+    before = value_of(KVSTORE_INDEX_FAILURES)
+    return lambda: value_of(KVSTORE_INDEX_FAILURES) - before
 
 
 async def test_every_store_finds_the_store_with_the_longest_prefix(valkey: ValkeyServer) -> None:

@@ -22,6 +22,7 @@ from mesh.config import TlsConfig
 from mesh.identity import Role
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 from tests.support.certificates import certified
+from tests.support.metric_values import value_of
 from tests.support.redis_server import COMMANDS, needs_redis, running_redis
 from tests.support.valkey import redis_index
 from tests.support.waiting import eventually
@@ -142,11 +143,11 @@ async def test_a_store_that_redis_refuses_warns_once_and_continues(
         url, settings = url.replace("rediss", "redis"), {}
     else:
         url = "rediss://localhost:1"
-    failures = KVSTORE_INDEX_FAILURES._value.get()
+    failures = value_of(KVSTORE_INDEX_FAILURES)
     async with redis_index(url, **settings) as index:
         with caplog.at_level(logging.WARNING):
             async with publishing(index):
-                await eventually(lambda: KVSTORE_INDEX_FAILURES._value.get() >= failures + 2)
+                await eventually(lambda: value_of(KVSTORE_INDEX_FAILURES) >= failures + 2)
                 assert await index.match(KEYS) is None
     [record] = caplog.records
     assert record.levelno == logging.WARNING

@@ -8,6 +8,7 @@ from mesh.blocks import chain_hashes
 from mesh.domain.shares import tenant_tag
 from mesh.errors import InvalidRequest, NamespaceMismatch, UnknownSession
 from mesh.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
+from tests.support.metric_values import value_of
 from tests.support.store_agent import worker_identity
 from tests.support.store_client import CHAIN, Client, refusals, store_client, unused_store
 from tests.support.stores import store_config
@@ -20,7 +21,7 @@ async def test_figures_name_a_tenant_or_give_its_tag() -> None:
     acme, other = tenant_tag("acme"), tenant_tag("other")
 
     def told(metric: Any, tenant: str) -> float:
-        return float(metric.labels(tenant, "memory")._value.get())
+        return value_of(metric.labels(tenant, "memory"))
 
     evicted = told(KVSTORE_QUOTA_EVICTED_BLOCKS, other.hex())
     async with store_client(store_config(**quotas)) as client:

@@ -26,6 +26,7 @@ from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from tests.support.forking import forked_services
+from tests.support.metric_values import value_of
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
@@ -183,13 +184,13 @@ def corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
 
 async def test_a_corrupted_segment_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with store_and_worker(offer_seconds=30) as worker:
-        failed = STORE_OFFERS.labels("failed")._value
-        before = failed.get()
+        failed = STORE_OFFERS.labels("failed")
+        before = value_of(failed)
         with monkeypatch.context() as patch:
             patch.setattr(HostMemory, "gather", corrupted(HostMemory.gather))
             worker.client.offer(CHAIN[:4])
             # Until the worker knows, it offers none of them again.
-            await eventually(lambda: worker.worker.deliver(worker.client) == [] and failed.get() > before)
+            await eventually(lambda: worker.worker.deliver(worker.client) == [] and value_of(failed) > before)
         await worker.until_quiet()
         assert worker.fetch(4) == 0
         status = await worker.status()

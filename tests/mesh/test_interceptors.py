@@ -16,6 +16,7 @@ from mesh.interceptors import REQUEST_ID_KEY, EdgeInterceptor, request_metadata
 from mesh.metrics import RPC_HANDLED
 from mesh.observe import request_id
 from mesh.server import MeshServer, Registration
+from tests.support.metric_values import value_of
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -239,13 +240,13 @@ async def test_a_passed_deadline_raises_deadline_exceeded_and_cancels_the_handle
 
 async def test_calls_are_counted_by_how_they_ended() -> None:
     counter = RPC_HANDLED.labels(f"/{SERVICE}/unary_unary", "RESOURCE_EXHAUSTED")
-    before = counter._value.get()
+    before = value_of(counter)
     async with (
         serve(unary_unary=handler("unary_unary", Overloaded("full"))) as server,
         Channels().open(server.endpoint) as channel,
     ):
         await error_of(channel, "unary_unary")
-    assert counter._value.get() == before + 1
+    assert value_of(counter) == before + 1
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

@@ -25,6 +25,7 @@ from mesh.failures import from_rpc_error
 from mesh.metrics import RPC_SHED
 from mesh.server import MeshServer
 from tests.support.ipv6 import needs_ipv6
+from tests.support.metric_values import value_of
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 from tests.support.waiting import eventually
 
@@ -128,7 +129,7 @@ async def test_a_bursts_calls_are_answered_or_told_when_to_retry() -> None:
         except MeshError as error:
             return error
 
-    before = RPC_SHED.labels(f"/{SERVICE}/unary_unary")._value.get()
+    before = value_of(RPC_SHED.labels(f"/{SERVICE}/unary_unary"))
     server = MeshServer(ServerConfig(max_calls=100), "test", [raw_registration(unary_unary=slow)])
     async with server, Channels().open(server.endpoint) as channel:
         calls = [asyncio.create_task(answer_of(channel)) for _ in range(1200)]
@@ -139,7 +140,7 @@ async def test_a_bursts_calls_are_answered_or_told_when_to_retry() -> None:
     shed = [answer for answer in answers if isinstance(answer, Overloaded)]
     assert (answers.count(b"done"), len(shed)) == (100, 1100)
     assert {error.retry_after_ms for error in shed} == {1000}
-    assert RPC_SHED.labels(f"/{SERVICE}/unary_unary")._value.get() == before + 1100
+    assert value_of(RPC_SHED.labels(f"/{SERVICE}/unary_unary")) == before + 1100
 
 
 @pytest.mark.check("late")

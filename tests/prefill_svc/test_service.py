@@ -26,6 +26,7 @@ from mesh.errors import (
 from mesh.metrics import PREFILL_ENDED
 from prefill_svc.__main__ import SERVICE
 from tests.support.fake_rank import TRANSFER_READY
+from tests.support.metric_values import value_of
 from tests.support.prefilling import (
     PrefillCaller,
     RunningPrefill,
@@ -45,7 +46,7 @@ TRANSFER = (1).to_bytes(16, "big")
 
 
 def ended(outcome: str) -> float:
-    return float(PREFILL_ENDED.labels(outcome)._value.get())
+    return value_of(PREFILL_ENDED.labels(outcome))
 
 
 async def accepted(running: RunningPrefill, caller: PrefillCaller, **fields: Any) -> int:

@@ -9,6 +9,7 @@ from mesh.metrics import DECODE_PREFILLS
 from tests.support.decode_server import GatewayClient, RunningWorker
 from tests.support.fake_prefill import FakePrefill, FakePrefillCall
 from tests.support.fake_rank import FakeRankClient
+from tests.support.metric_values import value_of
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually
 from transfer.ticket import Ticket
@@ -17,7 +18,7 @@ PROMPT = [number % 100 for number in range(150)]
 
 
 def ended(outcome: str) -> float:
-    return float(DECODE_PREFILLS.labels(outcome)._value.get())
+    return value_of(DECODE_PREFILLS.labels(outcome))
 
 
 def target(prefill: FakePrefill) -> targets_pb2.WorkerTarget:

@@ -14,6 +14,7 @@ from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
 from mesh.metrics import KVSTORE_REFUSALS
+from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
 from tests.support.waiting import eventually
@@ -123,4 +124,4 @@ async def store_client(config: KvStoreConfig | None = None) -> AsyncIterator[Cli
 
 
 def refusals(error: type[MeshError]) -> float:
-    return float(KVSTORE_REFUSALS.labels(error.reason)._value.get())
+    return value_of(KVSTORE_REFUSALS.labels(error.reason))

@@ -17,6 +17,7 @@ from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
 from tests.support.engines import oracle_config
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.metric_values import value_of
 from tests.support.prefilling import make_ticket
 from tests.support.store_agent import worker_identity
 from tests.support.waiting import eventually
@@ -119,12 +120,12 @@ async def test_metrics_tell_how_full_the_pool_is() -> None:
         for free in (total, total // 4):
             load = WorkerLoad(free_blocks=free)
             it.rank.emit(msgspec.structs.replace(step([], []), load=load))
-            await eventually(lambda free=free: metrics.ENGINE_KV_USAGE._value.get() == 1 - free / total)  # type: ignore[misc]
+            await eventually(lambda free=free: value_of(metrics.ENGINE_KV_USAGE) == 1 - free / total)  # type: ignore[misc]
 
 
 async def test_drafts_are_counted_by_place_and_outcome() -> None:
     def counted(place: int, outcome: str) -> float:
-        return metrics.ENGINE_DRAFTS.labels(place, outcome)._value.get()
+        return value_of(metrics.ENGINE_DRAFTS.labels(place, outcome))
 
     before = [counted(place, outcome) for place in (1, 2) for outcome in ("accepted", "rejected")]
     async with hosted() as it:
@@ -218,8 +219,8 @@ async def test_a_worker_reports_which_of_its_ranks_hold_a_block() -> None:
 
 async def test_any_rank_with_a_step_tells_experts_balance() -> None:
     def shown() -> tuple[float, float]:
-        imbalance = metrics.ENGINE_EXPERT_IMBALANCE.labels("largest")._value.get()
-        return imbalance, metrics.ENGINE_EXPERTS_MOVED._value.get()
+        imbalance = value_of(metrics.ENGINE_EXPERT_IMBALANCE.labels("largest"))
+        return imbalance, value_of(metrics.ENGINE_EXPERTS_MOVED)
 
     ranks, user = [FakeRankClient(), FakeRankClient()], RecordingUser()
     host = RankHost(worker_identity(), RankGroup(ranks), lambda rank, user: FakeStores())  # type: ignore[arg-type]
