@@ -12,6 +12,7 @@ import msgspec
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from gateway.schema_limits import check_exact
 from gateway.tools import check_nesting
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar
@@ -90,6 +91,8 @@ AnswerForm: TypeAlias = JsonForm | RegexForm | ChoiceForm | GrammarForm
 
 
 def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
+    """Raises InvalidConstraint if the schema has numbers that would be enforced as others."""
+    check_exact(schema)
     options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
     return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
 

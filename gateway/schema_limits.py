@@ -8,12 +8,15 @@ from typing import Any
 
 from gateway.schema_keywords import COMBINING, DEFINITIONS, parts, with_parts
 from gateway.schema_refs import resolved
+from mesh.errors import InvalidConstraint
 
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 SIZES = frozenset(("minProperties", "maxProperties"))
 # The library's integers, and what its expressions for numbers still reach.
 LARGEST_NUMBER = 2**62
 LARGEST_SIZE = 2**31
+# Doubles have every whole number up to it.
+LARGEST_EXACT = 2**53
 
 Compiles = Callable[[str], bool]
 
@@ -29,6 +32,31 @@ def expressions(schema: object) -> Iterator[str]:
             yield each["pattern"]
         if isinstance(each.get("patternProperties"), dict):
             yield from each["patternProperties"]
+        waiting += [part for key, value in each.items() for part in parts(key, value)]
+
+
+def inexact_number(value: object) -> int | None:
+    """A whole number in a value that the library, which computes with doubles, would round; None if there is none."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case int() as number if abs(number) > LARGEST_EXACT:
+                return number
+            case list() as items:
+                waiting += items
+            case dict() as pairs:
+                waiting += pairs.values()
+    return None
+
+
+def check_exact(schema: Mapping[str, Any]) -> None:
+    """Raises InvalidConstraint for a const or an enum of numbers that would be others."""
+    waiting = [dict(schema)]
+    while waiting:
+        each = waiting.pop()
+        for key in ("const", "enum"):
+            if (number := inexact_number(each.get(key))) is not None:
+                raise InvalidConstraint(f"{key} has {number}: whole numbers beyond 2^53 are not enforced exactly")
         waiting += [part for key, value in each.items() for part in parts(key, value)]
 
 
@@ -73,8 +101,10 @@ class _Pruning:
                 return isinstance(value, str)
             case "required":
                 return isinstance(value, list) and all(isinstance(name, str) for name in value)
+            case "const":
+                return inexact_number(value) is None
             case "enum":
-                return isinstance(value, list)
+                return isinstance(value, list) and inexact_number(value) is None
             case "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties":
                 return type(value) is int and 0 <= value < LARGEST_SIZE
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":

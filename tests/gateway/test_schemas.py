@@ -11,6 +11,7 @@ from gateway.schema_closing import closed
 from gateway.schema_limits import enforceable
 from gateway.tool_grammar import arguments_schema
 from gateway.tools import Tool
+from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
 from mesh.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
@@ -113,6 +114,8 @@ LIMITED: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "draft-3-required": ({"properties": {"a": {**TEXT, "required": True}}}, [{"a": "x"}, {}], [{"a": 3}]),
     "wrong-bound": ({"type": "integer", "minimum": "3"}, [1], ["1"]),
     "huge-bound": ({"type": "integer", "minimum": -1e40}, [1], ["1"]),
+    "huge-const": ({"type": "integer", "const": 2**70}, [2**70, 1], ["1"]),
+    "huge-enum": ({"type": "integer", "enum": [2**53 + 1, 2**53]}, [2**53 + 1, 1], ["1"]),
     "schema-of-another-kind": ({**TEXT, "$schema": "https://example.com/own"}, ["x"], [3]),
     "property-expression": (
         {"patternProperties": {"^(?=a)": TEXT, "^b": TEXT}, "additionalProperties": False},
@@ -131,6 +134,30 @@ def test_only_what_cannot_be_enforced_is_left_out(case: str, vocabulary: LLToken
     check_grammar(f"start: {json_rule(kept, lenient=True)}")
     assert [value for value in right if not takes(kept, value, vocabulary)] == []
     assert [value for value in wrong if takes(kept, value, vocabulary)] == []
+
+
+@pytest.mark.parametrize("number", [2**70, -(2**63), 2**53 + 1])
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_a_strict_number_that_would_be_rounded_is_named(keyword: str, number: int) -> None:
+    value: Any = {"a": [number]} if keyword == "const" else [number]
+    with pytest.raises(InvalidConstraint, match=f"{keyword} has {number}"):
+        json_rule({"properties": {"b": {keyword: value}}}, lenient=False)
+
+
+LEAST = -(2**63)
+ENDING = {
+    "const": {"const": LEAST},
+    "both bounds": {"type": "integer", "minimum": LEAST, "maximum": LEAST},
+    "bounds with a point": {"type": "integer", "minimum": -9.3e18, "maximum": -9.3e18},
+}
+
+
+@pytest.mark.parametrize("case", ENDING)
+@pytest.mark.parametrize("form", ["start: %json {}", '{{"grammars": [{{"json_schema": {}}}]}}'], ids=["lark", "json"])
+def test_a_number_that_ends_the_process_is_refused(case: str, form: str) -> None:
+    schema = json.dumps(ENDING[case])
+    with pytest.raises(InvalidConstraint, match="a schema has the number -9"):
+        check_grammar(form.replace("{}", schema) if form.startswith("start") else form.format(schema))
 
 
 def test_a_schema_that_can_be_enforced_stays_as_it_is() -> None:
