@@ -90,6 +90,8 @@ def parse_quantization(section: JsonReader | None) -> Quantization:
         raise CheckpointError(f"quantization {method!r} is not supported: expected {supported}")
     if block != whole_blocks and not (method == "w4afp8" and block is None):
         raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
+    if (scale_form := section.text("scale_fmt")) not in (None, "ue8m0"):
+        raise CheckpointError(f"scale_fmt is {scale_form}: expected 'ue8m0', or none")
     if method == "fp8":
         return Quantization(linear=Stored.FP8, experts=Stored.FP8)
     _check_group(section.count("group_size", WEIGHT_GROUP), "quantization_config.group_size")

@@ -22,7 +22,9 @@ from mesh.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1})
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1}
+)
 LENGTH_BYTES = 8
 
 

@@ -22,6 +22,9 @@ from tools.quantize.run import Options, quantize
 CPU = torch.device("cpu")
 EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
 
+SCALES = "model.layers.0.self_attn.o_proj.weight_scale_inv"
+E8M0 = torch.float8_e8m0fnu
+
 
 def made(directory: Path, dtype: str = "bfloat16", **overrides: object) -> Path:
     make_checkpoint(directory, "tiny", dtype=dtype, overrides=WIDE | overrides)
@@ -56,6 +59,15 @@ def test_weights_that_are_fp8_already_stay_bit_by_bit(tmp_path: Path) -> None:
     for name in before:
         if ".mlp.experts." not in name:
             assert torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8)), name
+
+
+def test_scales_in_e8m0_stay_as_they_are(tmp_path: Path) -> None:
+    def in_e8m0(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({n: t.log2().ceil().exp2().to(E8M0) for n, t in tensors.items() if n.endswith("_scale_inv")})
+
+    rewrite_as_one_file(made(tmp_path / "source", "float8"), in_e8m0)
+    before, after = read_tensors(tmp_path / "source"), read_tensors(quantized(tmp_path / "source", tmp_path / "out"))
+    assert after[SCALES].dtype == E8M0 and torch.equal(after[SCALES].float(), before[SCALES].float())
 
 
 def test_the_engine_serves_what_was_quantized(tmp_path: Path) -> None:

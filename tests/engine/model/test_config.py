@@ -87,8 +87,10 @@ def test_the_generation_configurations_end_of_sequence_ids_win(tmp_path: Path) -
 
 
 def test_published_fp8_checkpoints_are_recognized() -> None:
-    config = parse_model_config(checkpoint_config("small", dtype="float8"))
-    assert config.quantization == Quantization(linear=Stored.FP8, experts=Stored.FP8)
+    values = checkpoint_config("small", dtype="float8")
+    assert parse_model_config(values).quantization == Quantization(linear=Stored.FP8, experts=Stored.FP8)
+    with_powers = {**values["quantization_config"], "scale_fmt": "ue8m0"}
+    assert parse_model_config(values | {"quantization_config": with_powers}) == parse_model_config(values)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,10 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq'"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "weight_block_size"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "e5m2"}},
+            "scale_fmt is e5m2",
+        ),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),

@@ -11,11 +11,12 @@ from engine.model.model import Model
 from engine.model.parameters import Parameter, Part, merged_shape
 from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
-from engine.weights.loading import load_model
+from engine.weights.loading import KeptWeights, load_model
 from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
+from tests.support.int4 import WIDE
 from tools.make_checkpoint import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -227,7 +228,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import torch
-from engine.weights.loading import load_model
+from engine.weights.loading import KeptWeights, load_model
 def peak() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
 before = peak()
@@ -247,14 +248,38 @@ def test_loading_peaks_below_a_fifth_more_than_the_checkpoint(tmp_path: Path) ->
 
 
 def test_fp8_weights_stay_as_they_are_published(tmp_path: Path) -> None:
-    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
-    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=WIDE)
     kept = places(load_model(tmp_path, torch.bfloat16, CPU, "quantized"))
     published = read_tensors(tmp_path)
     gate_up = "model.layers.1.mlp.experts.3.up_proj.weight"
     attention = "model.layers.0.self_attn"
     for name in (gate_up, f"{gate_up}_scale_inv", f"{attention}.o_proj.weight", f"{attention}.kv_b_proj.weight"):
         assert torch.equal(kept[name].float(), published[name].float())
+
+
+def with_powers_of_two(directory: Path, *, stored: torch.dtype) -> Path:
+    """An FP8 checkpoint whose scales are powers of two, in this dtype."""
+    make_checkpoint(directory, "tiny", dtype="float8", overrides=WIDE)
+
+    def round_up(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if name.endswith("_scale_inv"):
+                tensors[name] = tensors[name].log2().ceil().exp2().to(stored)
+
+    rewrite_as_one_file(directory, round_up)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(torch.float32, "dequantized"), (torch.bfloat16, "quantized")], ids=["dequantized", "kept"]
+)
+def test_scales_in_e8m0_are_read_as_floats(dtype: torch.dtype, weights: KeptWeights, tmp_path: Path) -> None:
+    expected, found = (
+        places(load_model(with_powers_of_two(tmp_path / str(stored), stored=stored), dtype, CPU, weights))
+        for stored in (torch.float32, torch.float8_e8m0fnu)
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name].float(), expected[name].float()) for name in expected)
 
 
 def test_matrices_of_two_shared_experts_are_taken_apart(tmp_path: Path) -> None:
