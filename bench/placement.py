@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from mesh.domain.placement import PlacementQuery
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import KvNamespace, PromptPace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.config import LeaseConfig, ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
@@ -95,16 +95,21 @@ def identity_of(number: int, workers: int) -> WorkerIdentity:
         total_blocks=BLOCKS,
         max_requests=64,
         can_prefill=True,
+        vocabulary_size=129_280,
+        worker_class="H200",
+        max_step_tokens=8192,
         block_bytes=4_500_000,
     )
 
 
 def drawn_load(random: Random) -> WorkerLoad:
+    running, queued, rate = random.randrange(40), random.randrange(4000), random.uniform(5000, 20_000)
     return WorkerLoad(
-        running_requests=random.randrange(40),
-        queued_prefill_tokens=random.randrange(4000),
+        running_requests=running,
+        queued_prefill_tokens=queued,
         free_blocks=15_000,
-        prefill_tokens_per_second=random.uniform(5000, 20_000),
+        prefill_tokens_per_second=rate,
+        exact_prompts=PromptPace(rate),
         decode_step_ms=random.uniform(20, 40),
         mean_output_tokens=500.0,
         decode_step_requests=random.uniform(1, 40),

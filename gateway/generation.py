@@ -131,9 +131,6 @@ class Generation:
         if ahead > 0:
             self.fail(MeshError(f"the worker skipped {ahead} tokens at position {self.next_position}"))
             return
-        if self.awaits_prompt and token_ids:
-            self.fail(MeshError("the worker reports no log probabilities of prompts: it is of an earlier version"))
-            return
         if ahead < 0:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
         if cached_tokens is not None and not received:

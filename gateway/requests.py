@@ -35,10 +35,10 @@ OUR_NAMES = FieldNames()
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The largest request that a worker of the model accepts. `vocabulary_size` is None if they do not say."""
+    """The largest request that a worker of the model accepts."""
 
     context_tokens: int
-    vocabulary_size: int | None
+    vocabulary_size: int
 
 
 def completion_room(

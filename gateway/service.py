@@ -74,7 +74,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
             gateway_pb2.Model(
                 name=model.name,
                 context_tokens=model.limits.context_tokens,
-                vocabulary_size=model.limits.vocabulary_size or 0,
+                vocabulary_size=model.limits.vocabulary_size,
                 workers=model.workers,
             )
             for model in self._gateway.catalog.listed()

@@ -22,8 +22,7 @@ class Worker:
     # Whether the worker takes requests: it is neither draining nor stopping.
     serving: bool
     context_tokens: int
-    # None if the worker does not declare it.
-    vocabulary_size: int | None
+    vocabulary_size: int
     max_requests: int
     # Requests that run or wait on it.
     requests: int
@@ -210,5 +209,6 @@ def _load(worker: Worker, live: Mapping[str, int]) -> tuple[float, str]:
 def _widest(known: ModelLimits | None, worker: Worker) -> ModelLimits:
     if known is None:
         return ModelLimits(worker.context_tokens, worker.vocabulary_size)
-    sizes = [size for size in (known.vocabulary_size, worker.vocabulary_size) if size is not None]
-    return ModelLimits(max(known.context_tokens, worker.context_tokens), max(sizes, default=None))
+    return ModelLimits(
+        max(known.context_tokens, worker.context_tokens), max(known.vocabulary_size, worker.vocabulary_size)
+    )

@@ -19,13 +19,6 @@ def lacking_blocks(
     return blocks_for(prompt_tokens + 1) - held_blocks + pending_blocks + requests - free_blocks
 
 
-def waiting_blocks(load: WorkerLoad, total_blocks: int) -> float:
-    """Blocks that the waiting requests take. If the rank does not say, they are as long as the running ones."""
-    if load.waiting_requests and not load.waiting_blocks:
-        return load.waiting_requests * mean_blocks(load, total_blocks)
-    return load.waiting_blocks
-
-
 def mean_blocks(load: WorkerLoad, total_blocks: int) -> float:
     """Mean number of blocks that a running request holds, at least one."""
     running = load.running_requests

@@ -14,10 +14,8 @@ from scheduler.config import ObjectivesConfig
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.live_worker import Worker
-from scheduler.placement.admission import admit, refusal
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest, reusable_blocks
-from scheduler.placement.choice import explain
-from scheduler.placement.comparison import Comparison
+from scheduler.placement.choose import Comparison, admit, explain, refusal
 from scheduler.placement.constants import Constants
 from scheduler.placement.placed_work import placed_work
 from scheduler.placement.terms import Rejection, Terms

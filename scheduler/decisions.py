@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mesh.domain.placement import AttemptOutcome, PlacementKey, PlacementQuery
-from scheduler.placement.comparison import Comparison
+from scheduler.placement.choose import Comparison
 from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.

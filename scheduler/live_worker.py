@@ -8,10 +8,9 @@ from msgspec import structs
 from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.rank_choice import choose_rank
-from scheduler.placement.candidates import CandidateWorker, MeasurementTimes, Measures, Unreported
-from scheduler.placement.joint_prompts import JointPrompts
+from scheduler.placement.candidates import CandidateWorker, Unreported
 from scheduler.placement.placed_work import PlacedWork
-from scheduler.placement.prompt_steps import LastStep
+from scheduler.placement.prompts import JointPrompts
 from scheduler.prefix_index import Holders
 from scheduler.ranks import Rank
 
@@ -110,8 +109,8 @@ class Worker:
 
     @property
     def _begins_prompts_together(self) -> bool:
-        """Whether prompts of its ranks begin together, and the worker reports what is needed to predict that."""
-        return len(self.ranks) > 1 and self.identity.max_step_tokens is not None
+        """Whether prompts of its ranks begin together."""
+        return len(self.ranks) > 1
 
     @property
     def _last_prompt_ends_at(self) -> float:
@@ -119,14 +118,20 @@ class Worker:
 
     def _joint_prompts(self, rank: Rank) -> JointPrompts | None:
         """What placement knows of such prompts, as seen from this rank."""
-        step_tokens, begin_at = self.identity.max_step_tokens, self.prompts_begin_at
-        if not self._begins_prompts_together or step_tokens is None:
+        if not self._begins_prompts_together:
             return None
+        begin_at = self.prompts_begin_at
         others_wait = all((other.prompts_until or 0.0) > begin_at for other in self.ranks if other is not rank)
         # A worker that does not decode makes no prompt wait.
         wait_steps = self.identity.prompt_wait_steps if self.decodes else 0
-        divided_tokens = self.identity.divided_tokens
-        return JointPrompts(begin_at, self.prompts_end_at, others_wait, step_tokens, wait_steps, divided_tokens)
+        return JointPrompts(
+            begin_at=begin_at,
+            end_at=self.prompts_end_at,
+            others_wait=others_wait,
+            step_tokens=self.identity.max_step_tokens,
+            wait_steps=wait_steps,
+            divided_tokens=self.identity.divided_tokens,
+        )
 
     def changed(self) -> None:
         self._candidates.clear()
@@ -172,101 +177,45 @@ class Worker:
         """The rank for a prompt. held: how many leading blocks of it each rank holds."""
         computes_prompt = self.identity.can_prefill or not self.decodes
         ranks = len(self.ranks)
-        total_blocks, most = self.identity.total_blocks // ranks, self.identity.max_requests // ranks
-        outlooks = [rank.outlook(blocks, total_blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
-        return choose_rank(outlooks, prompt_tokens, computes_prompt, most)
+        outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
+        return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // ranks)
 
     def whole(self) -> CandidateWorker:
         """The worker with all its ranks, holding nothing of any prompt. Its first rank's measurements count for all."""
         if len(self.ranks) == 1:
             return self.rank_candidate(0)
-        return self._made(
-            None,
-            self.identity.total_blocks,
-            self.identity.max_requests,
-            self.load,
-            self.unreported,
-            0,
-            self.transfers,
-            self.ranks[0].measured_at,
-            None,
-            None,
-            None,
-            (),
-            None,
-            None,
-            LastStep(),
+        return CandidateWorker(
+            identity=self.identity,
+            total_blocks=self.identity.total_blocks,
+            max_requests=self.identity.max_requests,
+            unusable=_UNUSABLE.get(self.state),
+            connected=self.connected,
+            load=self.load,
+            transfers=self.transfers,
+            measured_at=self.ranks[0].measured_at,
+            unreported=self.unreported,
         )
 
     def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
         ranks = len(self.ranks)
-        return self._made(
-            index if ranks > 1 else None,
-            self.identity.total_blocks // ranks,
-            self.identity.max_requests // ranks,
-            rank.load,
-            rank.unreported,
-            sum([other.requests for other in self.ranks if other is not rank]),
-            rank.status.transfers,
-            rank.measured_at,
-            rank.prompts_until,
-            rank.step_began,
-            rank.quiet_step_ms,
-            rank.known_ends(self.identity.max_requests // ranks),
-            rank.measures,
-            self._joint_prompts(rank),
-            rank.last_step,
-        )
-
-    def _made(
-        self,
-        rank: int | None,
-        total_blocks: int,
-        max_requests: int,
-        load: WorkerLoad,
-        unreported: Unreported,
-        requests_beside: int,
-        transfers: TransferCounters,
-        measured_at: MeasurementTimes,
-        prompts_until: float | None,
-        step_began: float | None,
-        quiet_step_ms: float | None,
-        ends: Sequence[float],
-        measures: Measures | None,
-        joint_prompts: JointPrompts | None,
-        last_prompt_step: LastStep,
-    ) -> CandidateWorker:
-        identity = self.identity
+        max_requests = self.identity.max_requests // ranks
         return CandidateWorker(
-            identity.worker_id,
-            _UNUSABLE.get(self.state),
-            identity.context_tokens,
-            total_blocks,
-            max_requests,
-            load,
-            identity.kv_namespace,
-            unreported,
-            # No cached blocks: there is no prompt yet.
-            0,
-            self.connected,
-            identity.can_prefill,
-            identity.sparse_prefill is not None,
-            identity.receives_kv,
-            # An unknown block size is 0: transfers are then predicted to take no time.
-            identity.block_bytes or 0,
-            identity.layerwise_tokens or 0,
-            transfers.fetch_bytes_per_second,
-            transfers.disk_fetch_bytes_per_second,
-            measured_at,
-            rank,
-            requests_beside,
-            identity.worker_class,
-            prompts_until,
-            step_began,
-            quiet_step_ms,
-            ends,
-            measures,
-            joint_prompts,
-            identity.max_step_tokens,
-            last_prompt_step,
+            identity=self.identity,
+            rank=index if ranks > 1 else None,
+            total_blocks=self.identity.total_blocks // ranks,
+            max_requests=max_requests,
+            unusable=_UNUSABLE.get(self.state),
+            connected=self.connected,
+            load=rank.load,
+            transfers=rank.status.transfers,
+            measured_at=rank.measured_at,
+            measures=rank.measures,
+            unreported=rank.unreported,
+            others_requests=sum([other.requests for other in self.ranks if other is not rank]),
+            prompts_until=rank.prompts_until,
+            last_prompt_step=rank.last_step,
+            joint_prompts=self._joint_prompts(rank),
+            step_began=rank.step_began,
+            quiet_step_ms=rank.quiet_step_ms,
+            ends=rank.known_ends(max_requests),
         )

@@ -3,16 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mesh.block_room import waiting_blocks
 from mesh.costs import CostModel
 from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
 from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
-from scheduler.placement.ends import Ends
 from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
-from scheduler.placement.placed_work import PlacedWork
-from scheduler.placement.prompt_steps import LastStep, last_step_of, steps_of
+from scheduler.placement.placed_work import Ends, PlacedWork
+from scheduler.placement.prompts import LastStep, last_step_of, steps_of
 
 # Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
@@ -35,10 +33,10 @@ class Measurement:
             self.value, self.changed_at = value, now
 
 
-def queued_seconds(load: WorkerLoad, costs: CostModel, most: int | None) -> float | None:
+def queued_seconds(load: WorkerLoad, costs: CostModel, most: int) -> float | None:
     """Seconds that a rank needs for the prompts that it has, as fast as it measured; None if it measured nothing.
 
-    most: tokens of a step; None if unknown.
+    most: tokens of a step.
     """
     exact, slowness = load.exact_pace, prompt_slowness(load, costs)
     if exact is None or slowness is None:
@@ -61,9 +59,9 @@ class Rank:
 
     # The rank's number in the prefix index.
     number: int
-    # What its measurements are compared with, and the most tokens that it computes in a step; None if unknown.
-    costs: CostModel = field(default_factory=CostModel)
-    step_tokens: int | None = None
+    # What its measurements are compared with, and the most tokens that it computes in a step.
+    costs: CostModel
+    step_tokens: int
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
     # Placements that the last status may not include yet, and when they were made.
     placed: dict[PlacementKey, tuple[float, PlacedWork]] = field(default_factory=dict)
@@ -98,7 +96,7 @@ class Rank:
     def load(self) -> WorkerLoad:
         return self.status.load
 
-    def outlook(self, cached_blocks: int, total_blocks: int) -> RankOutlook:
+    def outlook(self, cached_blocks: int) -> RankOutlook:
         """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         load, unreported = self.load, self.unreported
         return RankOutlook(
@@ -106,7 +104,7 @@ class Rank:
             load.queued_prefill_tokens + unreported.prefill_tokens,
             load.free_blocks,
             cached_blocks,
-            waiting_blocks(load, total_blocks) + unreported.blocks,
+            load.waiting_blocks + unreported.blocks,
         )
 
     def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:
@@ -148,9 +146,7 @@ class Rank:
     def measures(self) -> Measures:
         """Its measurements, relative to the cost model."""
         if self._measures is None:
-            load, transfers = self.status.load, self.status.transfers
-            rates = transfers.fetch_bytes_per_second, transfers.disk_fetch_bytes_per_second
-            self._measures = measures(load, *rates, self.measured_at, self.costs)
+            self._measures = measures(self.status.load, self.status.transfers, self.measured_at, self.costs)
         return self._measures
 
     def known_ends(self, most: int) -> Sequence[float]:

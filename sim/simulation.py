@@ -128,6 +128,7 @@ class SimulatedMesh:
             layerwise_tokens=group.layerwise_tokens,
             slot_bytes=1 << 23,
             sparse_prefill=self._fleet.sparse_prefill.offered,
+            worker_class="simulated",
             max_step_tokens=group.max_step_tokens,
             prompt_wait_steps=group.prompt_wait_steps,
             divided_tokens=group.parallel.divided_tokens,

@@ -62,6 +62,9 @@ class KvWorker:
             total_blocks=blocks,
             max_requests=1,
             can_prefill=True,
+            vocabulary_size=1000,
+            worker_class="none",
+            max_step_tokens=1024,
             block_bytes=layers * piece_bytes,
             slot_bytes=transfer.slot_bytes,
         )

@@ -13,8 +13,8 @@ class WorkerTarget(msgspec.Struct, frozen=True):
     endpoint: str
     # The largest segment of KV that the worker sends; None if it sends none.
     slot_bytes: int | None = None
-    # The number of draft layers in its KV; None if it does not say.
-    draft_layers: int | None = None
+    # The number of draft layers in its KV.
+    draft_layers: int = 0
 
 
 class StoreTarget(msgspec.Struct, frozen=True, array_like=True):

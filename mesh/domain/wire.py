@@ -165,9 +165,8 @@ def prompt_logprobs_message(prompt: PromptLogprobs) -> outputs_pb2.PromptLogprob
 
 
 def worker_target(message: targets_pb2.WorkerTarget) -> WorkerTarget:
-    draft_layers = message.draft_layers if message.HasField("draft_layers") else None
     return WorkerTarget(
-        message.worker_id, message.incarnation, message.endpoint, message.slot_bytes or None, draft_layers
+        message.worker_id, message.incarnation, message.endpoint, message.slot_bytes or None, message.draft_layers
     )
 
 

@@ -23,10 +23,20 @@ from mesh.errors import InvalidRequest
 MAX_NAME_CHARACTERS = 256
 # The most UCX transports, or reasons of refusal, that one process may report.
 MAX_COUNTED_NAMES = 64
+# Counts of an identity that cannot be 0.
+_AT_LEAST_ONE = (
+    "context_tokens",
+    "total_blocks",
+    "max_requests",
+    "vocabulary_size",
+    "block_bytes",
+    "max_step_tokens",
+    "ranks",
+)
 # Bits of the mask that says which ranks hold a block.
 MAX_RANKS = 64
 
-_ROLES: dict[int, WorkerRole] = {
+ROLES: dict[int, WorkerRole] = {
     workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
     workers_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
 }
@@ -35,7 +45,7 @@ _STATES: dict[int, WorkerState] = {
     workers_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
     workers_pb2.WORKER_STATE_STALLED: WorkerState.STALLED,
 }
-_ROLE_NAMES = {role: workers_pb2.WorkerRole.Name(number) for number, role in _ROLES.items()}
+_ROLE_NAMES = {role: workers_pb2.WorkerRole.Name(number) for number, role in ROLES.items()}
 _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in _STATES.items()}
 
 
@@ -49,15 +59,13 @@ def check_name(field: str, name: str) -> None:
 
 def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
     """Raises InvalidRequest if the message does not say who the worker is."""
-    for field in ("worker_id", "incarnation", "endpoint", "model"):
+    for field in ("worker_id", "incarnation", "endpoint", "model", "worker_class"):
         check_name(f"identity.{field}", getattr(message, field))
-    for field in ("context_tokens", "total_blocks", "max_requests"):
+    for field in _AT_LEAST_ONE:
         if getattr(message, field) < 1:
             raise InvalidRequest(f"identity.{field} must be at least 1", field=f"identity.{field}")
     if message.ranks > MAX_RANKS:
         raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
-    if message.worker_class:
-        check_name("identity.worker_class", message.worker_class)
     role(message.role, "identity.role")
     namespace(message.kv_namespace, "identity.kv_namespace")
     known = reported_identity(message)
@@ -71,7 +79,7 @@ def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
     return WorkerIdentity(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
-        role=_ROLES[message.role],
+        role=ROLES[message.role],
         endpoint=message.endpoint,
         model=message.model,
         kv_namespace=reported_namespace(message.kv_namespace),
@@ -79,15 +87,15 @@ def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         total_blocks=message.total_blocks,
         max_requests=message.max_requests,
         can_prefill=message.can_prefill,
-        vocabulary_size=message.vocabulary_size or None,
-        block_bytes=message.block_bytes or None,
+        vocabulary_size=message.vocabulary_size,
+        block_bytes=message.block_bytes,
         receives_kv=message.receives_kv,
         layerwise_tokens=message.layerwise_tokens or None,
         slot_bytes=message.slot_bytes or None,
-        ranks=message.ranks or 1,
+        ranks=message.ranks,
         worker_class=message.worker_class,
         sparse_prefill=wire.sparse_prefill(message.sparse_prefill) if message.HasField("sparse_prefill") else None,
-        max_step_tokens=message.max_step_tokens or None,
+        max_step_tokens=message.max_step_tokens,
         prompt_wait_steps=message.prompt_wait_steps,
         divided_tokens=message.divided_tokens or None,
     )
@@ -97,14 +105,14 @@ def unreadable_kv(registered: Iterable[workers_pb2.WorkerIdentity]) -> dict[str,
     """`workers.unreadable_kv` for the workers in a scheduler's registry. Roles that this version does not know are
     skipped.
     """
-    return workers.unreadable_kv(reported_identity(message) for message in registered if message.role in _ROLES)
+    return workers.unreadable_kv(reported_identity(message) for message in registered if message.role in ROLES)
 
 
 def role(number: int, field: str) -> WorkerRole:
     """Raises InvalidRequest for a number that is no role."""
-    if number not in _ROLES:
+    if number not in ROLES:
         raise InvalidRequest(f"{field} must be PREFILL or DECODE", field=field)
-    return _ROLES[number]
+    return ROLES[number]
 
 
 def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:

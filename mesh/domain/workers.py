@@ -78,10 +78,15 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     total_blocks: int
     max_requests: int
     can_prefill: bool
-    # Token ids must be below this; None if the worker does not say.
-    vocabulary_size: int | None = None
-    # Size of one block of KV over all layers; None if the worker does not say.
-    block_bytes: int | None = None
+    # Token ids must be below this.
+    vocabulary_size: int
+    # Size of one block of KV over all layers.
+    block_bytes: int
+    # The worker's hardware and how the model is divided on it. Workers of one class count as equally fast until they
+    # have measured themselves.
+    worker_class: str
+    # Most tokens that each of its ranks computes in a step.
+    max_step_tokens: int
     # Whether prefill workers can push KV to this worker, if it is a decode worker.
     receives_kv: bool = True
     # Prompts of at least this many tokens are pushed while later layers are computed, if the other worker agrees; None
@@ -92,14 +97,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # DP ranks: groups of the worker's processes that each batch their own requests. Each has an equal part of
     # `total_blocks` and of `max_requests`, and each request lies on one rank.
     ranks: int = 1
-    # The worker's hardware and how the model is divided on it; empty if it does not say. Workers of one class count as
-    # equally fast until they have measured themselves.
-    worker_class: str = ""
     # How it computes the attention of long prompts, for requests that ask for sparse prefill or leave the choice to it;
     # None if exactly.
     sparse_prefill: SparsePrefill | None = None
-    # Most tokens that each of its ranks computes in a step; None if it does not say.
-    max_step_tokens: int | None = None
     # If the worker has several ranks and some rank decodes: the most steps that a prompt waits for prompts of other
     # ranks.
     prompt_wait_steps: int = 0
@@ -178,18 +178,13 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     sparse_prompts: PromptPace | None = None
     # How many of `queued_prefill_tokens` will attend sparsely.
     queued_sparse_tokens: int = 0
-    # Free blocks that it takes to admit all `waiting_requests`. If requests wait, 0 means that it is unknown.
+    # Free blocks that it takes to admit all `waiting_requests`.
     waiting_blocks: int = 0
 
     @property
     def exact_pace(self) -> PromptPace | None:
-        """The pace of exact prompts, as far as it is known; if no exact prompt was measured, that of sparse ones.
-
-        Workers of version 0.1 do not distinguish the two.
-        """
-        if self.exact_prompts is not None or self.sparse_prompts is not None:
-            return self.exact_prompts or self.sparse_prompts
-        return PromptPace(self.prefill_tokens_per_second) if self.prefill_tokens_per_second else None
+        """The pace of exact prompts; that of sparse ones if no exact prompt was measured, None if none was at all."""
+        return self.exact_prompts or self.sparse_prompts
 
 
 class TransferCounters(msgspec.Struct, frozen=True):

@@ -10,9 +10,8 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, WorkerLoad
-from scheduler.placement.joint_prompts import JointPrompts
-from scheduler.placement.prompt_steps import LastStep, steps_of
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad
+from scheduler.placement.prompts import JointPrompts, LastStep, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,45 +103,36 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     disk_fetch_bytes_per_second: float
 
 
-class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
+class CandidateWorker(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One live worker of the model, or one of its DP ranks, and what it holds of this request's prompt."""
 
-    worker_id: str
-    # Why the worker takes no requests at all; None if it takes them.
-    unusable: str | None
-    context_tokens: int
-    total_blocks: int
-    max_requests: int
-    load: WorkerLoad
-    namespace: KvNamespace
-    unreported: Unreported = Unreported()
-    # Leading blocks of the prompt that the worker holds.
-    cached_blocks: int = 0
-    # Whether its status stream is open. If the stream broke, the worker may be alive or dead.
-    connected: bool = True
-    # Whether a decode worker also computes prompts.
-    can_prefill: bool = True
-    # Whether it computes a prompt sparsely if the request wants that.
-    sparse: bool = False
-    # Whether prefill workers can push KV to a decode worker.
-    receives_kv: bool = True
-    # Bytes of one block of KV over all layers.
-    block_bytes: int = 0
-    # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers are computed.
-    layerwise_tokens: int = 0
-    # Rates of its fetches from the memory of stores and from their disks; None while unknown.
-    fetch_bytes_per_second: float | None = None
-    disk_fetch_bytes_per_second: float | None = None
-    # When its measurements were made, including those in `load`.
-    measured_at: MeasurementTimes = MeasurementTimes()
+    identity: WorkerIdentity
     # The rank of the worker that this is; None if it is the whole worker.
     rank: int | None = None
+    # Its part of the worker's room.
+    total_blocks: int
+    max_requests: int
+    # Why the worker takes no requests at all; None if it takes them.
+    unusable: str | None = None
+    # Whether its status stream is open. If the stream broke, the worker may be alive or dead.
+    connected: bool = True
+    load: WorkerLoad
+    transfers: TransferCounters = TransferCounters()
+    # When the measurements in `load` and `transfers` were made.
+    measured_at: MeasurementTimes = MeasurementTimes()
+    # Its `estimates.measures`, if its owner caches them; None lets `estimates.paces` compute them.
+    measures: Measures | None = None
+    unreported: Unreported = Unreported()
     # Requests on the worker's other ranks: a prompt here delays them too, since the ranks step together.
-    requests_beside: int = 0
-    # See `WorkerIdentity`.
-    worker_class: str = ""
+    others_requests: int = 0
+    # Leading blocks of the prompt that the worker holds.
+    cached_blocks: int = 0
     # When it will have computed the prompts that it has, on the clock of `Candidates.now`; None if unknown.
     prompts_until: float | None = None
+    # The last of the steps that compute the prompts that it has.
+    last_prompt_step: LastStep = LastStep()
+    # The prompts of all ranks of the worker, if it decodes with several ranks and says how they step.
+    joint_prompts: JointPrompts | None = None
     # When it last reported that a step ended and another began, on that clock; None if it has not.
     step_began: float | None = None
     # Duration of its steps without prompts; None if unknown.
@@ -150,14 +140,6 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     # When its running requests end if each reaches its token limit, on that clock, ascending. Empty if it has a free
     # place, or if this scheduler does not know all of its requests.
     ends: Sequence[float] = ()
-    # Its `estimates.measures`, if its owner caches them; None lets `estimates.paces` compute them.
-    measures: Measures | None = None
-    # The prompts of all ranks of the worker, if it decodes with several ranks and says how they step.
-    joint_prompts: JointPrompts | None = None
-    # Most prompt tokens that it computes in a step; None if unknown.
-    step_tokens: int | None = None
-    # The last of the steps that compute the prompts that it has.
-    last_prompt_step: LastStep = LastStep()
 
     @property
     def requests(self) -> int:
@@ -170,7 +152,7 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
             left = self.prompts_until - now
             return left * 1000 if left > 0 else 0.0
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
-        steps = steps_of(queued, self.step_tokens)
+        steps = steps_of(queued, self.identity.max_step_tokens)
         return pace.prompt_slowness * (costs.prefill_ms(queued) + steps * costs.prefill_step_ms)
 
 

@@ -15,7 +15,7 @@ from math import exp, exp2, fsum, log
 from operator import mul
 
 from mesh.costs import CostModel
-from mesh.domain.workers import PromptPace, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
 from scheduler.placement.candidates import Candidates, CandidateWorker, Measured, MeasurementTimes, Measures, Pace
 from scheduler.placement.constants import Constants
 
@@ -39,11 +39,11 @@ def paces(candidates: Candidates, constants: Constants) -> tuple[list[Pace], lis
     fetches if no store holds anything.
     """
     workers, costs, now = (*candidates.decode, *candidates.prefill), constants.costs, candidates.now
-    decodes, classes = len(candidates.decode), [each.worker_class for each in workers]
+    decodes, classes = len(candidates.decode), [each.identity.worker_class for each in workers]
     known = [each.measures or _measures(each, costs) for each in workers]
     prompts = estimates(classes, [each.prompts for each in known], now)
     sparse = prompts
-    if any(each.sparse for each in workers):
+    if any(each.identity.sparse_prefill is not None for each in workers):
         sparse = [*map(mul, prompts, estimates(classes, [each.sparse_gain for each in known], now))]
     steps = estimates(classes[:decodes], [each.step for each in known[:decodes]], now)
     pushes = estimates(classes[decodes:], [each.push for each in known[decodes:]], now)
@@ -59,11 +59,7 @@ def paces(candidates: Candidates, constants: Constants) -> tuple[list[Pace], lis
 
 
 def measures(
-    load: WorkerLoad,
-    fetch_bytes_per_second: float | None,
-    disk_fetch_bytes_per_second: float | None,
-    measured_at: MeasurementTimes,
-    costs: CostModel,
+    load: WorkerLoad, transfers: TransferCounters, measured_at: MeasurementTimes, costs: CostModel
 ) -> Measures:
     """A worker's measurements, in the form that `paces` compares."""
     return Measures(
@@ -71,8 +67,8 @@ def measures(
         measured(_sparse_gain(load, costs), measured_at.sparse),
         measured(_slowness(load, costs), measured_at.step),
         measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
-        measured(fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
-        measured(disk_fetch_bytes_per_second, measured_at.disk_fetch, costs.disk_fetch_bytes_per_second),
+        measured(transfers.fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
+        measured(transfers.disk_fetch_bytes_per_second, measured_at.disk_fetch, costs.disk_fetch_bytes_per_second),
     )
 
 
@@ -85,11 +81,11 @@ def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
     """Prompt tokens per second of each worker, by its id, over exact and sparse prompts as they come."""
     workers, constant = (*candidates.decode, *candidates.prefill), costs.prefill_tokens_per_second
     rates = estimates(
-        [each.worker_class for each in workers],
+        [each.identity.worker_class for each in workers],
         [measured(each.load.prefill_tokens_per_second, each.measured_at.prefill, constant) for each in workers],
         candidates.now,
     )
-    return {worker.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
+    return {worker.identity.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
 
 
 def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) -> list[float]:
@@ -118,8 +114,7 @@ def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) 
 
 
 def _measures(worker: CandidateWorker, costs: CostModel) -> Measures:
-    rates = worker.fetch_bytes_per_second, worker.disk_fetch_bytes_per_second
-    return measures(worker.load, *rates, worker.measured_at, costs)
+    return measures(worker.load, worker.transfers, worker.measured_at, costs)
 
 
 def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The terms of one candidate: a decode worker alone, or with a prefill worker."""
 
 from enum import Enum
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,6 +18,10 @@ class Rejection(Enum):
     NAMESPACE = "namespace"
     FULL = "full"
     OBJECTIVE = "objective"
+
+
+# Why a candidate cannot take the request, and that in words; None and empty if it can.
+Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from scheduler.coordinator import Coordinator
 from scheduler.placement.candidates import CandidateWorker, Pace
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
-from scheduler.placement.waits import step_ms
+from scheduler.placement.times import step_ms
 from scheduler.registry import Registry
 
 
@@ -47,7 +47,9 @@ class DeletionCosts:
             candidates = self._coordinator.candidates(model)
             decode_paces, prefill_paces = paces(candidates, self._constants)
             for worker, pace in zip(candidates.decode, decode_paces, strict=True):
-                output = worker.load.mean_output_tokens or self._constants.config.mean_output_tokens
-                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], output, self._constants)
+                output, name = worker.load.mean_output_tokens, worker.identity.worker_id
+                output = output or self._constants.config.mean_output_tokens
+                yield name, deletion_cost_ms(worker, pace, kept[name], output, self._constants)
             for worker, pace in zip(candidates.prefill, prefill_paces, strict=True):
-                yield worker.worker_id, deletion_cost_ms(worker, pace, kept[worker.worker_id], 0.0, self._constants)
+                name = worker.identity.worker_id
+                yield name, deletion_cost_ms(worker, pace, kept[name], 0.0, self._constants)

@@ -8,7 +8,7 @@ from scheduler.config import ObjectivesConfig, ScalingConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, Pace
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces, prompt_rates
-from scheduler.placement.waits import slots_left, step_ms
+from scheduler.placement.times import slots_left, step_ms
 from scheduler.scaling.arrivals import Demand
 from scheduler.scaling.replicas import Need
 
@@ -34,7 +34,7 @@ def needs(
     decode = [each for each in zip(candidates.decode, decode_paces, strict=True) if each[0].unusable is None]
     rates = prompt_rates(candidates, constants.costs)
     computing = prefill or [worker for worker, _ in decode]
-    prompts = _prompts(computing, [rates[each.worker_id] for each in computing], demand, constants, objectives)
+    prompts = _prompts(computing, [rates[each.identity.worker_id] for each in computing], demand, constants, objectives)
     output = mean_output_tokens or constants.config.mean_output_tokens
     generations = _generations(decode, demand, output, constants, objectives, config)
     return {

@@ -13,8 +13,8 @@ from prefill_svc.wire import response
 REQUEST = TokenRequest("r", [1, 2, 3], Sampling(), StopConditions(5))
 
 
-@pytest.mark.parametrize("draft_layers", [None, 0, 2])
-def test_the_rank_learns_of_the_prefill_workers_draft_layers(draft_layers: int | None) -> None:
+@pytest.mark.parametrize("draft_layers", [0, 2])
+def test_the_rank_learns_of_the_prefill_workers_draft_layers(draft_layers: int) -> None:
     prefill = WorkerTarget("p", "first", "p:1", 1 << 20, draft_layers)
     submit = submit_of(Submission(1, REQUEST, None, prefill), 7)
     assert (submit.key, submit.sender_slot_bytes, submit.sender_draft_layers) == (7, 1 << 20, draft_layers)

@@ -29,7 +29,7 @@ async def test_the_decode_worker_is_told_prefill_worker_and_store() -> None:
         await answered(mesh)
         submission = mesh.worker.submissions[0]
         assert submission.prefill == targets_pb2.WorkerTarget(
-            worker_id="prefill-0", incarnation="first", endpoint="127.0.0.1:1", slot_bytes=65536
+            worker_id="prefill-0", incarnation="first", endpoint="127.0.0.1:1", slot_bytes=65536, draft_layers=0
         )
         assert submission.store == mesh.scheduler.store
 

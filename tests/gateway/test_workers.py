@@ -144,9 +144,7 @@ def test_a_model_with_prefill_workers_alone_is_not_served() -> None:
 
 
 def test_limits_are_the_widest_of_a_models_workers() -> None:
-    directory = watched(
-        make_worker("a", context_tokens=100), make_worker("b", context_tokens=200, vocabulary_size=None)
-    )
+    directory = watched(make_worker("a", context_tokens=100), make_worker("b", context_tokens=200, vocabulary_size=40))
     directory.update([], 10.0, 1.0)
     assert directory.limits("m") == ModelLimits(200, 50)
     assert directory.limits("other") is None

@@ -209,7 +209,8 @@ async def test_a_young_scheduler_refuses_nothing_for_good() -> None:
 
 async def test_a_worker_is_as_quick_as_its_best_rank() -> None:
     scheduling = Scheduling()
-    busy, idle = make_load(queued_prefill_tokens=8000), make_load()
+    # Each rank has two places.
+    busy, idle = make_load(running_requests=2), make_load()
     scheduling.add_worker("several", [busy, busy, idle, busy])
     lease = scheduling.add_worker("one")
     scheduling.registry.update(lease, WorkerState.SERVING, make_load(queued_prefill_tokens=1000))

@@ -7,7 +7,7 @@ from scheduler.config import ObjectivesConfig
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.placement.candidates import Candidates
-from scheduler.placement.comparison import Comparison
+from scheduler.placement.choose import Comparison
 from scheduler.placement.constants import Constants
 from tests.support.scheduling import make_candidate, make_request
 

@@ -124,7 +124,7 @@ identities = st.builds(
     role=st.sampled_from(WorkerRole),
     ranks=st.integers(1, MOST_RANKS),
     max_requests=st.sampled_from([MOST_RANKS, 12]),
-    max_step_tokens=st.none() | st.just(1024),
+    max_step_tokens=st.sampled_from([1024, 8192]),
     prompt_wait_steps=st.sampled_from([0, 4]),
 )
 

@@ -12,7 +12,7 @@ from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.ranks import OVERDUE_SECONDS, Rank
-from tests.support.scheduling import make_candidate, make_load
+from tests.support.scheduling import make_candidate, make_load, make_rank
 
 RATE = 1000.0
 
@@ -28,8 +28,8 @@ def place(rank: Rank, number: int, now: float, tokens: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
 def test_a_rank_is_free_once_all_is_computed(prompts: list[tuple[int, int]]) -> None:
-    """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
-    rank, now, free_at, waiting = Rank(0), 0.0, 0.0, 0
+    """Each prompt comes so many ms behind the one before it. A step computes all that is there when it begins."""
+    rank, now, free_at, waiting = make_rank(), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
         now += gap_ms / 1000
         while free_at <= now:
@@ -44,13 +44,13 @@ def test_a_rank_is_free_once_all_is_computed(prompts: list[tuple[int, int]]) -> 
 
 
 def test_prompts_that_another_scheduler_placed_count_once_they_are_reported() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(status(2000), 5.0)
     assert rank.prompts_until == 7.0
 
 
 def test_a_quicker_rank_is_free_once_it_says_so() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     place(rank, 0, 0.0, 4000)
     rank.observe(status(1000), 1.0)
     place(rank, 1, 1.5, 500)
@@ -60,14 +60,14 @@ def test_a_quicker_rank_is_free_once_it_says_so() -> None:
 
 
 def test_a_report_that_says_nothing_new_changes_nothing() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(status(1000), 0.0)
     rank.observe(status(1000), 0.9)
     assert rank.prompts_until == 1.0
 
 
 def test_a_rank_without_measurements_is_free_after_its_prompts() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(status(3000, rate=None), 0.0)
     assert rank.prompts_until is None
     place(rank, 0, 1.0, 500)
@@ -76,7 +76,7 @@ def test_a_rank_without_measurements_is_free_after_its_prompts() -> None:
 
 def test_prompts_that_never_came_do_not_block_a_rank() -> None:
     """Its load stays as it is, and says nothing of them."""
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(status(0), 0.0)
     place(rank, 0, 1.0, 500)
     for number in range(1, 100):
@@ -86,7 +86,7 @@ def test_prompts_that_never_came_do_not_block_a_rank() -> None:
 
 
 def test_a_report_contains_what_came_before_its_step_began() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(status(0), 1.0)
     place(rank, 0, 1.05, 500)
     rank.observe(status(500), 1.1)
@@ -103,7 +103,7 @@ def ends_of(rank: Rank, running: int, most: int) -> list[float]:
 
 
 def test_ends_are_known_if_all_requests_were_placed_here() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     for number, ends_at in enumerate((9.0, 7.0, 8.0)):
         rank.add_placement((str(number), 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=ends_at))
     rank.settle_placements_before(0.5)
@@ -116,7 +116,7 @@ def test_ends_are_known_if_all_requests_were_placed_here() -> None:
 
 
 def test_a_request_is_forgotten_once_it_must_have_ended() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=0.5))
     rank.settle_placements_before(0.5)
     rank.observe(status(0), 1.0)
@@ -126,7 +126,7 @@ def test_a_request_is_forgotten_once_it_must_have_ended() -> None:
 
 
 def test_steps_without_prompts_are_told_from_those_with_some() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     # When each step ends, the prompt tokens that the next one computes, and the mean that the rank measures.
     for ended, queued, step_ms in ((1.0, 0, 100.0), (1.1, 200, 101.0), (1.4, 0, 140.0), (1.5, 0, 130.0)):
         load = make_load(running_requests=2, queued_prefill_tokens=queued, decode_step_ms=step_ms)
@@ -135,7 +135,7 @@ def test_steps_without_prompts_are_told_from_those_with_some() -> None:
 
 
 def test_a_step_may_have_an_unreported_prompt() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(RankStatus(make_load(running_requests=1, decode_step_ms=100.0), TransferCounters(), 0), 1.0)
     place(rank, 0, 1.05, 200)
     for ended, step_ms in ((1.1, 101.0), (1.4, 140.0)):
@@ -145,7 +145,7 @@ def test_a_step_may_have_an_unreported_prompt() -> None:
 
 
 def test_a_placement_that_is_made_again_counts_once() -> None:
-    rank = Rank(0)
+    rank = make_rank()
     for _ in range(3):
         place(rank, 0, 1.0, 500)
     assert rank.prompts_until == pytest.approx(1.5)
@@ -158,7 +158,7 @@ def test_waiting_prompts_count_at_their_kinds_pace() -> None:
         exact_prompts=PromptPace(1000.0),
         sparse_prompts=PromptPace(4000.0),
     )
-    rank = Rank(0)
+    rank = make_rank()
     rank.observe(RankStatus(load, TransferCounters(), 0), 0.0)
     assert rank.prompts_until == 4.0
     # A sparse prompt that the load does not show yet counts as long as it is predicted to take.

@@ -82,8 +82,6 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     eos_token_id: int | None = None
     # What its frames say of their answers.
     relaxed: bool = False
-    # As versions do that know of prompts' log probabilities: token i has that of -i, and rank i + 1.
-    scores_prompts: bool = True
     # Given to submissions instead of work, one each.
     refusals: list[MeshError] = field(default_factory=list)
     # No token is written while it is clear.
@@ -287,7 +285,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             failure=to_failure(request.failure) if ended and request.failure is not None else None,
         )
         begins = bool(tokens) and output.first_position == (request.submission.prompt_tokens or request.prompt_tokens)
-        if begins and self.scores_prompts and request.submission.sampling.HasField("prompt_logprobs"):
+        if begins and request.submission.sampling.HasField("prompt_logprobs"):
             output.prompt_logprobs.CopyFrom(_scores(request.submission))
         if request.submission.sampling.HasField("top_logprobs"):
             output.logprobs.extend(_logprobs(token, request.submission.sampling.top_logprobs) for token in tokens)

@@ -43,6 +43,10 @@ def identity_message(worker_id: str = "decode-1", **changes: Any) -> workers_pb2
         "can_prefill": True,
         "receives_kv": True,
         "ranks": 1,
+        "vocabulary_size": 1000,
+        "block_bytes": 4096,
+        "worker_class": "oracle",
+        "max_step_tokens": 8192,
         **changes,
     }
     return workers_pb2.WorkerIdentity(**values)
@@ -51,7 +55,12 @@ def identity_message(worker_id: str = "decode-1", **changes: Any) -> workers_pb2
 def status_message(**fields: Any) -> scheduler_pb2.ReportStatusRequest:
     values: dict[str, Any] = {
         "state": workers_pb2.WORKER_STATE_SERVING,
-        "load": workers_pb2.WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0),
+        "load": workers_pb2.WorkerLoad(
+            free_blocks=1000,
+            prefill_tokens_per_second=1000.0,
+            exact_prompts=workers_pb2.PromptPace(tokens_per_second=1000.0),
+            decode_step_ms=10.0,
+        ),
         **fields,
     }
     return scheduler_pb2.ReportStatusRequest(**values)

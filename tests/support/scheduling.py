@@ -8,12 +8,14 @@ import msgspec
 
 from mesh.costs import CostModel
 from mesh.domain.placement import PlacementQuery
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
+from mesh.domain.workers import KvNamespace, PromptPace, WorkerIdentity, WorkerLoad, WorkerRole
 from scheduler.config import PlacementConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
-from scheduler.placement.choice import best_first, predict
+from scheduler.placement.choose import best_first
 from scheduler.placement.constants import Constants
+from scheduler.placement.predict import predict
 from scheduler.placement.terms import Terms
+from scheduler.ranks import Rank
 
 NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
 
@@ -38,16 +40,23 @@ def make_identity(worker_id: str = "decode-1", **changes: Any) -> WorkerIdentity
         total_blocks=1000,
         max_requests=8,
         can_prefill=True,
+        vocabulary_size=1000,
+        block_bytes=1_000_000,
+        worker_class="",
+        max_step_tokens=8192,
+        layerwise_tokens=8192,
     )
     return msgspec.structs.replace(identity, **changes)
 
 
 def make_load(running_requests: int = 0, **changes: Any) -> WorkerLoad:
-    """A load whose step time was measured with the requests that run."""
+    """A load whose step time was measured with the requests that run, and whose prompts were all exact."""
+    rate = changes.get("prefill_tokens_per_second", 1000.0)
     load = WorkerLoad(
         running_requests=running_requests,
         free_blocks=1000,
-        prefill_tokens_per_second=1000.0,
+        prefill_tokens_per_second=rate,
+        exact_prompts=None if rate is None else PromptPace(rate),
         decode_step_ms=10.0,
         mean_output_tokens=100.0,
         decode_step_requests=running_requests,
@@ -56,18 +65,15 @@ def make_load(running_requests: int = 0, **changes: Any) -> WorkerLoad:
 
 
 def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWorker:
-    candidate = CandidateWorker(
-        worker_id=worker_id,
-        unusable=None,
-        context_tokens=4096,
-        total_blocks=1000,
-        max_requests=8,
-        load=make_load(),
-        namespace=NAMESPACE,
-        block_bytes=1_000_000,
-        layerwise_tokens=8192,
-    )
-    return msgspec.structs.replace(candidate, **changes)
+    candidate = CandidateWorker(identity=make_identity(worker_id), total_blocks=1000, max_requests=8, load=make_load())
+    return changed(candidate, **changes)
+
+
+def changed(candidate: CandidateWorker, **changes: Any) -> CandidateWorker:
+    """`changes` of the candidate, or of its identity."""
+    of_identity = {name: changes.pop(name) for name in list(changes) if name not in CandidateWorker.__struct_fields__}
+    identity = msgspec.structs.replace(candidate.identity, **of_identity)
+    return msgspec.structs.replace(candidate, identity=identity, **changes)
 
 
 def predict_alone(
@@ -99,3 +105,7 @@ def choose(terms: Iterable[Terms]) -> Terms | None:
     """The best of the terms that were not rejected; None if all were."""
     ordered = best_first(terms)
     return ordered[0] if ordered and ordered[0].rejection is None else None
+
+
+def make_rank(number: int = 0, costs: CostModel | None = None, step_tokens: int = 8192) -> Rank:
+    return Rank(number, costs or CostModel(), step_tokens)

@@ -109,7 +109,10 @@ def worker_identity(worker_id: str = "w", **changes: object) -> WorkerIdentity:
         "total_blocks": 64,
         "max_requests": 8,
         "can_prefill": True,
+        "vocabulary_size": 1000,
         "block_bytes": 4096,
+        "worker_class": "none",
+        "max_step_tokens": 1024,
         **changes,
     }
     return WorkerIdentity(worker_id=worker_id, **values)  # type: ignore[arg-type]

@@ -43,10 +43,12 @@ identities = st.builds(
     receives_kv=st.booleans(),
     layerwise_tokens=st.none() | st.integers(1, 2**32 - 1),
     slot_bytes=st.none() | st.integers(1, 2**40),
-    vocabulary_size=st.none() | positive,
-    block_bytes=st.none() | positive,
+    vocabulary_size=positive,
+    block_bytes=positive,
+    worker_class=names,
+    ranks=st.integers(1, 64),
     sparse_prefill=st.none() | st.builds(SparsePrefill, st.integers(0, 2**31 - 1), st.sampled_from([0.5, 0.95])),
-    max_step_tokens=st.none() | positive,
+    max_step_tokens=positive,
     prompt_wait_steps=counts,
     divided_tokens=st.none() | positive,
 )
@@ -107,6 +109,11 @@ def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
         "context_tokens": 1,
         "total_blocks": 1,
         "max_requests": 1,
+        "vocabulary_size": 1,
+        "block_bytes": 1,
+        "worker_class": "c",
+        "max_step_tokens": 1,
+        "ranks": 1,
     }
     return workers_pb2.WorkerIdentity(**(values | changes))
 
@@ -133,11 +140,6 @@ def test_rates_that_are_none_read_as_unknown() -> None:
     message.mean_output_tokens = float("inf")
     message.exact_prompts.tokens_per_second = float("nan")
     assert worker_wire.load(message) == WorkerLoad()
-
-
-def test_an_older_worker_has_one_rate_for_all_prompts() -> None:
-    load = worker_wire.load(workers_pb2.WorkerLoad(prefill_tokens_per_second=2000))
-    assert (load.exact_pace, load.sparse_prompts) == (PromptPace(2000.0), None)
 
 
 def test_a_process_with_too_many_names_to_count_is_refused() -> None:

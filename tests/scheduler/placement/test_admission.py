@@ -1,6 +1,6 @@
 from mesh.errors import ContextExceeded, NoWorker, Overloaded
 from scheduler.config import ObjectivesConfig
-from scheduler.placement.admission import MAX_RETRY_MS, MIN_RETRY_MS, admit, refusal
+from scheduler.placement.choose import MAX_RETRY_MS, MIN_RETRY_MS, admit, refusal
 from scheduler.placement.terms import Rejection
 from tests.support.scheduling import choose, make_candidate, make_constants, make_load, make_request, predict_alone
 

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerState
-from scheduler.placement.block_room import batch
 from scheduler.placement.candidates import CandidateWorker, PlacementRequest, Unreported
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.terms import Terms
+from scheduler.placement.times import batch
 from tests.support.registries import make_registry
 from tests.support.scheduling import (
     make_candidate,
@@ -76,10 +76,6 @@ def test_requests_that_wait_for_blocks_neither_decode_nor_end() -> None:
     assert batch(few) == batch(many) == 5
     # Each lacks its blocks and one to grow by.
     assert wait_ms(many) - wait_ms(few) == pytest.approx(19 * 11 / 18.5 * 64 * 20 / 5, rel=0.01)
-
-
-def test_unknown_waiting_requests_are_taken_to_be_like_running_ones() -> None:
-    assert wait_ms(short(5, 10, waiting=2)) == wait_ms(short(5, 10, waiting=2, taken=36))
 
 
 def test_a_short_prompt_waits_for_the_answers_of_others() -> None:

@@ -8,7 +8,7 @@ from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
 from scheduler.config import ObjectivesConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
-from scheduler.placement.comparison import Comparison
+from scheduler.placement.choose import Comparison
 from scheduler.placement.constants import Constants
 from tests.support.scheduling import NAMESPACE, make_candidate, make_constants, make_load, make_request
 

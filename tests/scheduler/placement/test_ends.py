@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.placement.ends import Ends
+from scheduler.placement.placed_work import Ends
 
 # Which request, and when it ends; None takes it out.
 changes = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 3).map(float)), max_size=30)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import TransferCounters
 from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, paces
@@ -50,7 +51,7 @@ def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
         given[chosen.worker_id] += 1
         worker = workers[chosen.worker_id]
         unreported = worker.unreported + placed_work(REQUEST, chosen, 0.0, CONSTANTS)[chosen.worker_id, 0].load
-        workers = {**workers, worker.worker_id: msgspec.structs.replace(worker, unreported=unreported)}
+        workers = {**workers, worker.identity.worker_id: msgspec.structs.replace(worker, unreported=unreported)}
     return given
 
 
@@ -110,8 +111,10 @@ def test_a_measurement_that_is_not_repeated_is_forgotten_within_minutes() -> Non
     """A store that was slow once is asked again."""
 
     def bandwidth(age_seconds: float) -> float:
-        worker = make_candidate(fetch_bytes_per_second=1e6, measured_at=MeasurementTimes(fetch=-age_seconds))
-        candidates = Candidates([worker], stores={worker.namespace: StoreTarget("store", 1)})
+        worker = make_candidate(
+            transfers=TransferCounters(fetch_bytes_per_second=1e6), measured_at=MeasurementTimes(fetch=-age_seconds)
+        )
+        candidates = Candidates([worker], stores={worker.identity.kv_namespace: StoreTarget("store", 1)})
         return paces(candidates, CONSTANTS)[0][0].fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6

@@ -8,9 +8,9 @@ from msgspec import structs
 from mesh.costs import CostModel
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerRole, WorkerState
 from scheduler.placement.candidates import Candidates, CandidateWorker, Unreported
-from scheduler.placement.choice import predict
-from scheduler.placement.joint_prompts import JointPrompts
 from scheduler.placement.placed_work import PlacedWork, placed_work
+from scheduler.placement.predict import predict
+from scheduler.placement.prompts import JointPrompts
 from scheduler.registry import Registry
 from tests.support.registries import make_registry
 from tests.support.scheduling import (
@@ -54,7 +54,7 @@ def test_the_prompt_for_which_all_others_wait_begins_at_once() -> None:
 
 def first_token_ms(**changes: Any) -> float:
     """What is predicted of a prompt of 640 tokens, on a rank without requests whose other rank decodes."""
-    candidate = make_candidate(rank=0, load=make_load(prefill_tokens_per_second=RATE), requests_beside=1, **changes)
+    candidate = make_candidate(rank=0, load=make_load(prefill_tokens_per_second=RATE), others_requests=1, **changes)
     (terms,) = predict_alone(make_request(), [candidate], make_constants(COSTS))
     return terms.ttft_ms
 
@@ -206,10 +206,7 @@ def test_on_a_prefill_worker_a_prompt_waits_for_one_step() -> None:
     assert terms.ttft_ms == pytest.approx(600 + 640)
 
 
-@pytest.mark.parametrize("changes", [{"ranks": 1}, {"max_step_tokens": None}])
-def test_nothing_is_foretold_without_other_ranks_or_their_word(changes: dict[str, Any]) -> None:
+def test_prompts_of_a_single_rank_wait_for_no_others() -> None:
     registry, _ = make_registry(COSTS)
-    registry.attach(
-        make_identity("w", **{"ranks": 2, "max_step_tokens": STEP_TOKENS, "prompt_wait_steps": 30} | changes)
-    )
+    registry.attach(make_identity("w", ranks=1, max_step_tokens=STEP_TOKENS, prompt_wait_steps=30))
     assert all(each.joint_prompts is None for each in candidates(registry))

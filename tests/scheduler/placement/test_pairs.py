@@ -11,12 +11,12 @@ from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
 from scheduler.config import ObjectivesConfig
-from scheduler.placement.admission import admit, refusal
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest, Unreported
-from scheduler.placement.choice import explain, predict
+from scheduler.placement.choose import admit, explain, refusal
 from scheduler.placement.placed_work import placed_work
+from scheduler.placement.predict import predict
 from scheduler.placement.terms import Rejection, Terms
-from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_constants, make_load, make_request
+from tests.support.scheduling import NAMESPACE, changed, choose, make_candidate, make_constants, make_load, make_request
 
 CONSTANTS = make_constants(queue_requests=4)
 OTHER = msgspec.structs.replace(NAMESPACE, dtype="float8_e4m3fn")
@@ -71,7 +71,7 @@ def test_a_prompt_delays_fewest_requests_when_prefill_is_busy() -> None:
 
 def test_a_prompt_delays_the_requests_of_other_ranks_too() -> None:
     busy = make_prefill(load=make_load(queued_prefill_tokens=2000))
-    assert pair_of(Candidates([make_candidate("d", rank=0, requests_beside=7)], [busy])) == ("d", "p")
+    assert pair_of(Candidates([make_candidate("d", rank=0, others_requests=7)], [busy])) == ("d", "p")
 
 
 def test_what_decodes_elsewhere_is_not_delayed_by_a_prompt() -> None:
@@ -133,7 +133,7 @@ def test_work_placed_and_not_reported_counts_as_queued() -> None:
 def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
     decodes = [make_candidate("d0"), make_candidate("d1", cached_blocks=4)]
     request = make_request(prompt_tokens=6400, max_tokens=64)
-    decodes = [msgspec.structs.replace(each, context_tokens=10_000, block_bytes=100_000_000) for each in decodes]
+    decodes = [changed(each, context_tokens=10_000, block_bytes=100_000_000) for each in decodes]
     prefill = make_prefill(context_tokens=10_000, load=make_load(prefill_tokens_per_second=1e6))
     terms = predict(request, Candidates(decodes, [prefill]), CONSTANTS)
     pushed = {term.worker_id: term for term in terms if term.prefill_worker_id}
@@ -171,11 +171,11 @@ def layerwise_total(decode_tokens: int, prefill_tokens: int) -> float:
 
 
 def test_workers_of_two_namespaces_are_never_paired() -> None:
-    decodes = [make_candidate("d0"), make_candidate("d1", namespace=OTHER, load=make_load(running_requests=3))]
-    assert pair_of(Candidates(decodes, [make_prefill(namespace=OTHER)])) == ("d1", "p")
+    decodes = [make_candidate("d0"), make_candidate("d1", kv_namespace=OTHER, load=make_load(running_requests=3))]
+    assert pair_of(Candidates(decodes, [make_prefill(kv_namespace=OTHER)])) == ("d1", "p")
     paired = {
         (term.worker_id, term.prefill_worker_id)
-        for term in predict(make_request(), Candidates(decodes, [make_prefill(namespace=OTHER)]), CONSTANTS)
+        for term in predict(make_request(), Candidates(decodes, [make_prefill(kv_namespace=OTHER)]), CONSTANTS)
     }
     assert ("d0", "p") not in paired
 
@@ -183,28 +183,28 @@ def test_workers_of_two_namespaces_are_never_paired() -> None:
 def test_workers_with_and_without_drafts_are_paired_either_way() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
     for ours, theirs in ((NAMESPACE, drafting), (drafting, NAMESPACE)):
-        decode = make_candidate("d", can_prefill=False, namespace=ours)
-        assert pair_of(Candidates([decode], [make_prefill(namespace=theirs)])) == ("d", "p")
+        decode = make_candidate("d", can_prefill=False, kv_namespace=ours)
+        assert pair_of(Candidates([decode], [make_prefill(kv_namespace=theirs)])) == ("d", "p")
 
 
 def test_a_prefill_worker_with_the_same_drafts_is_preferred() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
-    prefills = [make_prefill("a"), make_prefill("b", namespace=drafting)]
-    decode = make_candidate("d", can_prefill=False, namespace=drafting)
+    prefills = [make_prefill("a"), make_prefill("b", kv_namespace=drafting)]
+    decode = make_candidate("d", can_prefill=False, kv_namespace=drafting)
     assert pair_of(Candidates([decode], prefills)) == ("d", "b")
-    busy = [prefills[0], make_prefill("b", namespace=drafting, load=make_load(queued_prefill_tokens=5000))]
+    busy = [prefills[0], make_prefill("b", kv_namespace=drafting, load=make_load(queued_prefill_tokens=5000))]
     assert pair_of(Candidates([decode], busy)) == ("d", "a")
 
 
 def test_other_layers_than_those_of_drafts_are_never_missing() -> None:
     fewer = msgspec.structs.replace(NAMESPACE, draft_layers=1)
     decode = make_candidate("d", can_prefill=False)
-    terms = predict(make_request(), Candidates([decode], [make_prefill(namespace=fewer)]), CONSTANTS)
+    terms = predict(make_request(), Candidates([decode], [make_prefill(kv_namespace=fewer)]), CONSTANTS)
     assert isinstance(refusal("oracle", terms, ObjectivesConfig()), NamespaceMismatch)
 
 
 def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:
-    candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill(namespace=OTHER)])
+    candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill(kv_namespace=OTHER)])
     terms = predict(make_request(), candidates, CONSTANTS)
     error = refusal("oracle", terms, ObjectivesConfig())
     assert isinstance(error, NamespaceMismatch)
@@ -301,7 +301,7 @@ workers = st.builds(
     connected=st.booleans(),
     can_prefill=st.booleans(),
     cached_blocks=st.integers(0, 12),
-    namespace=st.sampled_from([NAMESPACE, OTHER]),
+    kv_namespace=st.sampled_from([NAMESPACE, OTHER]),
     load=st.builds(
         make_load,
         running_requests=st.integers(0, 9),

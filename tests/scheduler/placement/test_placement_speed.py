@@ -9,8 +9,8 @@ import pytest
 
 from bench.placement import measure
 from scheduler.placement.candidates import Candidates
-from scheduler.placement.choice import predict
 from scheduler.placement.constants import Constants
+from scheduler.placement.predict import predict
 from scheduler.prefix_index import PrefixIndex
 from tests.support.scheduling import choose, make_candidate, make_load, make_request
 

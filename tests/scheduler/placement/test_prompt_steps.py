@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
 from scheduler.placement.candidates import Candidates, CandidateWorker, Unreported
-from scheduler.placement.choice import predict
 from scheduler.placement.placed_work import PlacedWork
-from scheduler.placement.prompt_steps import LastStep
-from scheduler.ranks import Rank
-from tests.support.scheduling import make_candidate, make_constants, make_load, make_request, predict_alone
+from scheduler.placement.predict import predict
+from scheduler.placement.prompts import LastStep
+from tests.support.scheduling import make_candidate, make_constants, make_load, make_rank, make_request, predict_alone
 
 RATE, STEP_MS, STEP_TOKENS = 10_000.0, 30.0, 1000
 COSTS = CostModel(decode_steps=((1.0, 20.0),), prefill_tokens_per_second=RATE, prefill_step_ms=STEP_MS)
@@ -27,7 +26,7 @@ def pace_in_steps_of(tokens: float, slowness: float = 1.0) -> PromptPace:
 
 def idle(pace: PromptPace | None = None, **changes: object) -> CandidateWorker:
     load = make_load(exact_prompts=pace, prefill_tokens_per_second=None)
-    return make_candidate("d", load=load, step_tokens=STEP_TOKENS, **changes)
+    return make_candidate("d", load=load, max_step_tokens=STEP_TOKENS, **changes)
 
 
 def first_token_ms(worker: CandidateWorker, prompt_tokens: int) -> float:
@@ -62,22 +61,24 @@ def test_a_worker_about_to_step_may_beat_an_idle_one() -> None:
 @pytest.mark.parametrize(
     ("tokens", "comes_at", "most", "expected"),
     [
-        pytest.param(400, 1.0, STEP_TOKENS, 0, id="it fits with those that wait"),
+        pytest.param(400, 1.0, STEP_TOKENS, 0, id="it fits next to those that wait"),
         pytest.param(401, 1.0, STEP_TOKENS, 1, id="a part of it does not"),
         pytest.param(2400, 1.0, STEP_TOKENS, 2, id="it fills more steps"),
         pytest.param(400, 2.0, STEP_TOKENS, 1, id="the step has begun"),
-        pytest.param(400, 1.0, None, 0, id="a step takes all"),
-        pytest.param(400, 3.0, None, 1, id="a step takes all, and has begun"),
     ],
 )
-def test_a_prompt_takes_further_steps(tokens: int, comes_at: float, most: int | None, expected: int) -> None:
+def test_a_prompt_takes_further_steps(tokens: int, comes_at: float, most: int, expected: int) -> None:
     assert LastStep(begins_at=2.0, tokens=600).further_steps(tokens, comes_at, most) == expected
+
+
+# More tokens than any list of prompts below has.
+EVERYTHING = 1 << 20
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 900)), min_size=1, max_size=20))
 def test_a_rank_is_free_when_it_has_computed_all_steps(prompts: list[tuple[int, int]]) -> None:
-    """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
-    rank, now, free_at, waiting = Rank(0, COSTS), 0.0, 0.0, 0
+    """Each prompt arrives some ms after the one before it. A step computes all that is there when it begins."""
+    rank, now, free_at, waiting = make_rank(0, COSTS, EVERYTHING), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
         now += gap_ms / 1000
         while free_at <= now:
@@ -87,7 +88,7 @@ def test_a_rank_is_free_when_it_has_computed_all_steps(prompts: list[tuple[int, 
                 free_at = now
                 break
             free_at, waiting = free_at + waiting / RATE + STEP_MS / 1000, 0
-        steps = rank.last_step.further_steps(tokens, now, None)
+        steps = rank.last_step.further_steps(tokens, now, EVERYTHING)
         work = PlacedWork(Unreported(1, tokens, 1), tokens / RATE + steps * STEP_MS / 1000)
         rank.add_placement((str(number), 0), now, work)
         waiting += tokens
@@ -97,7 +98,7 @@ def test_a_rank_is_free_when_it_has_computed_all_steps(prompts: list[tuple[int, 
 
 @given(st.lists(st.integers(1, 3500), min_size=1, max_size=12))
 def test_prompts_that_come_together_share_steps(prompts: list[int]) -> None:
-    rank, seconds = Rank(0, COSTS, STEP_TOKENS), 0.0
+    rank, seconds = make_rank(0, COSTS, STEP_TOKENS), 0.0
     for number, tokens in enumerate(prompts):
         steps = rank.last_step.further_steps(tokens, 0.0, STEP_TOKENS)
         prompt_seconds = tokens / RATE + steps * STEP_MS / 1000
@@ -110,7 +111,7 @@ def test_prompts_that_come_together_share_steps(prompts: list[int]) -> None:
 
 
 def test_prompts_to_come_wait_for_the_step_after_next() -> None:
-    rank = Rank(0, COSTS, STEP_TOKENS)
+    rank = make_rank(0, COSTS, STEP_TOKENS)
     work = PlacedWork(Unreported(1, 300, 1), 300 / RATE + STEP_MS / 1000, comes_at=1.15)
     rank.add_placement(("r", 0), 1.0, work)
     load = make_load(queued_prefill_tokens=800, exact_prompts=pace_in_steps_of(500.0))
@@ -122,7 +123,7 @@ def test_prompts_to_come_wait_for_the_step_after_next() -> None:
 
 
 def test_a_queue_of_several_steps_takes_the_time_of_each() -> None:
-    rank = Rank(0, COSTS, STEP_TOKENS)
+    rank = make_rank(0, COSTS, STEP_TOKENS)
     load = make_load(queued_prefill_tokens=2500, exact_prompts=pace_in_steps_of(250.0, slowness=2.0))
     rank.observe(RankStatus(load, TransferCounters(), 0), 1.0)
     assert rank.prompts_until == pytest.approx(1.0 + 2 * (2500 / RATE + 3 * STEP_MS / 1000))

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import TransferCounters
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
-from scheduler.placement.choice import predict
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
-from scheduler.placement.sources import Source, source
+from scheduler.placement.predict import predict
+from scheduler.placement.times import Source, source
 from tests.support.scheduling import NAMESPACE, choose, make_candidate, make_constants, make_load, make_request
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
@@ -80,19 +81,21 @@ def test_blocks_on_disk_are_fetched_only_where_reading_is_quicker(
 
 
 def test_a_prefix_on_a_slow_disk_is_not_fetched() -> None:
-    slow = make_candidate(disk_fetch_bytes_per_second=1e6)
+    slow = make_candidate(transfers=TransferCounters(disk_fetch_bytes_per_second=1e6))
     assert found_by(slow, StoreTarget("store", 9, disk_blocks=9)).store is None
     assert found_by(slow, StoreTarget("store", 9)).store == StoreTarget("store", 9)
 
 
 def test_a_worker_pays_only_for_what_the_disk_has() -> None:
-    found = found_by(make_candidate(cached_blocks=6, disk_fetch_bytes_per_second=5e8), ON_DISK)
+    found = found_by(
+        make_candidate(cached_blocks=6, transfers=TransferCounters(disk_fetch_bytes_per_second=5e8)), ON_DISK
+    )
     assert (found.store, found.cached_blocks) == (ON_DISK, 9)
     assert found.ms == pytest.approx(2 + 6 + 64)
 
 
 def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:
-    slow = make_candidate("slow", fetch_bytes_per_second=1e6)
+    slow = make_candidate("slow", transfers=TransferCounters(fetch_bytes_per_second=1e6))
     assert found_by(slow, STORE).store is None
 
 

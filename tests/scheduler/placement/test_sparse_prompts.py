@@ -7,9 +7,10 @@ import pytest
 from mesh.costs import CostModel
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import PromptPace, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
 from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes
-from scheduler.placement.choice import explain, predict
+from scheduler.placement.choose import explain
+from scheduler.placement.predict import predict
 from scheduler.placement.terms import Terms
 from tests.support.scheduling import choose, make_candidate, make_constants, make_load, make_request
 
@@ -29,7 +30,9 @@ def load_with(exact: PromptPace | None, sparse: PromptPace | None, queued: int =
 
 def prefill_worker(name: str, sparse: bool, load: WorkerLoad, **changes: Any) -> CandidateWorker:
     room = {"context_tokens": 131_072, "total_blocks": 4000, "max_requests": 64}
-    return make_candidate(name, load=load, sparse=sparse, **{**room, **changes})
+    return make_candidate(
+        name, load=load, sparse_prefill=SparsePrefill(FROM_TOKENS, 0.9) if sparse else None, **{**room, **changes}
+    )
 
 
 def predicted(
@@ -103,12 +106,6 @@ def test_a_worker_without_sparse_prompts_gains_what_others_do() -> None:
     assert terms["fresh"].prompt_ms == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_worker_of_the_version_before_has_one_rate() -> None:
-    old = prefill_worker("old", True, make_load(prefill_tokens_per_second=2000.0))
-    for sparse_from in (FROM_TOKENS, None):
-        assert predicted([old], sparse_from, CostModel())["old"].prompt_ms == pytest.approx(LONG / 2.0)
-
-
 def test_a_worker_with_only_sparse_prompts_has_one_pace() -> None:
     worker = prefill_worker("a", True, load_with(None, PromptPace(2500.0)))
     for sparse_from in (0, None):
@@ -128,7 +125,12 @@ def test_an_old_gain_gives_way_to_what_the_others_find() -> None:
 
 def test_what_a_store_holds_is_compared_with_computing_it_sparsely() -> None:
     """Fetching 1,000 blocks of 1 MB at 100 MB/s takes 10 s: less than to compute them exactly, more than sparsely."""
-    worker = prefill_worker("a", True, load_with(PromptPace(2000.0), PromptPace(50_000.0)), fetch_bytes_per_second=1e8)
-    stores = {worker.namespace: StoreTarget("store", 1000)}
+    worker = prefill_worker(
+        "a",
+        True,
+        load_with(PromptPace(2000.0), PromptPace(50_000.0)),
+        transfers=TransferCounters(fetch_bytes_per_second=1e8),
+    )
+    stores = {worker.identity.kv_namespace: StoreTarget("store", 1000)}
     assert predicted([worker], 0, CostModel(), stores=stores)["a"].store is None
     assert predicted([worker], None, CostModel(), stores=stores)["a"].store is not None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mesh.domain.placement import AttemptOutcome, AttemptReport
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import PromptPace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.config import ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
@@ -18,17 +18,11 @@ from scheduler.scaling.deletion_costs import DeletionCosts, deletion_cost_ms
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from tests.support.registries import make_registry
-from tests.support.scheduling import make_identity, make_load, make_query
+from tests.support.scheduling import make_candidate, make_identity, make_load, make_query
 
 CONSTANTS = Constants()
-IDLE = CandidateWorker(
-    worker_id="decode-0",
-    unusable=None,
-    context_tokens=4096,
-    total_blocks=1000,
-    max_requests=64,
-    load=WorkerLoad(prefill_tokens_per_second=2000.0, decode_step_ms=10.0),
-    namespace=KvNamespace("f", "oracle", 1, "oracle"),
+IDLE = make_candidate(
+    "decode-0", max_requests=64, load=WorkerLoad(exact_prompts=PromptPace(2000.0), decode_step_ms=10.0)
 )
 
 

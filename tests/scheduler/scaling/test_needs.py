@@ -1,24 +1,23 @@
 import msgspec
 import pytest
 
-from mesh.domain.workers import KvNamespace, WorkerLoad, WorkerRole
+from mesh.domain.workers import PromptPace, WorkerLoad, WorkerRole
 from scheduler.config import ObjectivesConfig, ScalingConfig
-from scheduler.placement.candidates import Candidates, CandidateWorker
+from scheduler.placement.candidates import Candidates
 from scheduler.placement.constants import Constants
 from scheduler.scaling.arrivals import Arrivals, Demand
 from scheduler.scaling.needs import needs
 from scheduler.scaling.replicas import Need
+from tests.support.scheduling import changed, make_candidate
 
-LOAD = WorkerLoad(running_requests=10, free_blocks=100, prefill_tokens_per_second=2000.0, decode_step_ms=10.2)
-WORKER = CandidateWorker(
-    worker_id="decode-0",
-    unusable=None,
-    context_tokens=4096,
-    total_blocks=1000,
-    max_requests=64,
-    load=LOAD,
-    namespace=KvNamespace("f", "oracle", 1, "oracle"),
+LOAD = WorkerLoad(
+    running_requests=10,
+    free_blocks=100,
+    exact_prompts=PromptPace(2000.0),
+    prefill_tokens_per_second=2000.0,
+    decode_step_ms=10.2,
 )
+WORKER = make_candidate("decode-0", max_requests=64, load=LOAD)
 # 512 tokens of prompt and 128 of output are 10 blocks.
 DEMAND = Demand(prompt_tokens=1500.0, mean_prompt_tokens=512.0)
 
@@ -45,14 +44,14 @@ def test_an_objective_for_tokens_lowers_what_a_worker_holds() -> None:
 
 
 def test_with_prefill_workers_the_prompts_are_theirs() -> None:
-    found = needed(Candidates([WORKER], [msgspec.structs.replace(WORKER, worker_id="prefill-0")]))
+    found = needed(Candidates([WORKER], [changed(WORKER, worker_id="prefill-0")]))
     assert [need.what for need in found[WorkerRole.DECODE]] == ["requests at mean output length"]
     assert [need.what for need in found[WorkerRole.PREFILL]] == ["prompt tokens/s"]
 
 
 def test_prompts_that_wait_longer_than_the_objective_need_more_workers() -> None:
     load = msgspec.structs.replace(LOAD, queued_prefill_tokens=3000)
-    waiting = msgspec.structs.replace(WORKER, worker_id="prefill-0", load=load)
+    waiting = changed(WORKER, worker_id="prefill-0", load=load)
     (prompts,) = needed(Candidates([], [waiting]), objectives=ObjectivesConfig(ttft_ms=2000.0))[WorkerRole.PREFILL]
     # 2000 of them may wait: they are computed within half of the objective.
     assert prompts.amount == pytest.approx(1500 + 1000, rel=0.05)
@@ -74,7 +73,7 @@ def test_one_short_request_is_enough_to_need_a_first_worker() -> None:
 
 
 def test_a_draining_worker_counts_for_nothing() -> None:
-    draining = msgspec.structs.replace(WORKER, worker_id="decode-1", unusable="it is draining")
+    draining = changed(WORKER, worker_id="decode-1", unusable="it is draining")
     assert needed(Candidates([WORKER, draining])) == needed(Candidates([WORKER]))
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
-from scheduler.placement.choice import explain, predict
+from scheduler.placement.choose import explain
 from scheduler.placement.constants import Constants
 from scheduler.placement.placed_work import placed_work
+from scheduler.placement.predict import predict
 from scheduler.placement.terms import Rejection, Terms
 from tests.support.scheduling import choose, make_candidate, make_constants, make_load, make_request, predict_alone
 
@@ -35,7 +36,7 @@ def spread(
     request: PlacementRequest, candidates: list[CandidateWorker], count: int, constants: Constants
 ) -> Counter[str]:
     """How many of `count` placements each worker gets with no status in between."""
-    by_id = {candidate.worker_id: candidate for candidate in candidates}
+    by_id = {candidate.identity.worker_id: candidate for candidate in candidates}
     counts: Counter[str] = Counter()
     for _ in range(count):
         chosen = choose(predict_alone(request, by_id.values(), constants))
@@ -275,7 +276,7 @@ candidate_lists = st.lists(
         load=loads,
     ),
     max_size=6,
-    unique_by=lambda candidate: candidate.worker_id,
+    unique_by=lambda candidate: candidate.identity.worker_id,
 )
 requests = st.builds(
     make_request,
@@ -303,10 +304,10 @@ def test_the_cheapest_worker_that_takes_the_request_is_chosen(
     usable = [term for term in terms if term.rejection is None]
     assert (chosen is None) == (not usable)
     if chosen is not None:
-        worker = next(candidate for candidate in candidates if candidate.worker_id == chosen.worker_id)
+        worker = next(candidate for candidate in candidates if candidate.identity.worker_id == chosen.worker_id)
         assert worker.unusable is None
-        assert worker.worker_id not in request.query.avoid
-        assert request.query.prompt_tokens + request.query.max_tokens <= worker.context_tokens
+        assert worker.identity.worker_id not in request.query.avoid
+        assert request.query.prompt_tokens + request.query.max_tokens <= worker.identity.context_tokens
         assert worker.connected or not any(not term.disconnected for term in usable)
         assert all(chosen.total_ms <= term.total_ms for term in usable if term.disconnected == chosen.disconnected)
 

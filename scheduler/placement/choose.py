@@ -1,17 +1,85 @@
-"""Whether a request is admitted: checks its prediction against the objectives, and builds the error of a refusal.
+"""Which candidate a request gets: the best of those whose prediction meets the objectives, or the error of a refusal.
 Pure.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from mesh.errors import ContextExceeded, MeshError, NamespaceMismatch, NoWorker, Overloaded
 from scheduler.config import ObjectivesConfig
+from scheduler.placement.candidates import Candidates, PlacementRequest
+from scheduler.placement.constants import Constants
+from scheduler.placement.parts import DecodeShare
+from scheduler.placement.predict import Parts, count_of, parts_of, predict, terms_of
 from scheduler.placement.terms import Rejection, Terms
 
 MIN_RETRY_MS = 100
 MAX_RETRY_MS = 30_000
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The result of `best`."""
+
+    # None if every candidate was rejected or not admitted.
+    best: Terms | None
+    # The terms that were computed; all terms if there is no best.
+    terms: Sequence[Terms]
+    # How many terms there are in total.
+    count: int
+
+
+class Comparison(msgspec.Struct, frozen=True, gc=False):
+    """One request and all that it may be placed on. Plain data, so its methods give the same answer at any time."""
+
+    request: PlacementRequest
+    candidates: Candidates
+    constants: Constants
+    objectives: ObjectivesConfig
+
+    def best(self) -> Choice:
+        """The best terms that are not rejected and meet the objectives.
+
+        This is quicker than computing and sorting all terms: it skips a worker if its wait and its tokens alone take
+        longer than the best found so far.
+        """
+        request, candidates, constants = self.request, self.candidates, self.constants
+        found: Terms | None = None
+        terms, count = list[Terms](), 0
+        for parts in sorted(parts_of(request, candidates, constants), key=_least_ms):
+            if found is not None and _is_worse(parts[0], found):
+                count += count_of(parts)
+                continue
+            of_worker = terms_of(request, parts, candidates, constants)
+            terms += of_worker
+            for term in of_worker:
+                better = found is None or term.preference() < found.preference()
+                if better and term.rejection is None and meets(self.objectives, term):
+                    found = term
+        return Choice(found, terms, len(terms) + count)
+
+    def terms(self) -> list[Terms]:
+        """Terms of all candidates, best first."""
+        return best_first(admit(predict(self.request, self.candidates, self.constants), self.objectives))
+
+
+def best_first(terms: Iterable[Terms]) -> list[Terms]:
+    return sorted(terms, key=Terms.preference)
+
+
+def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
+    """The decision in words. count: number of terms in total."""
+    cached = f"{chosen.cached_blocks} blocks cached"
+    sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
+    if chosen.store is not None:
+        cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
+    if chosen.prefill_worker_id is not None:
+        cached += f", {request.prompt_blocks - chosen.held_blocks} blocks to move"
+    return (
+        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
+        f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
+        f"token; {chosen.slots_left} slots left; best of {count}"
+    )
 
 
 def admit(terms: Iterable[Terms], objectives: ObjectivesConfig) -> tuple[Terms, ...]:
@@ -88,3 +156,12 @@ def _latest_ms(term: Terms, objectives: ObjectivesConfig) -> float:
     them would miss it.
     """
     return term.ttft_ms + objectives.wait_margin * (term.ttft_ms - term.prompt_ms)
+
+
+def _is_worse(share: DecodeShare, found: Terms) -> bool:
+    """Whether no terms of the worker can be better than those found."""
+    return share.least_ms > found.total_ms and found.disconnected <= (not share.candidate.connected)
+
+
+def _least_ms(parts: Parts) -> float:
+    return parts[0].least_ms

@@ -1,4 +1,4 @@
-"""Where a request goes: a pure function of the request, the candidates and a few constants.
+"""What each placement of a request would mean: a pure function of the request, the candidates and a few constants.
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
 same KV namespace. If a worker has several DP ranks, the candidate is the rank that the worker itself would choose
@@ -10,128 +10,63 @@ nor, if fetching is quicker than computing, in a store. Then it predicts the tim
 request). For a pair it adds the time between the first token and the second: the handover, the push of blocks that the
 decode worker lacks, and the wait for the step that begins with them. A prompt computed on a decode worker delays the
 requests that decode there; this counts against the candidate if a prefill worker could compute the prompt instead. A
-prompt with few uncached tokens delays no request. The candidate with the least total time wins; connected workers go
-before others.
+prompt with few uncached tokens delays no request. `choose` takes the candidate with
+the least total time; connected workers go before others.
 
 The work is linear in the number of workers, because only the best prefill worker can be part of the best pair.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeAlias
-
-import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementRequest
 from scheduler.placement.constants import Constants
-from scheduler.placement.decode_shares import DecodeShare, decode_share
 from scheduler.placement.estimates import paces
-from scheduler.placement.prefill_offers import PrefillOffer, best_offers, offer_to
-from scheduler.placement.sources import Source, source
-from scheduler.placement.terms import Rejection, Terms
-from scheduler.placement.waits import prompt_begins_ms
+from scheduler.placement.parts import DecodeShare, PrefillOffer, best_offers, decode_share, offer_to
+from scheduler.placement.terms import Rejection, Terms, Verdict
+from scheduler.placement.times import Source, prompt_begins_ms, source
 
-Verdict: TypeAlias = tuple[Rejection | None, str]
+# A decode worker's share, its pace, and the best prefill offer that it could take.
+Parts: TypeAlias = tuple[DecodeShare, Pace, PrefillOffer | None]
 
 
 def predict(request: PlacementRequest, candidates: Candidates, constants: Constants) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
     terms: list[Terms] = []
-    for share, pace, offer in _shares(request, candidates, constants):
-        terms += _terms(request, share, pace, offer, candidates, constants)
+    for parts in parts_of(request, candidates, constants):
+        terms += terms_of(request, parts, candidates, constants)
     return tuple(terms)
 
 
-def best_first(terms: Iterable[Terms]) -> list[Terms]:
-    return sorted(terms, key=Terms.preference)
-
-
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The result of `best`."""
-
-    # None if every candidate was rejected or not admitted.
-    best: Terms | None
-    # The terms that were computed; all terms if there is no best.
-    terms: Sequence[Terms]
-    # How many terms there are in total.
-    count: int
-
-
-def best(
-    request: PlacementRequest, candidates: Candidates, constants: Constants, admitted: Callable[[Terms], bool]
-) -> Choice:
-    """The best of `predict`'s terms that is not rejected and passes `admitted`.
-
-    This is quicker than computing and sorting all terms: it skips a worker if its wait and its tokens alone take longer
-    than the best found so far.
-    """
-    found: Terms | None = None
-    terms, count = list[Terms](), 0
-    for share, pace, offer in sorted(_shares(request, candidates, constants), key=_least_ms):
-        worker = share.candidate
-        if found is not None and share.least_ms > found.total_ms and found.disconnected <= (not worker.connected):
-            count += _count(worker, offer)
-            continue
-        of_worker = _terms(request, share, pace, offer, candidates, constants)
-        terms += of_worker
-        for term in of_worker:
-            better = found is None or term.preference() < found.preference()
-            if better and term.rejection is None and admitted(term):
-                found = term
-    return Choice(found, terms, len(terms) + count)
-
-
-def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
-    """The decision in words. count: number of terms in total."""
-    cached = f"{chosen.cached_blocks} blocks cached"
-    sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
-    if chosen.store is not None:
-        cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
-    if chosen.prefill_worker_id is not None:
-        cached += f", {request.prompt_blocks - chosen.held_blocks} blocks to move"
-    return (
-        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
-        f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "
-        f"token; {chosen.slots_left} slots left; best of {count}"
-    )
-
-
-def _shares(
-    request: PlacementRequest, candidates: Candidates, constants: Constants
-) -> Iterator[tuple[DecodeShare, Pace, PrefillOffer | None]]:
-    """For each decode worker: its share, its pace, and the best prefill offer that it could take."""
+def parts_of(request: PlacementRequest, candidates: Candidates, constants: Constants) -> Iterator[Parts]:
+    """The parts of each decode worker's placements."""
     decode_paces, prefill_paces = paces(candidates, constants)
     offers = best_offers(request, candidates, prefill_paces, constants)
-    fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
+    fitting = {name: offer_to(name, offers) for name in {each.identity.kv_namespace for each in candidates.decode}}
     for worker, pace in zip(candidates.decode, decode_paces, strict=True):
-        yield decode_share(request, worker, pace, candidates.now, constants), pace, fitting[worker.namespace]
+        share = decode_share(request, worker, pace, candidates.now, constants)
+        yield share, pace, fitting[worker.identity.kv_namespace]
 
 
-def _least_ms(part: tuple[DecodeShare, Pace, PrefillOffer | None]) -> float:
-    return part[0].least_ms
-
-
-def _count(worker: CandidateWorker, offer: PrefillOffer | None) -> int:
-    """How many terms `_terms` yields."""
+def count_of(parts: Parts) -> int:
+    """How many terms `terms_of` gives."""
+    share, _, offer = parts
+    worker = share.candidate.identity
     return worker.can_prefill + (not worker.can_prefill or (offer is not None and worker.receives_kv))
 
 
-def _terms(
-    request: PlacementRequest,
-    share: DecodeShare,
-    pace: Pace,
-    offer: PrefillOffer | None,
-    candidates: Candidates,
-    constants: Constants,
-) -> list[Terms]:
+def terms_of(request: PlacementRequest, parts: Parts, candidates: Candidates, constants: Constants) -> list[Terms]:
+    """The terms of one decode worker: alone, and with the prefill worker of its offer."""
+    share, pace, offer = parts
     worker = share.candidate
     verdict = _reject(request, worker, share.before, constants)
     terms = []
-    if worker.can_prefill:
+    if worker.identity.can_prefill:
         terms.append(_alone(request, share, verdict, pace, candidates, constants))
-    if offer is not None and worker.receives_kv:
+    if offer is not None and worker.identity.receives_kv:
         terms.append(_pair(request, share, verdict, offer, constants))
-    elif not worker.can_prefill:
+    elif not worker.identity.can_prefill:
         terms.append(_without_prefill(request, share, verdict, candidates))
     return terms
 
@@ -146,7 +81,7 @@ def _alone(
 ) -> Terms:
     """Terms of a decode worker that computes the prompt itself."""
     worker = share.candidate
-    store = candidates.stores.get(worker.namespace) if candidates.stores else None
+    store = candidates.stores.get(worker.identity.kv_namespace) if candidates.stores else None
     found = source(request, worker, pace, store, candidates.now, constants)
     queue_ms = request.ahead * worker.prompts_ms(candidates.now, pace, constants.costs)
     wait_ms, joint = share.wait_ms, worker.joint_prompts
@@ -169,7 +104,7 @@ def _alone(
             riding_ms = riding * (found.computing_ms - found.steps_ms)
         ttft_ms += riding * share.tpot_ms - riding_ms
         # An idle worker counts as having one request: others arrive while the prompt is computed.
-        others = min(share.requests or 1, worker.max_requests) + worker.requests_beside
+        others = min(share.requests or 1, worker.max_requests) + worker.others_requests
         delay_ms = others * (found.computing_ms - riding_ms)
     return _assemble(share, None, found, ttft_ms, constants.config.interference * delay_ms, wait_ms, verdict)
 
@@ -178,8 +113,9 @@ def _pair(
     request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, constants: Constants
 ) -> Terms:
     worker = share.candidate
-    push_ms = (request.prompt_blocks - share.held_blocks) * worker.block_bytes / offer.push_bytes_per_second * 1000
-    if request.query.prompt_tokens >= worker.layerwise_tokens and request.query.prompt_tokens >= offer.layerwise_tokens:
+    pushed_bytes = (request.prompt_blocks - share.held_blocks) * worker.identity.block_bytes
+    push_ms = pushed_bytes / offer.push_bytes_per_second * 1000
+    if _layerwise(request, worker) and _layerwise(request, offer.worker):
         push_ms = max(push_ms - offer.source.ms, push_ms * constants.config.layerwise_rest)
     # Half of the calls come before the computation, the other half after the KV has landed.
     calls_ms = constants.costs.handover_ms / 2
@@ -190,6 +126,12 @@ def _pair(
     if verdict[0] is None:
         verdict = offer.rejection, offer.rejected
     return _assemble(share, offer, offer.source, ttft_ms, joining_ms, share.wait_ms, verdict)
+
+
+def _layerwise(request: PlacementRequest, worker: CandidateWorker) -> bool:
+    """Whether the worker sends, or takes, the KV of such a prompt while later layers are computed."""
+    least = worker.identity.layerwise_tokens
+    return least is not None and request.query.prompt_tokens >= least
 
 
 def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Verdict, candidates: Candidates) -> Terms:
@@ -204,8 +146,8 @@ def _without_prefill(request: PlacementRequest, share: DecodeShare, verdict: Ver
 
 
 def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
-    differences = worker.namespace.differences(other.namespace)
-    return f"no prefill worker has its KV namespace ({other.worker_id} differs: {differences})"
+    differences = worker.identity.kv_namespace.differences(other.identity.kv_namespace)
+    return f"no prefill worker has its KV namespace ({other.identity.worker_id} differs: {differences})"
 
 
 def _assemble(
@@ -217,48 +159,48 @@ def _assemble(
     wait_ms: float,
     verdict: Verdict,
 ) -> Terms:
-    """more_ms: time that counts besides the first token and a step for each token; wait_ms: see `Terms`."""
+    """more_ms: time that counts in addition to the first token and a step for each token; wait_ms: see `Terms`."""
     worker, (rejection, rejected) = share.candidate, verdict
     prefill_worker_id = prefill_rank = None
     drain_ms, disconnected = share.drain_ms, 0 if worker.connected else 1
     if offer is not None:
-        prefill_worker_id, prefill_rank = offer.worker_id, offer.rank
-        disconnected += not offer.connected
+        prefill_worker_id, prefill_rank = offer.worker.identity.worker_id, offer.worker.rank
+        disconnected += not offer.worker.connected
         # A pair takes the request once both workers have room.
         if offer.queue_ms > drain_ms:
             drain_ms = offer.queue_ms
     return Terms(
-        worker.worker_id,
-        prefill_worker_id,
-        found.store,
-        found.cached_blocks,
-        share.held_blocks,
-        found.uncached_tokens,
-        ttft_ms,
-        share.tpot_ms,
-        share.slots_left,
-        drain_ms,
-        ttft_ms + share.output_ms + more_ms,
-        share.requests,
-        disconnected,
-        rejection,
-        rejected,
-        worker.rank,
-        prefill_rank,
-        found.ms,
-        found.sparse_tokens,
-        wait_ms,
+        worker_id=worker.identity.worker_id,
+        prefill_worker_id=prefill_worker_id,
+        store=found.store,
+        cached_blocks=found.cached_blocks,
+        held_blocks=share.held_blocks,
+        uncached_tokens=found.uncached_tokens,
+        ttft_ms=ttft_ms,
+        tpot_ms=share.tpot_ms,
+        slots_left=share.slots_left,
+        drain_ms=drain_ms,
+        total_ms=ttft_ms + share.output_ms + more_ms,
+        requests=share.requests,
+        disconnected=disconnected,
+        rejection=rejection,
+        rejected=rejected,
+        rank=worker.rank,
+        prefill_rank=prefill_rank,
+        prompt_ms=found.ms,
+        sparse_tokens=found.sparse_tokens,
+        wait_ms=wait_ms,
     )
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, constants: Constants) -> Verdict:
     tokens = request.query.prompt_tokens + request.query.max_tokens
-    context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
+    context = min(candidate.identity.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
     if tokens > context:
         return Rejection.CONTEXT, f"{tokens} tokens exceed its context of {context}"
     if candidate.unusable is not None:
         return Rejection.UNUSABLE, candidate.unusable
-    if candidate.worker_id in request.query.avoid:
+    if candidate.identity.worker_id in request.query.avoid:
         return Rejection.AVOIDED, "the gateway asked to avoid it"
     if before > constants.config.queue_requests:
         return Rejection.FULL, f"no slot, and its queue is full ({constants.config.queue_requests} requests)"
