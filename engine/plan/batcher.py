@@ -13,6 +13,7 @@ tenant that holds more than its part gives way to one that holds less: see `engi
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from typing import Generic, NamedTuple
 
 from engine.blocks.under_way import BlocksUnderWay
 from engine.plan.preemption import giving_way, make_room_to_grow
@@ -42,19 +43,7 @@ def plan_step(
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
     """
-    growing = [request for request in decoding if request.needs_block]
-    preempted: list[RequestT] = []
-    if len(growing) > free_blocks:
-        preempted, free_blocks = make_room_to_grow(decoding, prompts, free_blocks, references)
-        gone = {request.arrival for request in preempted}
-        decoding = [request for request in decoding if request.arrival not in gone]
-        prompts = [request for request in prompts if request.arrival not in gone]
-        growing = [request for request in growing if request.arrival not in gone]
-        # This happens only if transfers hold the blocks that are missing.
-        stalled = {request.arrival for request in growing[free_blocks:]}
-        decoding = [request for request in decoding if request.arrival not in stalled]
-        growing = growing[:free_blocks]
-    free_blocks -= len(growing)
+    decoding, prompts, growing, preempted, free_blocks = _grow(decoding, prompts, free_blocks, references)
     budget = _prompt_budget(decoding, limits, prompt_limits)
     admitted: list[Candidate[RequestT]] = []
     # Blocks that preemption freed are for running requests; a waiting one would take them and be preempted again.
@@ -77,6 +66,32 @@ def plan_step(
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
     chunks = _chunks(prompts, admitted, budget, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
+
+
+class _Growth(NamedTuple, Generic[RequestT]):
+    """What running requests do in the step, once each that decodes has the block that it needs."""
+
+    decoding: Sequence[RequestT]
+    prompts: Sequence[RequestT]
+    # Those of `decoding` that need one more block.
+    growing: list[RequestT]
+    # They gave back their blocks.
+    preempted: list[RequestT]
+    # How many blocks are left.
+    free_blocks: int
+
+
+def _grow(
+    decoding: Sequence[RequestT], prompts: Sequence[RequestT], free_blocks: int, references: Sequence[int]
+) -> _Growth[RequestT]:
+    growing = [request for request in decoding if request.needs_block]
+    if len(growing) <= free_blocks:
+        return _Growth(decoding, prompts, growing, [], free_blocks - len(growing))
+    preempted, free_blocks = make_room_to_grow(decoding, prompts, free_blocks, references)
+    decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
+    # Blocks are still missing only if transfers hold them. Those that lack one stay out of this step.
+    decoding, growing = _without(growing[free_blocks:], decoding), growing[:free_blocks]
+    return _Growth(decoding, prompts, growing, preempted, free_blocks - len(growing))
 
 
 def _prompt_budget(decoding: Sequence[Schedulable], limits: Limits, prompt_limits: PromptLimits) -> int:
