@@ -6,6 +6,7 @@ import torch
 from kernels.nvfp4_gemm import nvfp4, nvfp4_grouped_gemm
 from kernels.nvfp4_gemm.weight import Nvfp4
 from kernels.nvfp4_quant import dequantize_nvfp4, quantize_nvfp4
+from tests.support.errors import assert_close
 
 
 def _weight(experts: int, parts: int, part_rows: int, inputs: int, device: str = "cpu") -> Nvfp4:
@@ -47,7 +48,7 @@ def test_values_halfway_between_two_codes_get_the_even_one() -> None:
     codes, scales, global_scale = quantize_nvfp4(weight)
     values = dequantize_nvfp4(codes, scales) * global_scale
     rounded = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
-    torch.testing.assert_close(values, torch.tensor([[6.0, *rounded, *(-value for value in rounded), 0.0]]))
+    assert_close(values, torch.tensor([[6.0, *rounded, *(-value for value in rounded), 0.0]]))
 
 
 def test_matrices_may_share_a_global_scale() -> None:
@@ -74,7 +75,7 @@ def test_a_product_is_that_of_the_dequantized_matrices(ends: list[int]) -> None:
     start = 0
     for matrix, end in zip(matrices, ends, strict=True):
         expected = x[start:end].float() @ matrix.t()
-        torch.testing.assert_close(out[start:end].float(), expected, rtol=2e-2, atol=2e-2)
+        assert_close(out[start:end].float(), expected, rtol=2e-2, atol=2e-2)
         start = end
 
 
@@ -89,4 +90,4 @@ def test_triton_computes_the_definition(experts: int, parts: int, ends: list[int
     x = torch.randn(ends[-1], 192).bfloat16().to(device)
     bounds = torch.tensor(ends, dtype=torch.int32, device=device)
     expected = reference.nvfp4_grouped_gemm(x, weight, bounds)
-    torch.testing.assert_close(triton.nvfp4_grouped_gemm(x, weight, bounds), expected, rtol=2e-2, atol=2e-2)
+    assert_close(triton.nvfp4_grouped_gemm(x, weight, bounds), expected, rtol=2e-2, atol=2e-2)

@@ -6,6 +6,7 @@ import torch
 from kernels.nvfp4_gemm.packing import CODE_BYTES, SCALE_BYTES, pack, unpack
 from kernels.nvfp4_gemm.tiling import choose_tiling
 from kernels.nvfp4_quant import dequantize_nvfp4
+from tests.support.errors import assert_close
 
 PROCESSORS = 132
 
@@ -28,7 +29,7 @@ def test_unpacking_gives_the_values_that_were_packed(outputs: int, inputs: int) 
     # No byte more than as it is published.
     assert [each.nbytes for each in packed] == [codes.nbytes, scales.nbytes]
     expected = dequantize_nvfp4(codes, scales)
-    torch.testing.assert_close(dequantize_nvfp4(*unpack(*packed)), expected, rtol=0, atol=0, equal_nan=True)
+    assert_close(dequantize_nvfp4(*unpack(*packed)), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_parts_of_a_matrix_are_packed_as_the_whole() -> None:

@@ -11,6 +11,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 from kernels.sample import Draw, Penalty, add_bias, count_drawn, count_tokens, draw, penalize
 from kernels.sample import reference as definition
 from kernels.sample.penalties import Penalties
+from tests.support.errors import assert_close
 
 VOCABULARY = 700
 PROMPTS = [[3, 4, 3, 699], [], [5] * 20]
@@ -33,7 +34,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
         ]
     )
     penalize(logits, counts_of(), [Penalty(slot, 1.7, 0.0, 0.0) for slot in range(3)])
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
 
 
 def test_presence_and_frequency_count_what_was_generated_alone() -> None:
@@ -44,7 +45,7 @@ def test_presence_and_frequency_count_what_was_generated_alone() -> None:
             expected[row, token_id] -= 0.5 + 0.25 * times
     # Slots in another order than the rows.
     penalize(logits, counts_of((2, 0, 1)), [Penalty(slot, 1.0, 0.5, 0.25) for slot in (2, 0, 1)])
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
 
 
 def test_a_drawn_token_counts_as_a_generated_one() -> None:
@@ -96,4 +97,4 @@ def test_the_kernel_does_what_the_definition_does(device: torch.device) -> None:
     expected = logits.clone()
     definition.penalize(expected, counts, packed)
     triton.penalize(logits, counts, packed)
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
