@@ -1,4 +1,4 @@
-"""What decode rows compute and where it stands, and Triton's against the definition."""
+"""Which tokens decode rows compute, and where these lie; Triton's kernels against the definition."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ ROTATIONS = rotation_table(frequencies(2 * PAIRS, 10000.0), POSITIONS)
 
 
 def draw_rows(rows: int, count: int) -> tuple[torch.Tensor, ...]:
-    """Their tokens lie in a wider tensor, and their blocks in a wider table. The KV of some of their first tokens is
-    there.
+    """Their tokens lie in a wider tensor, and their blocks in a wider table. Some of their first
+    tokens have KV already.
     """
     token_ids = torch.randint(-1, 500, (rows, count + 2))[:, 1 : 1 + count]
     starts = torch.randint(POSITIONS - count, (rows,), dtype=torch.int32)
@@ -50,7 +50,7 @@ def test_tokens_are_placed_as_defined(device: torch.device, rows: int, count: in
     found, expected = (place(*given) for place in (triton.place_tokens, reference.place_tokens))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-        # Kernels read it as it lies.
+        # Kernels read the result as contiguous.
         assert one.is_contiguous()
 
 

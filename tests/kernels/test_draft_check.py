@@ -1,4 +1,4 @@
-"""What becomes of drafts, and Triton's against its definition."""
+"""Checks of drafts, and Triton's kernels against their definition."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tokens' ways to copies of experts."""
+"""How tokens are routed to copies of experts."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     assert torch.allclose(combine(outputs), expected, atol=1e-5)
     expected += shared
     assert torch.allclose(combine(replace(outputs, shared=shared)), expected, atol=1e-5)
-    # In place of the shared ones.
+    # Sums may take the place of the shared outputs.
     combine(replace(outputs, shared=shared), out=shared)
     assert torch.allclose(shared, expected, atol=1e-5)
 

@@ -26,7 +26,7 @@ def test_unpacking_gives_the_values_that_were_packed(outputs: int, inputs: int) 
         (inputs // 128, outputs // 64, CODE_BYTES),
         (inputs // 128, outputs // 64, SCALE_BYTES),
     ]
-    # No byte more than as it is published.
+    # Packed weights take as many bytes as published ones.
     assert [each.nbytes for each in packed] == [codes.nbytes, scales.nbytes]
     expected = dequantize_nvfp4(codes, scales)
     assert_close(dequantize_nvfp4(*unpack(*packed)), expected, rtol=0, atol=0, equal_nan=True)

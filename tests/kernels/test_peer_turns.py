@@ -101,7 +101,7 @@ def run(seed: int, places: dict[str, int], kinds: list[str]) -> None:
     running = [thread_of(channel, rank, each, kernels) for rank in range(channel.ranks) for each in range(THREADS)]
     running += [teller_of(channel, rank, kernels) for rank in range(channel.ranks)]
     waits: list[Wait | None] = [next(each, None) for each in running]
-    # Some are far ahead of others for long.
+    # Some threads stay far ahead of others.
     eagerness = [drawn.random() for _ in running]
     for step in count():
         ready = [index for index, wait in enumerate(waits) if wait is not None and wait()]

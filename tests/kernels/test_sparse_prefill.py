@@ -46,7 +46,7 @@ class Prompt(NamedTuple):
         return torch.cat([self.own, self.shared.unsqueeze(1).expand(-1, self.own.shape[1], -1)], dim=2)
 
     def between(self, begin: int, end: int) -> "Prompt":
-        """With some of the keys."""
+        """The same queries, and keys from `begin` to `end`."""
         return Prompt(self.query, *(part[begin:end] for part in self[1:]))
 
 
@@ -190,9 +190,9 @@ def test_popular_keys_are_columns_and_popular_distances_slashes() -> None:
     assert columns.sum(1).tolist() == [1, 0, 0] and slashes.sum(1).tolist() == [0, 1, 0]
     assert columns[0, 1000 // 64 - 1] and slashes[1, 1500 // 64 - 2]
     value = torch.randn(keys, 3, 16)
-    # Queries from the threshold on: all lose next to nothing, and few blocks are computed.
+    # From this query on, all lose next to nothing, and few blocks are computed.
     first = 2048
-    # All of a key is the head's own.
+    # Heads share no part of the keys.
     given = Prompt(query[first:], key, key.new_empty(keys, 0), value)
     out, log_sum = attended(given, selected, first, 1.0)
     expected, dense_log_sum = dense(given, 1.0)
@@ -206,7 +206,7 @@ def test_a_shared_key_selects_as_equal_keys_do(monkeypatch: pytest.MonkeyPatch) 
     given = prompt(64, 500)
     query, shared = given.query, given.key[:, :1]
     expected = select_lines(query, shared.expand(-1, HEADS, -1).contiguous(), scale=1.0, recall=0.7)
-    # Head by head.
+    # One head at a time.
     monkeypatch.setattr(line_masses, "MOST_SCORES", 64 * 500)
     found = select_lines(query, shared, scale=1.0, recall=0.7)
     assert torch.equal(found.columns, expected.columns) and torch.equal(found.slashes, expected.slashes)

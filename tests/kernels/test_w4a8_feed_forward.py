@@ -103,7 +103,7 @@ def test_no_rows_give_none() -> None:
 
 
 def used_rows(layout: Layout) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
-    """By expert that has any."""
+    """For each expert that has rows, where they lie."""
     if isinstance(layout, ContiguousLayout):
         rows = [(expert, ((layout.row_experts == expert).nonzero().flatten(),)) for expert in range(5)]
         return [(expert, at) for expert, at in rows if len(at[0])]

@@ -13,9 +13,10 @@ from tests.kernels.test_w4a8_feed_forward import random_feed_forward
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
-# Hidden size and width: fewer groups of inputs than warps share, strips that fill no unit, the most, divided experts.
+# Hidden size and width: with fewer groups of inputs than warps that share them, with strips that do not fill a unit,
+# the largest, and experts whose width ranks divide.
 SHAPES = [(128, 128), (256, 384), (1152, 640), (8192, 1024), (7168, 512)]
-# What tokens choose: one of one expert, two with one, some or all of their experts in common, choices of no expert.
+# What tokens choose: one token with one expert; two that have one, some or all of their experts in common; no expert.
 CHOICES = [
     [[2]],
     [[0], [0]],

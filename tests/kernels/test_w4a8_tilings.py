@@ -45,7 +45,7 @@ def test_rows_beyond_a_narrow_tile_keep_wide_tiles() -> None:
 
 
 def test_turns_of_narrow_tiles_have_equally_many_groups() -> None:
-    # Five groups of the last product's inputs, and of the first one's.
+    # The last product has five groups of inputs, then the first one has.
     assert narrowed(TILINGS[0], (1280, 1024), 1, divided=False) == TILINGS[0]
     assert narrowed(TILINGS[0], (1024, 640), 1, divided=False) == TILINGS[0]
 
@@ -57,16 +57,15 @@ EXPERT_BYTES = 3 * 7168 * 2048 * 33 // 64
 @pytest.mark.parametrize(
     ("copies", "expert_bytes", "expected"),
     [
-        # Each token chooses eight. Of four ranks that divide their number, with 1, 16 and 32 requests of all.
-        (2, EXPERT_BYTES, SPARE_OF_FEW),
-        (32, EXPERT_BYTES, SPARE_OF_FEW),
-        (64, EXPERT_BYTES, SPARE),
-        # That divide their width.
-        (8, EXPERT_BYTES // 4, SPARE_OF_FEW),
-        (256, EXPERT_BYTES // 4, SPARE),
-        # Eight ranks with four and 32 requests each.
-        (32, EXPERT_BYTES, SPARE_OF_FEW),
-        (256, EXPERT_BYTES, SPARE),
+        # Each token chooses eight experts. Four ranks that each hold a quarter of the experts.
+        pytest.param(2, EXPERT_BYTES, SPARE_OF_FEW, id="four ranks, 1 request in all"),
+        pytest.param(32, EXPERT_BYTES, SPARE_OF_FEW, id="four ranks, 16 requests in all"),
+        pytest.param(64, EXPERT_BYTES, SPARE, id="four ranks, 32 requests in all"),
+        # Four ranks that each hold a quarter of every expert's width.
+        pytest.param(8, EXPERT_BYTES // 4, SPARE_OF_FEW, id="divided width, 1 request"),
+        pytest.param(256, EXPERT_BYTES // 4, SPARE, id="divided width, 32 requests"),
+        pytest.param(32, EXPERT_BYTES, SPARE_OF_FEW, id="eight ranks, 4 requests each"),
+        pytest.param(256, EXPERT_BYTES, SPARE, id="eight ranks, 32 requests each"),
     ],
 )
 def test_few_copies_leave_room_for_shared_experts_at_once(copies: float, expert_bytes: int, expected: int) -> None:
@@ -81,7 +80,7 @@ def test_shared_experts_of_few_copies_all_run_at_once() -> None:
 
 
 def fitting(slack: float) -> Callable[[int, Tiling], float]:
-    """Seconds of a card on which each tile costs its rows, and all rows are to fit with some slack."""
+    """Seconds on a card where a tile costs as many as it has rows, or 40 times that if rows times slack do not fit."""
     return lambda rows, tiling: tiling.rows * (1 if rows * slack <= tiling.rows else 40)
 
 
