@@ -104,8 +104,12 @@ class ChatTemplate:
             reasoning=reasoning,
             wants_reasoning=opened or not (options.thinking is False or closed),
             closed=closed,
-            tools=None if toolbox is None else ToolReading(self._skills.format, toolbox.parallel, begun),
+            tools=None if toolbox is None else self._reading(toolbox, begun),
         )
+
+    def _reading(self, toolbox: Toolbox, begun: str) -> ToolReading:
+        schemas = {tool.name: tool.parameters for tool in toolbox.tools}
+        return ToolReading(self._skills.format, toolbox.parallel, begun, schemas)
 
     def _run(self, variables: dict[str, Any]) -> str:
         try:

@@ -93,7 +93,7 @@ def _least_tokens(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokeni
     least: list[int] = []
     if form is not None:
         least.append(_least_of_form(form, tokens))
-    if shape.toolbox is not None and shape.calls is not None:
+    if shape.toolbox is not None and shape.calls is not None and shape.calls.format.json_arguments:
         # A call also has a name and markers, so this is a lower bound. If the answer need not call a tool, the model
         # may write text instead: 0.
         tools = [tool for tool in shape.toolbox.tools if shape.toolbox.forced_name in (None, tool.name)]
@@ -149,7 +149,7 @@ def _strict_calls(toolbox: Toolbox, tools: ToolGrammar) -> Constraint | None:
     """The model may write anything; once it begins a call, the call must be correct."""
     if not any(tool.strict for tool in toolbox.tools):
         return None
-    begin = tools.control(tools.format.begin)
+    begin = tools.control(tools.format.trigger)
     if begin is None:
         raise InvalidConstraint(
             "strict needs a model with control tokens for calls, or tool_choice required or by name: leave it out"
@@ -182,7 +182,7 @@ def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
     lines = [f"start: {'lead ' if opened else ''}{'answer' if tools is None else '(answer | calls)'}"]
     lines += [f"answer: {form.rule()}", *(["lead: /\\n{0,2}/"] if opened else [])]
     if tools is not None:
-        lines += [f"calls: {tools.piece(tools.format.begin)} {tools.unbegun()}", tools.rules()]
+        lines += [f"calls: {tools.piece(tools.format.trigger)} {tools.unbegun()}", tools.rules()]
     return "\n".join(lines)
 
 

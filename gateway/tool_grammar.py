@@ -11,6 +11,8 @@ from gateway.tools import Tool, Toolbox
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar
 
+EMPTY = '""'
+
 
 class ToolGrammar:
     """Rules for one request's calls. `control` gives a marker's token id; None if the marker is plain text."""
@@ -31,18 +33,23 @@ class ToolGrammar:
         return f"{self._arguments(index)} more"
 
     def unbegun(self) -> str:
-        """The calls after the marker that opens them."""
-        return "call more"
+        """The calls after the marker that begins them."""
+        return "call more" if self.format.begin else f"{self._named_call()} more"
 
     def rules(self) -> str:
         """Definitions of the rules that `begun` and `unbegun` name."""
-        end = self.piece(self.format.end)
+        end = self.piece(self.format.end) if self.format.end else ""
         between = f"{literal(self.format.between)}? " if self.format.between else ""
         several = self._toolbox.parallel and self._toolbox.named is None
         more = f"({between}call)* {end}" if several else end
-        arguments = (f"arguments{index}: {_arguments_rule(tool)}" for index, tool in enumerate(self._toolbox.tools))
+        arguments = (
+            rule for index, tool in enumerate(self._toolbox.tools) for rule in self._argument_rules(index, tool)
+        )
         call = f"{self._pieces(self.format.head)} {self._named_call()}"
-        return "\n".join((f"more: {more}", f"call: {call}", *arguments))
+        return "\n".join((f"more: {more or EMPTY}", f"call: {call}", *arguments))
+
+    def _argument_rules(self, index: int, tool: Tool) -> list[str]:
+        return self.format.argument_rules(f"arguments{index}", arguments_schema(tool), not tool.strict, self.piece)
 
     def _named_call(self) -> str:
         """A call from its name on."""

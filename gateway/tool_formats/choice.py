@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 
 from gateway.tool_formats.deepseek import V3, V31
+from gateway.tool_formats.glm import COMPACT, LINES
+from gateway.tool_formats.glm_reader import KEY_BEGIN, KEY_END, VALUE_BEGIN
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tool_formats.kimi import K2
 from gateway.tools import ToolCall
 
-FORMATS: Sequence[ToolFormat] = (V3, V31, K2)
+FORMATS: Sequence[ToolFormat] = (V3, V31, K2, LINES, COMPACT)
 MARKERS = frozenset[str]().union(*(each.markers for each in FORMATS))
 
 
@@ -19,14 +21,18 @@ def format_of(template: str, control_id: Callable[[str], int | None]) -> ToolFor
 
     control_id: the id of the token with this text; None if there is none.
     """
-    for each in (K2, V31):
-        if each.begin in template:
-            return _deepseek(template) if each is V31 else each
-    return K2 if control_id(K2.begin) is not None else _deepseek(template)
+    shown = {V31.begin: _deepseek, K2.begin: lambda _: K2, KEY_BEGIN: _glm}
+    found = [each for each in shown if each in template]
+    found += [each for each in (K2.begin, KEY_BEGIN) if control_id(each) is not None]
+    return shown[found[0] if found else V31.begin](template)
 
 
 def _deepseek(template: str) -> ToolFormat:
     return V3 if "```json" in template else V31
+
+
+def _glm(template: str) -> ToolFormat:
+    return COMPACT if KEY_END + VALUE_BEGIN in template else LINES
 
 
 def written_tools(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:

@@ -5,7 +5,8 @@ before V3.1 write the word "function" before the name, and the arguments as a Ma
 Source: the chat templates that DeepSeek publishes with V3, R1 and V3.1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gateway.signs import Signs
 from gateway.tool_formats.deepseek_reader import (
@@ -42,7 +43,9 @@ class DeepSeekV31(ToolFormat):
     def outputs(self, outputs: Sequence[str]) -> str:
         return OUTPUTS_BEGIN + "".join(OUTPUT_BEGIN + output + OUTPUT_END for output in outputs) + OUTPUTS_END
 
-    def reader(self, signs: Signs, parallel: bool, new_id: Callable[[], str]) -> CallReader:
+    def reader(
+        self, signs: Signs, parallel: bool, new_id: Callable[[], str], tools: Mapping[str, Mapping[str, Any]]
+    ) -> CallReader:
         # Either form is understood whatever the template shows: models know both.
         return DeepSeekReader(signs, parallel, new_id)
 

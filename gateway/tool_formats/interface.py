@@ -2,9 +2,11 @@
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from gateway.answer_forms import json_rule
 from gateway.signs import Signs
 from gateway.tools import ToolCall, ToolCallDelta
 
@@ -59,10 +61,12 @@ class ToolFormat(ABC):
 
     # All texts that are tokens in the models' vocabularies.
     markers: frozenset[str]
-    # Around all calls of an answer, and between two of them.
+    # Around all calls of an answer, if anything is, and between two of them.
     begin: str
     end: str
     between: str
+    # Whether arguments are written as JSON.
+    json_arguments = True
     # From a call's beginning to its name, and from its arguments to its end.
     head: Sequence[str]
     tail: Sequence[str]
@@ -76,8 +80,24 @@ class ToolFormat(ABC):
         """Results of calls, in their order, for templates that write none."""
 
     @abstractmethod
-    def reader(self, signs: Signs, parallel: bool, new_id: Callable[[], str]) -> CallReader:
-        """parallel: whether to report calls after the first."""
+    def reader(
+        self, signs: Signs, parallel: bool, new_id: Callable[[], str], tools: Mapping[str, Mapping[str, Any]]
+    ) -> CallReader:
+        """parallel: whether to report calls after the first. tools: schemas of arguments by the tools' names."""
+
+    @property
+    def trigger(self) -> str:
+        """The marker with which a model begins to call."""
+        return self.begin or self.head[0]
+
+    def argument_rules(
+        self, name: str, schema: Mapping[str, Any], lenient: bool, piece: Callable[[str], str]
+    ) -> list[str]:
+        """Definitions, in Lark, of a rule of this name for arguments that match the schema.
+
+        lenient: parts of the schema that cannot be enforced are left out. piece: how a marker stands in a rule.
+        """
+        return [f"{name}: {json_rule(schema, lenient)}"]
 
     def opening(self, name: str | None, earlier: int = 0) -> str:
         """The beginning of an answer that calls a tool: up to the name, or up to the arguments if the name is known.
@@ -110,6 +130,8 @@ class ToolReading:
     parallel: bool
     # The beginning of the answer that the prompt contains already.
     opening: str
+    # Schemas of arguments by the tools' names.
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def reader(self, signs: Signs) -> CallReader:
-        return self.format.reader(signs, self.parallel, new_call_id)
+        return self.format.reader(signs, self.parallel, new_call_id, self.tools)

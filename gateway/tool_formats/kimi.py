@@ -4,7 +4,8 @@ Source: the chat template that Moonshot AI publishes with Kimi-K2-Instruct, and 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gateway.signs import Signs
 from gateway.tool_formats.interface import CallReader, Piece, ToolFormat
@@ -35,7 +36,9 @@ class KimiK2(ToolFormat):
     def outputs(self, outputs: Sequence[str]) -> str:
         return "\n".join(f"## Return of call {index}\n{output}" for index, output in enumerate(outputs))
 
-    def reader(self, signs: Signs, parallel: bool, new_id: Callable[[], str]) -> CallReader:
+    def reader(
+        self, signs: Signs, parallel: bool, new_id: Callable[[], str], tools: Mapping[str, Mapping[str, Any]]
+    ) -> CallReader:
         return _Reader(MARKERS, signs, parallel, new_id)
 
 

@@ -163,7 +163,7 @@ class MarkedReader(CallReader):
         if found is None:
             return self._wait(text, parsed)
         place, marker = found
-        if marker != self._separator:
+        if marker != self._separator or place > MAX_HEADER_CHARACTERS:
             return self._no_call(text, place, parsed)
         following = self._all.first(text[place + len(marker) :])
         end = len(text) - self._all.begun(text) if following is None else place + len(marker) + following[0]

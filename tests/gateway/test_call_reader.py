@@ -24,7 +24,7 @@ SYNTAX = re.compile("|".join([*map(re.escape, V31.markers), "json", "`", "functi
 
 def reader(form: ToolFormat = V31, signs: Signs = NO_SIGNS, parallel: bool = True) -> CallReader:
     ids = iter(range(99))
-    return form.reader(signs, parallel, lambda: str(next(ids)))
+    return form.reader(signs, parallel, lambda: str(next(ids)), {})
 
 
 def read(reader: CallReader, pieces: Sequence[str], signs: Signs = NO_SIGNS) -> tuple[str, list[ToolCall]]:

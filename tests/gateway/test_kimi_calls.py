@@ -26,7 +26,7 @@ SYNTAX = re.compile("|".join([*map(re.escape, K2.markers), r"functions\.", r":[0
 
 
 def read(text: str, signs: Signs) -> list[str | tuple[str | None, str | None, str]]:
-    reader = K2.reader(signs, True, lambda: "new")
+    reader = K2.reader(signs, True, lambda: "new", {})
     parts = [part for parsed in [*map(reader.push, text), reader.finish()] for part in parsed.parts]
     return [signs.spelled(part) if isinstance(part, str) else (part.id, part.name, part.arguments) for part in parts]
 
