@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -85,22 +86,16 @@ class ModelBackend:
         self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
-        # The sizes to which steps are padded; none on a CPU, where a new size costs nothing.
-        sizes: Sequence[int] = ()
-        if self.asynchronous:
-            most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
-            sizes = step_sizes(most, captured_prompts(resolved))
+        sizes = self._step_sizes(resolved)
         size = partial(padded_size, sizes=sizes)
         times.mark("memory")
         two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, size)
         self._balancer: Balancer | None = None
         times.mark("micro-batches")
-        prompt_graphs = None
+        self.steps = self._make_steps(config, MicroBatches(two_batch, size, self._spreading(config, exchange)))
         if resolved.decode_graphs:
-            prompt_graphs = capture_prompts(self._model, self.state, resolved, sizes, CudaCapture())
-        batches = MicroBatches(two_batch, size, self._spreading(config, exchange), prompt_graphs)
-        self.steps = self._make_steps(config, batches)
-        if resolved.decode_graphs:
+            prompts = capture_prompts(self._model, self.state, resolved, sizes, CudaCapture())
+            self.steps.batches = replace(self.steps.batches, graphs=prompts)
             self.steps.capture(graph_sizes(config), self.context_tokens, CudaCapture(), two_batch)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
@@ -163,6 +158,14 @@ class ModelBackend:
     @property
     def balance(self) -> BalanceReport | None:
         return None if self._balancer is None else self._balancer.report
+
+    def _step_sizes(self, resolved: ResolvedEngineConfig) -> Sequence[int]:
+        """The sizes to which steps are padded; none on a CPU, where a new size costs nothing."""
+        if not self.asynchronous:
+            return ()
+        config = resolved.config
+        most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
+        return step_sizes(most, captured_prompts(resolved))
 
     def _make_steps(self, config: EngineConfig, batches: MicroBatches) -> Steps:
         model, state = self._model, self.state
