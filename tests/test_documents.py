@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mesh.domain.architectures import FAMILY
+
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "tests/support/README.md"]
 PACKAGES = [*(path.parent for path in ROOT.glob("*/__init__.py")), ROOT / "tests"]
@@ -71,3 +73,8 @@ def test_the_readme_leads_to_every_page() -> None:
 
 def test_contributing_leads_to_all_notes() -> None:
     assert {*NOTES} <= {ROOT / link for link in links(ROOT / "CONTRIBUTING.md")}
+
+
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert not [each.name for each in FAMILY if f"`{each.name}`" not in page]
