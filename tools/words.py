@@ -86,7 +86,7 @@ def table() -> str:
     """Counts by room and pattern, and their sums."""
     found = counts()
     rows = [(name, *(found[name][pattern] for pattern in PATTERNS)) for name in sorted(found)]
-    rows.append(("all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))))
+    rows.append(("all", *(sum(each[pattern] for each in found.values()) for pattern in PATTERNS)))
     lines = ["".join(f"{number or '':>11}" for number in numbers) for _, *numbers in rows]
     head = f"{'':24}" + "".join(f"{pattern:>11}" for pattern in PATTERNS)
     return "\n".join([head, *(f"{row[0]:24}{line}" for row, line in zip(rows, lines, strict=True)), ""])

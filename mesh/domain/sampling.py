@@ -126,7 +126,7 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
 
 
 def check_alternatives(field: str, alternatives: int | None) -> None:
-    """Raises InvalidRequest naming `field` if so many alternatives are not reported."""
+    """Raises InvalidRequest naming `field` if this many alternatives are not reported."""
     if alternatives is not None and not 0 <= alternatives <= MAX_TOP_LOGPROBS:
         raise _out_of_range(field, alternatives, f"between 0 and {MAX_TOP_LOGPROBS}")
 

@@ -5,9 +5,9 @@ computed in that step together with the prompts that wait for it already, as far
 step.
 
 DP ranks of one worker step together, and may make prompts wait for one another (`engine/pace/alignment.py` decides).
-Waiting prompts begin together: with the next step if nobody decodes, if a prompt in progress continues after that step,
-if all ranks have a waiting prompt, or if none has arrived for as many steps as a prompt may wait. Otherwise they begin
-once the first of them has waited for that many steps.
+Waiting prompts begin together: with the next step if no rank decodes, if a prompt in progress continues after that
+step, if all ranks have a waiting prompt, or if none has arrived for as many steps as a prompt may wait. Otherwise they
+begin once the first of them has waited for that many steps.
 """
 
 from math import ceil, inf

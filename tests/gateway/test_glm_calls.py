@@ -76,7 +76,7 @@ def test_text_streams_before_its_end() -> None:
 
 
 @pytest.mark.parametrize(("written", "value"), [("5", 5), ('"5"', "5"), ("five", "five"), ("[1", "[1"), ("", "")])
-def test_a_value_that_may_be_anything_is_json_if_it_can_be(written: str, value: Any) -> None:
+def test_a_value_of_any_type_is_json_if_possible(written: str, value: Any) -> None:
     text = f"<tool_call>clock\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
     assert json.loads(read([text], NO_SIGNS)[1][0].arguments) == {"a": value}
 
@@ -174,7 +174,7 @@ def test_forced_calls_match_their_schema(form: Glm, arguments: dict[str, Any], r
         ("<｜tool▁calls▁begin｜>", (KEY_BEGIN,), V31),
     ],
 )
-def test_the_format_is_that_of_the_template_or_of_the_vocabulary(
+def test_template_or_vocabulary_tells_the_format(
     template: str, vocabulary: tuple[str, ...], format: ToolFormat
 ) -> None:
     assert format_of(template, lambda text: 1 if text in vocabulary else None) is format

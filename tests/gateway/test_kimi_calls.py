@@ -71,7 +71,7 @@ def test_a_forced_call_is_numbered_after_those_of_the_chat() -> None:
         ("{{ messages }}", (), V31),
     ],
 )
-def test_the_format_is_that_of_the_template_or_of_the_vocabulary(
+def test_template_or_vocabulary_tells_the_format(
     template: str, vocabulary: tuple[str, ...], format: ToolFormat
 ) -> None:
     assert format_of(template, lambda text: 1 if text in vocabulary else None) is format

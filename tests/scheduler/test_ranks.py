@@ -28,7 +28,7 @@ def place(rank: Rank, number: int, now: float, tokens: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
 def test_a_rank_is_free_once_all_is_computed(prompts: list[tuple[int, int]]) -> None:
-    """Each prompt comes so many ms behind the one before it. A step computes all that is there when it begins."""
+    """Each prompt comes this many ms after the one before it. A step computes all that is there when it begins."""
     rank, now, free_at, waiting = make_rank(), 0.0, 0.0, 0
     for number, (gap_ms, tokens) in enumerate(prompts):
         now += gap_ms / 1000
