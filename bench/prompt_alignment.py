@@ -43,7 +43,7 @@ class SteppedClock:
     ends: list[float] = field(default_factory=list)
 
 
-class Rendezvous:
+class PromptRendezvous:
     """How ranks that are threads of one process agree on a step."""
 
     def __init__(self, clock: SteppedClock, ranks: int) -> None:
@@ -70,7 +70,7 @@ class RankAgreement:
 
     due = False
 
-    def __init__(self, rendezvous: Rendezvous, rank: int) -> None:
+    def __init__(self, rendezvous: PromptRendezvous, rank: int) -> None:
         self._rendezvous, self._rank = rendezvous, rank
 
     def agree(self, proposal: StepShape) -> StepShape:
@@ -98,12 +98,12 @@ class Seen:
 def run(load: Load, wait_steps: int) -> list[Seen]:
     """Run the load on all ranks; returns what clients of each rank see."""
     clock = SteppedClock()
-    rendezvous = Rendezvous(clock, load.ranks)
+    rendezvous = PromptRendezvous(clock, load.ranks)
     with ThreadPoolExecutor(load.ranks) as pool:
         return list(pool.map(lambda rank: _run_rank(load, wait_steps, rank, clock, rendezvous), range(load.ranks)))
 
 
-def _run_rank(load: Load, wait_steps: int, rank: int, clock: SteppedClock, rendezvous: Rendezvous) -> Seen:
+def _run_rank(load: Load, wait_steps: int, rank: int, clock: SteppedClock, rendezvous: PromptRendezvous) -> Seen:
     blocks = load.requests_a_rank * (-(-(load.prompt_tokens * 2 + load.answer_tokens * 2) // 64) + 1)
     config = EngineConfig(
         backend="oracle",

@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from decode_svc.requests import Request, submit_of
-from decode_svc.session import Session
+from decode_svc.session import GatewaySession
 from engine.protocol.messages import FirstToken, Output, Submit
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Census
@@ -60,7 +60,7 @@ class RemotePrompts(Protocol):
 class Live:
     """A request that a rank has."""
 
-    session: Session
+    session: GatewaySession
     request: Request
     # In seconds on the owner's clock; None if there is no deadline.
     deadline: float | None
@@ -86,7 +86,7 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def submit(self, session: Session, request: Request, submission: Submission) -> None:
+    def submit(self, session: GatewaySession, request: Request, submission: Submission) -> None:
         """Submit a request to a rank. Raises EngineFailed if a rank has died."""
         life, submission = _begin(submission)
         wanted = submission.request

@@ -10,7 +10,7 @@ import grpc
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 
 from decode_svc import wire
-from decode_svc.session import Attachment
+from decode_svc.session import GatewayAttachment
 from decode_svc.worker import DecodeWorker
 from mesh.domain import wire as domain_wire
 from mesh.errors import InvalidRequest, NoWorker
@@ -74,7 +74,7 @@ async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb
 
 
 async def _read(
-    worker: DecodeWorker, attachment: Attachment, requests: AsyncIterator[decode_pb2.AttachRequest]
+    worker: DecodeWorker, attachment: GatewayAttachment, requests: AsyncIterator[decode_pb2.AttachRequest]
 ) -> None:
     """Handle the gateway's messages; the end of this ends the stream."""
     try:
@@ -84,7 +84,7 @@ async def _read(
         attachment.end()
 
 
-def _handle(worker: DecodeWorker, attachment: Attachment, request: decode_pb2.AttachRequest) -> None:
+def _handle(worker: DecodeWorker, attachment: GatewayAttachment, request: decode_pb2.AttachRequest) -> None:
     kind = request.WhichOneof("message")
     if kind == "submission":
         worker.submit(attachment, domain_wire.submission(request.submission))

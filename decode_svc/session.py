@@ -23,10 +23,10 @@ class Frame(NamedTuple):
     outputs: list[OutputSlice]
 
 
-class Attachment:
+class GatewayAttachment:
     """One stream of a gateway, until it breaks or another stream replaces it."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "GatewaySession") -> None:
         self.session = session
         self._wake = asyncio.Event()
         self._ended = False
@@ -65,7 +65,7 @@ class Attachment:
         self._wake.set()
 
 
-class Session:
+class GatewaySession:
     """What the worker keeps for one incarnation of one gateway."""
 
     def __init__(self, gateway_id: str, incarnation: str) -> None:
@@ -73,7 +73,7 @@ class Session:
         self.incarnation = incarnation
         self.requests: dict[int, Request] = {}
         # None while the stream is broken.
-        self.attachment: Attachment | None = None
+        self.attachment: GatewayAttachment | None = None
         # When the stream broke, in seconds on the sessions' clock.
         self.detached_at: float | None = None
         # Size of the histories of all requests, in plain tokens.

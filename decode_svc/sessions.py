@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from decode_svc.live import Live, LiveRequests, Ranks, RemotePrompts
 from decode_svc.requests import Request, Terminal, make_request, terminal_of
-from decode_svc.session import Attachment, Session
+from decode_svc.session import GatewayAttachment, GatewaySession
 from decode_svc.stream_logs import StreamLog, StreamLogs
 from engine.protocol.messages import Output, StepResult
 from mesh.domain.requests import Submission
@@ -51,7 +51,7 @@ class RequestBacklog:
     ahead: float = 1.0
 
 
-class Sessions:
+class GatewaySessions:
     """`clock` is monotonic, in seconds; a broken stream may be replaced within `grace_seconds`."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Sessions:
         self._grace_seconds = grace_seconds
         self._limits = limits or SessionLimits()
         self._logs = StreamLogs(clock, log_seconds, self._limits.logged_tokens)
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, GatewaySession] = {}
         self._step = 0
 
     @property
@@ -92,12 +92,12 @@ class Sessions:
     def attached_gateways(self) -> int:
         return sum(session.attachment is not None for session in self._sessions.values())
 
-    def backlog(self, attachment: Attachment, share: Share) -> RequestBacklog:
+    def backlog(self, attachment: GatewayAttachment, share: Share) -> RequestBacklog:
         live = self._live
         ahead = live.census.ahead(share)
         return RequestBacklog(len(live), live.queued_prefill_tokens, attachment.session.kept_tokens, ahead)
 
-    def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
+    def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> GatewayAttachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
 
         Raises Overloaded if there are too many gateways, or too many requests to resume. Raises LeaseConflict if
@@ -116,14 +116,14 @@ class Sessions:
         if session is None:
             session = self._new_session(gateway_id, incarnation)
         replaced = session.attachment
-        session.attachment, session.detached_at = Attachment(session), None
+        session.attachment, session.detached_at = GatewayAttachment(session), None
         self.alone.clear()
         if replaced is not None:
             replaced.wake()
         self._resume(session, resume)
         return session.attachment
 
-    def detach(self, attachment: Attachment) -> None:
+    def detach(self, attachment: GatewayAttachment) -> None:
         """The stream ended: its requests live on for the grace period."""
         if not attachment.is_current:
             return
@@ -133,7 +133,7 @@ class Sessions:
             del self._sessions[session.gateway_id]
         self._note_if_alone()
 
-    def submit(self, attachment: Attachment, submission: Submission) -> None:
+    def submit(self, attachment: GatewayAttachment, submission: Submission) -> None:
         """Submit a request to a rank. Raises as `refuse` does."""
         request = self._add(attachment, submission)
         self._logs.add(attachment.session, request, submission)
@@ -142,7 +142,7 @@ class Sessions:
         except EngineFailed as error:
             self._end(attachment.session, request, error)
 
-    def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
+    def refuse(self, attachment: GatewayAttachment, submission: Submission, error: MeshError) -> None:
         """Answer a request with a failure, without involving a rank.
 
         Raises InvalidRequest if the stream id is in use, Overloaded if the gateway acknowledges nothing, and
@@ -150,7 +150,7 @@ class Sessions:
         """
         self._end(attachment.session, self._add(attachment, submission), error)
 
-    def cancel(self, attachment: Attachment, stream_id: int) -> None:
+    def cancel(self, attachment: GatewayAttachment, stream_id: int) -> None:
         """End a request. If it has ended, or never existed, nothing happens: the messages crossed."""
         attachment.check_current()
         request = attachment.session.requests.get(stream_id)
@@ -165,7 +165,7 @@ class Sessions:
             self._end(log.session, log.request, StreamTaken("the client goes on with this answer through another call"))
         return log
 
-    def acknowledge(self, attachment: Attachment, stream_ids: Iterable[int]) -> None:
+    def acknowledge(self, attachment: GatewayAttachment, stream_ids: Iterable[int]) -> None:
         """Forget requests whose end the gateway has received."""
         attachment.check_current()
         requests = attachment.session.requests
@@ -180,7 +180,7 @@ class Sessions:
     def on_step(self, result: StepResult) -> None:
         """Add a step's output to the histories of its requests, and wake the streams that then have some to send."""
         self._step = result.step
-        touched: dict[str, Session] = {}
+        touched: dict[str, GatewaySession] = {}
         for output in result.outputs:
             live = self._live.get(output.key)
             if live is not None:
@@ -224,13 +224,13 @@ class Sessions:
             if session.attachment is not None:
                 session.attachment.end(error)
 
-    def _new_session(self, gateway_id: str, incarnation: str) -> Session:
+    def _new_session(self, gateway_id: str, incarnation: str) -> GatewaySession:
         if len(self._sessions) >= self._limits.gateways:
             raise Overloaded(f"this worker serves at most {self._limits.gateways} gateways", retry_after_ms=10_000)
-        session = self._sessions[gateway_id] = Session(gateway_id, incarnation)
+        session = self._sessions[gateway_id] = GatewaySession(gateway_id, incarnation)
         return session
 
-    def _resume(self, session: Session, resume: Mapping[int, int]) -> None:
+    def _resume(self, session: GatewaySession, resume: Mapping[int, int]) -> None:
         session.restart_output()
         self._drop(session, [stream_id for stream_id in session.requests if stream_id not in resume])
         for stream_id, position in resume.items():
@@ -246,7 +246,7 @@ class Sessions:
             elif request.has_unsent:
                 session.mark_unsent(request, self._step)
 
-    def _add(self, attachment: Attachment, submission: Submission) -> Request:
+    def _add(self, attachment: GatewayAttachment, submission: Submission) -> Request:
         attachment.check_current()
         session = attachment.session
         if len(session.requests) >= self._limits.requests:
@@ -273,14 +273,14 @@ class Sessions:
         self._live.cancel(live.request)
         self._end(live.session, live.request, error)
 
-    def _end(self, session: Session, request: Request, terminal: Terminal) -> None:
+    def _end(self, session: GatewaySession, request: Request, terminal: Terminal) -> None:
         assert request.terminal is None
         self._live.release(request)
         request.terminal = terminal
         session.mark_unsent(request, self._step)
         session.wake()
 
-    def _drop_session(self, session: Session) -> None:
+    def _drop_session(self, session: GatewaySession) -> None:
         del self._sessions[session.gateway_id]
         replaced, session.attachment = session.attachment, None
         if replaced is not None:
@@ -292,7 +292,7 @@ class Sessions:
         if not self.attached_gateways:
             self.alone.set()
 
-    def _drop(self, session: Session, stream_ids: Iterable[int]) -> None:
+    def _drop(self, session: GatewaySession, stream_ids: Iterable[int]) -> None:
         """Forget requests and end those that run, without telling the gateway."""
         for request in session.forget(stream_ids):
             self._live.cancel(request)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_svc.requests import Request
-from decode_svc.session import Session
+from decode_svc.session import GatewaySession
 from mesh.domain.requests import Submission
 from mesh.errors import UnknownStream
 
@@ -18,7 +18,7 @@ class StreamLog:
     submission: Submission
     # Its history grows while a rank has it.
     request: Request
-    session: Session
+    session: GatewaySession
     # When the request was first seen without a rank, in seconds on the logs' clock.
     ended_at: float | None = None
 
@@ -41,7 +41,7 @@ class StreamLogs:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def add(self, session: Session, request: Request, submission: Submission) -> None:
+    def add(self, session: GatewaySession, request: Request, submission: Submission) -> None:
         """Keep the log of a request that can be resumed. If two owners submit the same stream, the later owner's log is
         kept.
         """

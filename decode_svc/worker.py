@@ -7,8 +7,8 @@ from typing import Self
 from decode_svc.admission import admit, check
 from decode_svc.config import DecodeConfig
 from decode_svc.prefills import PrefillCalls, Prefills
-from decode_svc.session import Attachment
-from decode_svc.sessions import Sessions
+from decode_svc.session import GatewayAttachment
+from decode_svc.sessions import GatewaySessions
 from engine.protocol.messages import LandingOpened, Output, StepResult, TransferNews
 from mesh import metrics
 from mesh.channel import Channels
@@ -36,7 +36,9 @@ class DecodeWorker:
     ) -> None:
         self.host = host
         self.prefills = Prefills(prefill_calls, host.ready, self._on_first_token, self._lose_prompt)
-        self.sessions = Sessions(host.ranks, self.prefills, clock, config.grace_seconds, log_seconds=config.log_seconds)
+        self.sessions = GatewaySessions(
+            host.ranks, self.prefills, clock, config.grace_seconds, log_seconds=config.log_seconds
+        )
         self.grace_seconds = config.grace_seconds
         self._queue = config.queue
 
@@ -68,12 +70,12 @@ class DecodeWorker:
         self.sessions.fail_all(error)
         raise error
 
-    def submit(self, attachment: Attachment, submission: Submission) -> None:
-        """Submit the request to a rank, or answer it with a failure. Raises as Sessions.refuse does."""
+    def submit(self, attachment: GatewayAttachment, submission: Submission) -> None:
+        """Submit the request to a rank, or answer it with a failure. Raises as GatewaySessions.refuse does."""
         with span("decode.submit", request_id=submission.request.request_id, attempt=submission.request.attempt):
             self._submit(attachment, submission)
 
-    def _submit(self, attachment: Attachment, submission: Submission) -> None:
+    def _submit(self, attachment: GatewayAttachment, submission: Submission) -> None:
         try:
             self.host.check_takes_new()
             check(submission, self.host.ready, self.host.identity.can_prefill)

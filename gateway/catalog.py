@@ -9,7 +9,7 @@ from gateway.memory import release_freed_memory
 from gateway.requests import ModelLimits
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from gateway.tokenizer import Tokenizer, load_tokenizer
-from gateway.workers import Directory
+from gateway.workers import WorkerDirectory
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import InvalidRequest, MeshError, NoWorker, UnknownModel
 
@@ -38,7 +38,7 @@ class ListedModel:
 
 
 class Catalog:
-    def __init__(self, texts: Mapping[str, ModelText], directory: Directory) -> None:
+    def __init__(self, texts: Mapping[str, ModelText], directory: WorkerDirectory) -> None:
         self._texts = texts
         self._directory = directory
 

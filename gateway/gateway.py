@@ -28,7 +28,7 @@ from gateway.responses.store import ResponseStore
 from gateway.schedulers import Schedulers
 from gateway.streams import Streams
 from gateway.tenants import Tenant, Tenants
-from gateway.workers import Directory
+from gateway.workers import WorkerDirectory
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, StreamGone
@@ -63,7 +63,7 @@ class Gateway:
         self._quotas = Quotas(config.api_keys, ledger)
         self.answers = RecentAnswers()
         self.sampler = Sampler(config.observe.trace_share if config.observe.otlp_endpoint else 0.0)
-        self.directory = Directory(config.dispatch.worker_seconds)
+        self.directory = WorkerDirectory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)

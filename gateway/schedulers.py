@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.config import DispatchConfig
 from gateway.scheduler_link import RECONNECT_SECONDS, SchedulerLink
-from gateway.workers import Directory
+from gateway.workers import WorkerDirectory
 from mesh.channel import Channels
 from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
@@ -26,7 +26,7 @@ class Schedulers:
         self,
         endpoints: Sequence[str],
         channels: Channels,
-        directory: Directory,
+        directory: WorkerDirectory,
         config: DispatchConfig,
         live_streams: Callable[[], dict[str, int]],
         on_change: Callable[[], None],

@@ -23,7 +23,7 @@ from gateway.signs import NO_SIGNS
 from gateway.stream_log_link import StreamLogs, TakenLog
 from gateway.stream_tokens import ID_BYTES, StreamClaim, StreamSeal, request_digest
 from gateway.transcript import Transcript, no_text
-from gateway.workers import Directory
+from gateway.workers import WorkerDirectory
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
 from mesh.domain.requests import StreamTag
@@ -41,7 +41,7 @@ class StreamContext(msgspec.Struct, frozen=True):
 
 
 class Streams:
-    def __init__(self, config: ResumeConfig, catalog: Catalog, directory: Directory, channels: Channels) -> None:
+    def __init__(self, config: ResumeConfig, catalog: Catalog, directory: WorkerDirectory, channels: Channels) -> None:
         secret = config.secret.get_secret_value() if config.secret is not None else None
         self._seal = StreamSeal(secret)
         self._seconds = config.seconds

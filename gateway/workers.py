@@ -41,7 +41,7 @@ class _Model:
     sparse_prefill: SparsePrefill | None = None
 
 
-class Directory:
+class WorkerDirectory:
     """The last snapshot of the registry. Times are seconds on any one monotonic clock, passed in.
 
     A watch is one stream of snapshots. A worker that a watch listed and then no longer lists has lost its lease. A

@@ -11,7 +11,7 @@ from kvstore.keys import keys_of, namespace_digest
 from kvstore.offers import OfferAnswer
 from kvstore.publisher import Publisher
 from kvstore.quotas import Tenant
-from kvstore.sessions import Session, Sessions
+from kvstore.sessions import RankSession, RankSessions
 from kvstore.slab import OpenAgent, Slab
 from kvstore.tenant_figures import TenantFigures
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
@@ -26,10 +26,10 @@ from mesh.observe import span
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class StoreAttachment:
     """A session, and all else that a rank needs to use it."""
 
-    session: Session
+    session: RankSession
     worker_address: bytes
     lease_seconds: float
 
@@ -65,14 +65,14 @@ class Center:
         self._store_id = store_id
         self._index = index
         self._open_agent = open_agent
-        self._sessions = Sessions(clock, config.session_seconds, config.max_sessions, self._end_session)
+        self._sessions = RankSessions(clock, config.session_seconds, config.max_sessions, self._end_session)
         self._slab: Slab | None = None
         self._evicted_blocks = 0
         self._figures = TenantFigures([tenant.name for tenant in config.tenants])
         self._publisher = Publisher(index, self._held, config.index.lease_seconds)
 
-    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Attachment:
-        """Renew that session, or open a new one (see `Sessions.attach`).
+    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> StoreAttachment:
+        """Renew that session, or open a new one (see `RankSessions.attach`).
 
         Raises InvalidRequest, NamespaceMismatch, Overloaded.
         """
@@ -82,7 +82,7 @@ class Center:
         # Both calls ignore a session that is open already, as it is if this renews it.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)
-        return Attachment(session, slab.agent.address, self._sessions.lease_seconds)
+        return StoreAttachment(session, slab.agent.address, self._sessions.lease_seconds)
 
     def worker_of(self, session_id: int) -> str:
         """The id of the worker that owns the session. Raises UnknownSession."""
@@ -174,12 +174,12 @@ class Center:
         self._evicted_blocks = slab.directory.evicted_blocks
         self._publisher.wake()
 
-    def _of(self, session_id: int) -> tuple[Session, Slab]:
+    def _of(self, session_id: int) -> tuple[RankSession, Slab]:
         session = self._sessions.get(session_id)
         assert self._slab is not None
         return session, self._slab
 
-    def _end_session(self, session: Session) -> None:
+    def _end_session(self, session: RankSession) -> None:
         assert self._slab is not None
         self._slab.lookups.close(session.session_id)
         self._slab.agent.close_session(session.session_id)

@@ -20,7 +20,7 @@ class Reservation:
     blocks: list[int]
 
 
-class Directory:
+class BlockDirectory:
     """Keys, leases and eviction of `total_blocks` blocks. Thread-safe: lookups come from the transfer thread.
 
     A block is blank, landing (reserved for bytes on their way) or stored. Lookups find only stored blocks. The least

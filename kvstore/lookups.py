@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier, Promotion
 from kvstore.keys import keys_of
 from mesh.metrics import KVSTORE_LOOKUPS, KVSTORE_MATCHED_BLOCKS
@@ -23,7 +23,9 @@ def _nothing_read(session_id: int, sequence: int, ready: int, over: bool) -> Non
 class Lookups:
     """The store's `transfer.agent.LookupHandler`. The service's own thread calls `open` and `close`."""
 
-    def __init__(self, directory: Directory, disk: DiskTier | None = None, read: BlocksRead = _nothing_read) -> None:
+    def __init__(
+        self, directory: BlockDirectory, disk: DiskTier | None = None, read: BlocksRead = _nothing_read
+    ) -> None:
         """`read`: called when blocks of an answer have come from the disk: see `TransferAgent.blocks_read`."""
         self.lookups = 0
         # Lookups that found at least one block.

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import msgspec
 
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier
 from kvstore.keys import keys_of, whole_key
 from kvstore.quotas import Tenant
-from kvstore.sessions import Session
+from kvstore.sessions import RankSession
 from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
 from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
 from transfer.events import Landed, LandingFailed
@@ -24,7 +24,7 @@ _REMEMBERED_LANDINGS = 1024
 _ALL_COMPUTED = 0
 
 
-class Landings(Protocol):
+class OfferLandings(Protocol):
     """The receiving side of `transfer.agent.TransferAgent`."""
 
     def open_landing(
@@ -51,7 +51,7 @@ class OfferAnswer:
 
 
 @dataclass(slots=True)
-class _Landing:
+class _OfferLanding:
     session_id: int
     blocks: Sequence[int]
     # Set once the landing has ended; all its blocks are then stored unless it failed.
@@ -64,8 +64,8 @@ class Offers:
 
     def __init__(
         self,
-        directory: Directory,
-        landings: Landings,
+        directory: BlockDirectory,
+        landings: OfferLandings,
         landing_seconds: float,
         disk: DiskTier | None = None,
         draft_layers: int = 0,
@@ -76,13 +76,13 @@ class Offers:
         self._landings = landings
         self._landing_seconds = landing_seconds
         self._disk = disk
-        self._open: dict[bytes, _Landing] = {}
+        self._open: dict[bytes, _OfferLanding] = {}
         # Oldest first.
-        self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
+        self._ended: OrderedDict[bytes, _OfferLanding] = OrderedDict()
 
     def offer(
         self,
-        session: Session,
+        session: RankSession,
         parent_hash: bytes,
         hashes: Sequence[bytes],
         tenant: Tenant = b"",
@@ -105,11 +105,11 @@ class Offers:
         ticket = self._landings.open_landing(
             reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes, whole
         )
-        self._open[ticket.transfer_id] = _Landing(session.session_id, reservation.blocks)
+        self._open[ticket.transfer_id] = _OfferLanding(session.session_id, reservation.blocks)
         # The agent writes the first worker's namespace into tickets, but this landing is for this worker's blocks.
         return OfferAnswer(msgspec.structs.replace(ticket, namespace=namespace), reservation.wanted)
 
-    async def confirm(self, session: Session, transfer_id: bytes) -> int:
+    async def confirm(self, session: RankSession, transfer_id: bytes) -> int:
         """The worker has pushed everything. Waits until the blocks are stored, and returns how many there are.
 
         A caller that was cancelled may call again. Raises UnknownTransfer, OfferFailed.
@@ -122,7 +122,7 @@ class Offers:
             raise OfferFailed(landing.failure)
         return len(landing.blocks)
 
-    def withdraw(self, session: Session, transfer_id: bytes) -> None:
+    def withdraw(self, session: RankSession, transfer_id: bytes) -> None:
         """The worker will push no more of it. An offer that has ended, or belongs to another session, is left alone."""
         landing = self._open.get(transfer_id)
         if landing is not None and landing.session_id == session.session_id:
@@ -147,7 +147,7 @@ class Offers:
         for transfer_id in list(self._open):
             self.failed(LandingFailed(transfer_id, ShuttingDown.reason, "the store is stopping"))
 
-    def _end(self, transfer_id: bytes) -> _Landing:
+    def _end(self, transfer_id: bytes) -> _OfferLanding:
         landing = self._ended[transfer_id] = self._open.pop(transfer_id)
         if len(self._ended) > _REMEMBERED_LANDINGS:
             self._ended.popitem(last=False)

@@ -18,8 +18,8 @@ _SESSION_ID_BITS = 62
 
 
 @dataclass(slots=True)
-class Session:
-    """The attachment of one rank of a worker. Written only by Sessions."""
+class RankSession:
+    """The attachment of one rank of a worker. Written only by RankSessions."""
 
     session_id: int
     key: bytes
@@ -33,19 +33,19 @@ class Session:
     expires_at: float
 
 
-class Sessions:
+class RankSessions:
     """Owns every session. `closed` is called with each session that ends; `clock` is monotonic, in seconds."""
 
     def __init__(
-        self, clock: Callable[[], float], lease_seconds: float, limit: int, closed: Callable[[Session], None]
+        self, clock: Callable[[], float], lease_seconds: float, limit: int, closed: Callable[[RankSession], None]
     ) -> None:
         self.lease_seconds = lease_seconds
         self._clock = clock
         self._limit = limit
         self._closed = closed
-        self._by_id: dict[int, Session] = {}
+        self._by_id: dict[int, RankSession] = {}
         # Keyed by worker id and rank.
-        self._by_rank: dict[tuple[str, int], Session] = {}
+        self._by_rank: dict[tuple[str, int], RankSession] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -54,7 +54,7 @@ class Sessions:
     def workers(self) -> int:
         return len({worker_id for worker_id, _ in self._by_rank})
 
-    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Session:
+    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> RankSession:
         """Renew this session of the rank. If the rank has another session, or session_id is 0, end that one and open a
         new one.
 
@@ -70,7 +70,7 @@ class Sessions:
         session.expires_at = self._clock() + self.lease_seconds
         return session
 
-    def get(self, session_id: int) -> Session:
+    def get(self, session_id: int) -> RankSession:
         """Raises UnknownSession if there never was such a session, or if its lease has run out."""
         self.expire()
         session = self._by_id.get(session_id)
@@ -84,10 +84,10 @@ class Sessions:
         for session in [each for each in self._by_id.values() if each.expires_at <= now]:
             self._close(session)
 
-    def _open(self, worker: WorkerIdentity, rank: int) -> Session:
+    def _open(self, worker: WorkerIdentity, rank: int) -> RankSession:
         if len(self._by_id) >= self._limit:
             raise Overloaded(f"the store keeps at most {self._limit} sessions", retry_after_ms=10_000)
-        session = Session(
+        session = RankSession(
             session_id=1 + secrets.randbits(_SESSION_ID_BITS),
             key=secrets.token_bytes(SESSION_KEY_BYTES),
             worker_id=worker.worker_id,
@@ -102,7 +102,7 @@ class Sessions:
         log.info("worker attached", extra={"fields": {"id": worker.worker_id, "rank": rank}})
         return session
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: RankSession) -> None:
         del self._by_id[session.session_id]
         del self._by_rank[session.worker_id, session.rank]
         KVSTORE_SESSIONS.set(len(self._by_id))

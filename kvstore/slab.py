@@ -7,10 +7,10 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from kvstore.config import KvStoreConfig
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier
 from kvstore.lookups import Lookups
-from kvstore.offers import Landings, Offers
+from kvstore.offers import OfferLandings, Offers
 from kvstore.quotas import disk_quotas, memory_quotas
 from kvstore.store_memory import StoreMemory
 from kvstore.tenant_figures import TenantFigures
@@ -40,7 +40,7 @@ class Geometry:
         return self.layers * self.piece_bytes
 
 
-class StoreAgent(Landings, Protocol):
+class StoreAgent(OfferLandings, Protocol):
     """The part of `transfer.agent.TransferAgent` that a store needs."""
 
     @property
@@ -110,7 +110,7 @@ class Slab:
                 f"one block is {block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
             )
         quotas = memory_quotas(config.quota, config.tenants, block_bytes)
-        self.directory = Directory(total_blocks, quotas=quotas)
+        self.directory = BlockDirectory(total_blocks, quotas=quotas)
         memory = StoreMemory(self.geometry.layers, total_blocks, self.geometry.piece_bytes)
         self.disk: DiskTier | None = None
         if config.disk.path is not None:

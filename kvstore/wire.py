@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deepmesh.internal.v1 import kvstore_pb2
 
-from kvstore.center import Attachment, StoreStatus
+from kvstore.center import StoreAttachment, StoreStatus
 from kvstore.index import Location
 from kvstore.offers import OfferAnswer
 from mesh.blocks import HASH_BYTES
@@ -40,7 +40,7 @@ def tenant(tag: bytes) -> bytes:
     return tag
 
 
-def attach_response(attachment: Attachment, store_id: str, epoch: str) -> kvstore_pb2.AttachWorkerResponse:
+def attach_response(attachment: StoreAttachment, store_id: str, epoch: str) -> kvstore_pb2.AttachWorkerResponse:
     session = attachment.session
     response = kvstore_pb2.AttachWorkerResponse(
         store_id=store_id,

@@ -27,7 +27,7 @@ from scheduler.scaling.autoscaler_service import AutoscalerServicer
 from scheduler.scaling.deletion_costs import DeletionCosts
 from scheduler.scaling.scaler import Scaler
 from scheduler.service import SchedulerServicer
-from scheduler.store_link import StoreLink
+from scheduler.store_link import PolledStore
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from scheduler.unreadable_kv import UnreadableKv
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def compose(
-    config: SchedulerConfig, links: Sequence[StoreLink] = ()
+    config: SchedulerConfig, links: Sequence[PolledStore] = ()
 ) -> tuple[Registry, Scaler, DeletionCosts, list[Registration]]:
     """The scheduler's parts, put together: its registry, its scaler, its deletion costs, and its gRPC services."""
     constants = constants_of(config.placement)
@@ -96,7 +96,7 @@ def compose(
 async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     """A ready scheduler, for the length of the block."""
     channels, tls = service_channels(config.security.tls), server_tls(config.security.tls)
-    links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
+    links = [PolledStore(endpoint, config.store_link, channels) for endpoint in config.stores]
     registry, scaler, costs, registrations = compose(config, links)
     async with AsyncExitStack() as stack:
         pod_costs = await _pod_costs(costs, stack) if config.pods.deletion_costs else None

@@ -27,7 +27,7 @@ MAX_TIERS = 8
 log = logging.getLogger(__name__)
 
 
-class StoreLink:
+class PolledStore:
     """A Store. `run` must be running: a store is asked for matches only while it answers status calls."""
 
     def __init__(self, endpoint: str, config: StoreLinkConfig, channels: Channels) -> None:

@@ -32,7 +32,7 @@ class _Push:
     ended: bool = False
 
 
-class Landings:
+class SimulatedLandings:
     """Which agent receives a transfer. One for the whole network."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SimulatedAgent:
     def __init__(
         self,
         timeline: Timeline,
-        landings: Landings,
+        landings: SimulatedLandings,
         link: Link,
         stores: Mapping[str, SimulatedStore],
         namespace: KvNamespace,

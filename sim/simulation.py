@@ -11,7 +11,7 @@ from mesh.cost_file import load_costs
 from mesh.costs import CostModel
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.rendezvous import rendezvous
-from sim.agent import Landings, SimulatedAgent
+from sim.agent import SimulatedAgent, SimulatedLandings
 from sim.asked import Asked
 from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice
 from sim.faults import Faults
@@ -47,7 +47,7 @@ class SimulatedMesh:
         self._fleet = fleet
         self._costs = {role: _costs(fleet, self._group(role)) for role in WorkerRole}
         self._namespace = KvNamespace("simulated", "simulated", fleet.layers, "simulated")
-        self._landings = Landings()
+        self._landings = SimulatedLandings()
         self._slow = np.random.default_rng([seed, 2])
         self.stores = self._make_stores()
         # For each offered block, the root of its chain.

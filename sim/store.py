@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.keys import keys_of, namespace_digest
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, TransferCounters
@@ -18,7 +18,7 @@ class SimulatedStore:
     def __init__(self, store_id: str, blocks: int, link: Link) -> None:
         self.endpoint = self.store_id = store_id
         self.link = link
-        self.directory = Directory(blocks)
+        self.directory = BlockDirectory(blocks)
         self.served_blocks = 0
         self.alive = True
         self._status = StoreStatus(store_id, (), 0, 0, 0, _NO_TRANSFERS)
@@ -50,4 +50,4 @@ class SimulatedStore:
 
     def restart(self) -> None:
         """Start again with no blocks."""
-        self.directory, self.alive = Directory(self.directory.total_blocks), True
+        self.directory, self.alive = BlockDirectory(self.directory.total_blocks), True

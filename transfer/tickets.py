@@ -29,7 +29,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class TicketRefusal:
     reason: str
     error: MeshError
 
@@ -60,11 +60,11 @@ def make_ticket(
     )
 
 
-def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> Refusal | None:
+def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> TicketRefusal | None:
     """Why `blocks` blocks cannot be pushed with this ticket; None if they can."""
     if not namespace.provides(ticket.namespace):
         message = f"the landing is for KV of {ticket.namespace}, this worker's is {namespace}"
-        return Refusal(OTHER_NAMESPACE, NamespaceMismatch(message))
+        return TicketRefusal(OTHER_NAMESPACE, NamespaceMismatch(message))
     if ticket.deadline_ms <= 0:
         return _refuse(EXPIRED_TICKET, "the ticket has expired")
     # A segment has at least one piece.
@@ -96,5 +96,5 @@ def _is_sound(segment: Segment, index: int, geometry: Geometry) -> bool:
     )
 
 
-def _refuse(reason: str, message: str) -> Refusal:
-    return Refusal(reason, InvalidRequest(message, field="ticket"))
+def _refuse(reason: str, message: str) -> TicketRefusal:
+    return TicketRefusal(reason, InvalidRequest(message, field="ticket"))

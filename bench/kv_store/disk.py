@@ -30,7 +30,7 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from bench.kv_store.fetch import HASH_BYTES, LAYERS, PIECE_BYTES
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from kvstore.config import DiskConfig
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier
 from kvstore.store_memory import StoreMemory
 from mesh.channel import Channels
@@ -112,7 +112,7 @@ class TierAlone:
     """A disk tier that reads chains in turn. Its memory holds one and a half of them."""
 
     def __init__(self, directory: Path, blocks: int) -> None:
-        self._directory = Directory(blocks + blocks // 2)
+        self._directory = BlockDirectory(blocks + blocks // 2)
         memory = StoreMemory(LAYERS, self._directory.total_blocks, PIECE_BYTES)
         config = DiskConfig(path=directory, bytes=(CHAINS * blocks + 8) * SLOT_BYTES, least_uses=0, threads=THREADS)
         self.tier = DiskTier(config, "alone", self._directory, memory, lambda: None)

@@ -18,7 +18,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from kvstore.config import DiskConfig
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
 from kvstore.disk.content import Content
 from kvstore.disk.reuse import Reuse
@@ -84,7 +84,7 @@ class DiskTier:
         self,
         config: DiskConfig,
         store_id: str,
-        directory: Directory,
+        directory: BlockDirectory,
         memory: Blocks,
         changed: Callable[[], None],
         quotas: Quotas = NO_QUOTAS,

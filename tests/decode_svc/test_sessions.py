@@ -2,7 +2,7 @@ import pytest
 
 from decode_svc.requests import prefill_lost
 from decode_svc.session import FRAME_TOKENS
-from decode_svc.sessions import Sessions
+from decode_svc.sessions import GatewaySessions
 from decode_svc.wire import step_frame
 from engine.protocol.messages import Output, Refusal
 from mesh.domain.outputs import FinishReason, Logprobs
@@ -223,7 +223,7 @@ def test_gateways_and_their_requests_are_bounded() -> None:
 
 async def test_a_prompt_computed_elsewhere_is_expected_until_its_request_ends() -> None:
     rank, prompts = FakeRank(), FakePrompts()
-    sessions = Sessions(rank, prompts, ManualClock(), GRACE)
+    sessions = GatewaySessions(rank, prompts, ManualClock(), GRACE)
     attachment = attach(sessions)
     submission = make_submission(prefill=PREFILL)
     sessions.submit(attachment, submission)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from decode_svc.requests import prefill_lost
-from decode_svc.session import Attachment
-from decode_svc.sessions import Sessions
+from decode_svc.session import GatewayAttachment
+from decode_svc.sessions import GatewaySessions
 from engine.protocol.messages import Output
 from mesh.domain.outputs import FinishReason
 from mesh.domain.shares import ONE_TENANT
@@ -34,7 +34,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.incarnation = 0
-        self.attachment: Attachment | None = None
+        self.attachment: GatewayAttachment | None = None
         self.requests: dict[int, Received] = {}
         self._next_stream_id = 0
 
@@ -49,7 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.rank = FakeRank()
         self.prompts = FakePrompts()
         self.clock = ManualClock()
-        self.sessions = Sessions(self.rank, self.prompts, self.clock, GRACE)
+        self.sessions = GatewaySessions(self.rank, self.prompts, self.clock, GRACE)
         self.gateways = {name: Gateway() for name in "ab"}
         for name in self.gateways:
             self.resume(name)

@@ -3,7 +3,7 @@
 import pytest
 
 from decode_svc.requests import make_request
-from decode_svc.session import Session
+from decode_svc.session import GatewaySession
 from decode_svc.stream_logs import StreamLogs
 from mesh.domain.requests import StreamTag, Submission
 from mesh.errors import UnknownStream
@@ -17,7 +17,7 @@ class Logs:
     def __init__(self, max_tokens: int = 1000, keep_seconds: float = KEEP_SECONDS) -> None:
         self.clock = ManualClock()
         self.logs = StreamLogs(self.clock, keep_seconds, max_tokens)
-        self.session = Session("g", "i")
+        self.session = GatewaySession("g", "i")
 
     def add(self, stream: bytes, epoch: int = 0, prompt: int = 10, key: int | None = None) -> None:
         base = make_submission(token_ids=[1] * prompt)

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 
 from gateway.requests import ModelLimits
-from gateway.workers import Directory, Worker
+from gateway.workers import Worker, WorkerDirectory
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
@@ -37,7 +37,7 @@ def make_prefill(name: str, **changes: Any) -> Worker:
 
 
 def least_loaded(
-    directory: Directory, avoid: Sequence[str] = (), live: dict[str, int] | None = None
+    directory: WorkerDirectory, avoid: Sequence[str] = (), live: dict[str, int] | None = None
 ) -> tuple[str, str | None] | None:
     """Ids of the chosen workers of model "m"."""
     found = directory.least_loaded("m", avoid, live or {})
@@ -47,8 +47,8 @@ def least_loaded(
     return decode.worker_id, prefill.worker_id if prefill else None
 
 
-def watched(*workers: Worker, at: float = 0.0, lease: float = 10.0) -> Directory:
-    directory = Directory(MODEL_SECONDS)
+def watched(*workers: Worker, at: float = 0.0, lease: float = 10.0) -> WorkerDirectory:
+    directory = WorkerDirectory(MODEL_SECONDS)
     directory.begin_watch(at)
     directory.update(workers, lease, at)
     return directory
@@ -96,7 +96,7 @@ def test_a_snapshot_outlives_its_watch_by_one_lease() -> None:
 
 
 def test_nothing_is_valid_before_the_first_snapshot() -> None:
-    assert not Directory(MODEL_SECONDS).valid(0.0)
+    assert not WorkerDirectory(MODEL_SECONDS).valid(0.0)
 
 
 def test_the_worker_with_most_free_slots_is_chosen() -> None:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.keys import whole_key
 from kvstore.quotas import Quotas
 
@@ -13,14 +13,16 @@ def chain(name: str, length: int) -> list[bytes]:
     return [f"{name}{number}".encode() for number in range(length)]
 
 
-def store(directory: Directory, keys: Sequence[bytes], parent: bytes | None = None, tenant: bytes = b"") -> list[int]:
+def store(
+    directory: BlockDirectory, keys: Sequence[bytes], parent: bytes | None = None, tenant: bytes = b""
+) -> list[int]:
     reservation = directory.reserve(parent, keys, tenant)
     assert reservation is not None
     directory.store(reservation.blocks)
     return reservation.blocks
 
 
-def held(directory: Directory, keys: Sequence[bytes]) -> int:
+def held(directory: BlockDirectory, keys: Sequence[bytes]) -> int:
     """Blocks of the chain that a lookup finds; used now."""
     blocks = directory.match(keys)
     directory.release(blocks)
@@ -28,7 +30,7 @@ def held(directory: Directory, keys: Sequence[bytes]) -> int:
 
 
 def test_a_lookup_finds_the_longest_stored_prefix() -> None:
-    directory = Directory(8)
+    directory = BlockDirectory(8)
     keys = chain("a", 6)
     store(directory, keys[:4])
     assert held(directory, keys) == 4
@@ -38,7 +40,7 @@ def test_a_lookup_finds_the_longest_stored_prefix() -> None:
 
 
 def test_reserved_blocks_are_found_only_once_they_are_stored() -> None:
-    directory = Directory(8)
+    directory = BlockDirectory(8)
     keys = chain("a", 3)
     reservation = directory.reserve(None, keys)
     assert reservation is not None and reservation.wanted == [0, 1, 2]
@@ -48,7 +50,7 @@ def test_reserved_blocks_are_found_only_once_they_are_stored() -> None:
 
 
 def test_blocks_that_are_stored_or_landing_are_not_reserved_again() -> None:
-    directory = Directory(8)
+    directory = BlockDirectory(8)
     keys = chain("a", 5)
     store(directory, keys[:1])
     first = directory.reserve(None, keys[:3])
@@ -58,7 +60,7 @@ def test_blocks_that_are_stored_or_landing_are_not_reserved_again() -> None:
 
 
 def test_abandoned_blocks_can_be_reserved_again() -> None:
-    directory = Directory(3)
+    directory = BlockDirectory(3)
     keys = chain("a", 3)
     reservation = directory.reserve(None, keys)
     assert reservation is not None
@@ -67,14 +69,14 @@ def test_abandoned_blocks_can_be_reserved_again() -> None:
 
 
 def test_blocks_after_an_unknown_parent_are_refused() -> None:
-    directory = Directory(4)
+    directory = BlockDirectory(4)
     assert directory.reserve(b"parent", [b"child"]) is None
     store(directory, [b"parent"])
     assert directory.reserve(b"parent", [b"child"]) is not None
 
 
 def test_the_least_recently_used_chain_makes_room() -> None:
-    directory = Directory(4)
+    directory = BlockDirectory(4)
     for name in "ab":
         store(directory, chain(name, 2))
     assert held(directory, chain("a", 2)) == 2
@@ -83,7 +85,7 @@ def test_the_least_recently_used_chain_makes_room() -> None:
 
 
 def test_later_blocks_of_a_chain_are_evicted_first() -> None:
-    directory = Directory(4)
+    directory = BlockDirectory(4)
     keys = chain("a", 4)
     store(directory, keys[:2])
     # Stored later, and so used later, than its parents.
@@ -94,7 +96,7 @@ def test_later_blocks_of_a_chain_are_evicted_first() -> None:
 
 
 def test_leased_blocks_stay_and_there_may_be_room_for_none() -> None:
-    directory = Directory(2)
+    directory = BlockDirectory(2)
     keys = chain("a", 2)
     store(directory, keys)
     leased = directory.match(keys)
@@ -105,7 +107,7 @@ def test_leased_blocks_stay_and_there_may_be_room_for_none() -> None:
 
 
 def test_an_offer_does_not_evict_the_block_before_it() -> None:
-    directory = Directory(1)
+    directory = BlockDirectory(1)
     store(directory, [b"parent"])
     reservation = directory.reserve(b"parent", [b"child"])
     assert reservation is not None and not reservation.blocks
@@ -113,7 +115,7 @@ def test_an_offer_does_not_evict_the_block_before_it() -> None:
 
 
 def test_changes_are_net_of_what_came_and_went() -> None:
-    directory = Directory(2)
+    directory = BlockDirectory(2)
     store(directory, chain("a", 2))
     assert directory.held.drain_changes().stored == chain("a", 2)
     store(directory, chain("b", 2))
@@ -125,7 +127,7 @@ def test_changes_are_net_of_what_came_and_went() -> None:
 
 
 def test_a_tenant_at_its_quota_evicts_its_own_oldest_blocks() -> None:
-    directory = Directory(16, quotas=Quotas(each=4))
+    directory = BlockDirectory(16, quotas=Quotas(each=4))
     store(directory, chain("other", 2), tenant=b"quiet")
     for name in "ab":
         store(directory, chain(name, 2), tenant=b"busy")
@@ -137,7 +139,7 @@ def test_a_tenant_at_its_quota_evicts_its_own_oldest_blocks() -> None:
 
 
 def test_a_chain_beyond_its_tenants_quota_is_stored_in_part() -> None:
-    directory = Directory(8, quotas=Quotas(each=None, others={b"small": 3, b"none": 0}))
+    directory = BlockDirectory(8, quotas=Quotas(each=None, others={b"small": 3, b"none": 0}))
     assert len(store(directory, chain("a", 6), tenant=b"small")) == 3
     # The next block could only take the place of one that it builds on.
     assert store(directory, chain("a", 6)[3:], parent=b"a2", tenant=b"small") == []
@@ -146,7 +148,7 @@ def test_a_chain_beyond_its_tenants_quota_is_stored_in_part() -> None:
 
 
 def test_a_tenant_below_its_quota_evicts_the_least_recently_used() -> None:
-    directory = Directory(4, quotas=Quotas(each=3))
+    directory = BlockDirectory(4, quotas=Quotas(each=3))
     store(directory, chain("a", 3), tenant=b"first")
     store(directory, chain("b", 2), tenant=b"second")
     assert directory.tenant_blocks == {b"first": 2, b"second": 2}
@@ -154,7 +156,7 @@ def test_a_tenant_below_its_quota_evicts_the_least_recently_used() -> None:
 
 
 def test_blocks_count_for_their_first_tenant_until_abandoned() -> None:
-    directory = Directory(8, quotas=Quotas(each=4))
+    directory = BlockDirectory(8, quotas=Quotas(each=4))
     store(directory, chain("a", 3), tenant=b"first")
     assert store(directory, chain("a", 4), tenant=b"second") != []
     reservation = directory.reserve(None, chain("b", 2), b"second")
@@ -169,7 +171,7 @@ WHOLE = [whole_key(key) for key in KEYS]
 
 
 def test_a_lookup_prefers_blocks_with_draft_layers() -> None:
-    directory = Directory(8)
+    directory = BlockDirectory(8)
     plain = store(directory, KEYS[:3])
     whole = store(directory, WHOLE[:2])
     assert directory.match(KEYS) == [*whole, plain[2]]
@@ -180,7 +182,7 @@ def test_a_lookup_prefers_blocks_with_draft_layers() -> None:
 
 
 def test_a_block_stored_with_draft_layers_is_not_wanted_without() -> None:
-    directory = Directory(8)
+    directory = BlockDirectory(8)
     coming = directory.reserve(None, WHOLE[:2])
     assert coming is not None
     offered = directory.reserve(None, KEYS[:3])
@@ -192,7 +194,7 @@ def test_a_block_stored_with_draft_layers_is_not_wanted_without() -> None:
 
 
 def test_the_twin_without_draft_layers_is_evicted_first() -> None:
-    directory = Directory(4)
+    directory = BlockDirectory(4)
     plain = store(directory, KEYS[:2])
     whole = store(directory, WHOLE[:2])
     assert held(directory, KEYS[:2]) == 2
@@ -215,7 +217,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory(5, quotas=self.quotas)
+        self.directory = BlockDirectory(5, quotas=self.quotas)
         self.published: set[bytes] = set()
         self.leased: list[int] = []
         self.reserved: list[int] = []

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.index import Index, Location
 from kvstore.memory_index import MemoryIndex
 from kvstore.publisher import Publisher
@@ -29,7 +29,7 @@ class FailingIndex(MemoryIndex):
 
 
 @asynccontextmanager
-async def publishing(index: Index, directory: Directory, lease_seconds: float = 3.0) -> AsyncIterator[Publisher]:
+async def publishing(index: Index, directory: BlockDirectory, lease_seconds: float = 3.0) -> AsyncIterator[Publisher]:
     publisher = Publisher(index, lambda: directory.held, lease_seconds)
     task = asyncio.create_task(publisher.run())
     yield publisher
@@ -38,7 +38,7 @@ async def publishing(index: Index, directory: Directory, lease_seconds: float = 
         await task
 
 
-def store(directory: Directory, keys: Sequence[bytes]) -> None:
+def store(directory: BlockDirectory, keys: Sequence[bytes]) -> None:
     reservation = directory.reserve(None, keys)
     assert reservation is not None
     directory.store(reservation.blocks)
@@ -53,7 +53,7 @@ async def until_matched(index: Index, blocks: int) -> None:
 
 
 async def test_what_is_stored_and_what_makes_room_is_told() -> None:
-    directory, index = Directory(4), MemoryIndex("a", "1")
+    directory, index = BlockDirectory(4), MemoryIndex("a", "1")
     async with publishing(index, directory) as publisher:
         store(directory, KEYS[:4])
         publisher.wake()
@@ -64,7 +64,7 @@ async def test_what_is_stored_and_what_makes_room_is_told() -> None:
 
 
 async def test_changes_that_failed_to_publish_are_published_with_everything() -> None:
-    directory, index = Directory(10), FailingIndex("a", "1")
+    directory, index = BlockDirectory(10), FailingIndex("a", "1")
     async with publishing(index, directory) as publisher:
         store(directory, KEYS[:2])
         publisher.wake()
@@ -76,7 +76,7 @@ async def test_changes_that_failed_to_publish_are_published_with_everything() ->
 
 
 async def test_the_index_is_rebuilt_when_redis_comes_back_empty() -> None:
-    directory, port = Directory(3000), free_port()
+    directory, port = BlockDirectory(3000), free_port()
     store(directory, KEYS)
     async with redis_index(f"redis://127.0.0.1:{port}") as index, publishing(index, directory):
         await asyncio.sleep(0.2)
@@ -90,7 +90,7 @@ async def test_the_index_is_rebuilt_when_redis_comes_back_empty() -> None:
 
 
 async def test_entries_that_redis_lost_are_told_again() -> None:
-    directory = Directory(3000)
+    directory = BlockDirectory(3000)
     store(directory, KEYS)
     with running_valkey() as server:
         async with redis_index(server.connection_url) as index, publishing(index, directory):

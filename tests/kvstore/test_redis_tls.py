@@ -14,7 +14,7 @@ import pytest
 
 from cli.authority import Authority
 from kvstore import publisher
-from kvstore.directory import Directory
+from kvstore.directory import BlockDirectory
 from kvstore.index import Location
 from kvstore.publisher import Publisher
 from kvstore.redis_index import RedisIndex
@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @asynccontextmanager
 async def publishing(index: RedisIndex) -> AsyncIterator[None]:
-    directory = Directory(len(KEYS))
+    directory = BlockDirectory(len(KEYS))
     reservation = directory.reserve(None, KEYS)
     assert reservation is not None
     directory.store(reservation.blocks)

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstore.sessions import Session, Sessions
+from kvstore.sessions import RankSession, RankSessions
 from mesh.errors import Overloaded, UnknownSession
 from tests.support.store_agent import worker_identity
 
@@ -12,9 +12,9 @@ class Clock:
         return self.now
 
 
-def sessions(limit: int = 8) -> tuple[Sessions, Clock, list[Session]]:
-    clock, closed = Clock(), list[Session]()
-    return Sessions(clock, 10.0, limit, closed.append), clock, closed
+def sessions(limit: int = 8) -> tuple[RankSessions, Clock, list[RankSession]]:
+    clock, closed = Clock(), list[RankSession]()
+    return RankSessions(clock, 10.0, limit, closed.append), clock, closed
 
 
 def test_a_session_that_is_named_is_renewed() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Rendezvous:
+class HostsRendezvous:
     """Keys and values, kept while the ranks load."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ from transfer.ticket import StoreSession, Ticket
 from worker.adopted_process import AdoptedProcess
 from worker.handover import RankHandle
 from worker.hosts.remote_rank import RemoteRank
-from worker.hosts.rendezvous import Rendezvous
+from worker.hosts.rendezvous import HostsRendezvous
 from worker.ranks.process import start_message, start_rank
 
 STOP_GRACE_SECONDS = 5.0
@@ -96,7 +96,7 @@ class RankClient:
         name: str = "the engine process",
         group: GroupDescriptors | None = None,
         authorship: Authorship | None = None,
-        rendezvous: Rendezvous | None = None,
+        rendezvous: HostsRendezvous | None = None,
     ) -> Self:
         """Start rank number `rank` of the worker, which logs and traces as `observe` says; return once it has loaded.
 
@@ -110,7 +110,7 @@ class RankClient:
         return client
 
     @classmethod
-    async def reach(cls, remote: RemoteRank, name: str, rendezvous: Rendezvous) -> Self:
+    async def reach(cls, remote: RemoteRank, name: str, rendezvous: HostsRendezvous) -> Self:
         """The client of a rank on another host, whose service starts it; return once it has loaded.
 
         Raises what `start` raises, after ending the rank.
@@ -143,7 +143,7 @@ class RankClient:
         await client._load(start_message(config, observe, rank, authorship))
         return client
 
-    async def _load(self, start: Start | None, rendezvous: Rendezvous | None = None) -> None:
+    async def _load(self, start: Start | None, rendezvous: HostsRendezvous | None = None) -> None:
         """start: the first message; None if another service sends it."""
         started = False
         try:
@@ -221,7 +221,7 @@ class RankClient:
             raise EngineFailed(f"{self.name} has ended")
         self._writer.write(bytes(self._encoder.encode(message)))
 
-    async def _until_ready(self, rendezvous: Rendezvous | None) -> Ready:
+    async def _until_ready(self, rendezvous: HostsRendezvous | None) -> Ready:
         message = await anext(self._messages, None)
         while isinstance(message, Publish | LookUp):
             assert rendezvous is not None
@@ -235,7 +235,7 @@ class RankClient:
         assert isinstance(message, Ready)
         return message
 
-    async def _meet(self, message: Publish | LookUp, rendezvous: Rendezvous) -> None:
+    async def _meet(self, message: Publish | LookUp, rendezvous: HostsRendezvous) -> None:
         if isinstance(message, Publish):
             rendezvous.publish(message.key, message.value)
             return

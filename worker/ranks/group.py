@@ -18,7 +18,7 @@ from transfer.block_macs import Authorship
 from worker.chains import cached_blocks
 from worker.handover import RankHandle
 from worker.hosts.joined import JoinedHosts
-from worker.hosts.rendezvous import Rendezvous
+from worker.hosts.rendezvous import HostsRendezvous
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.ranks.client import STOP_GRACE_SECONDS, RankClient
 from worker.ranks.view import RankView
@@ -72,7 +72,7 @@ class RankGroup:
         ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
         line = None if hosts is None else await hosts.open_line()
         shared = GroupDescriptors.create(ranks_a_host, line) if ranks > 1 else None
-        rendezvous = Rendezvous()
+        rendezvous = HostsRendezvous()
         remote = [] if hosts is None else hosts.ranks
         try:
             return await cls._of(

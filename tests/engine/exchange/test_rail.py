@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from engine.exchange.rail import AskedStore, Rail
-from worker.hosts.rendezvous import Rendezvous
+from worker.hosts.rendezvous import HostsRendezvous
 
 
 def test_rails_with_one_rendezvous_connect_their_own_ranks() -> None:
-    keeper, loop = Rendezvous(), asyncio.new_event_loop()
+    keeper, loop = HostsRendezvous(), asyncio.new_event_loop()
     keeping = threading.Thread(target=loop.run_forever)
     keeping.start()
 
