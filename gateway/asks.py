@@ -8,7 +8,6 @@ from msgspec import json, structs
 
 from gateway.answer_forms import AnswerForm
 from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
-from gateway.control_text import strings_in
 from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage
@@ -33,7 +32,7 @@ class ChatPrompt:
     def characters(self) -> int:
         """Characters of text that the template gets."""
         tools = self.toolbox.tools if self.toolbox is not None else ()
-        return sum(map(len, strings_in(list(self.messages)))) + sum(len(json.encode(tool.form)) for tool in tools)
+        return sum(message.characters for message in self.messages) + sum(len(json.encode(tool.form)) for tool in tools)
 
 
 @dataclass(frozen=True, slots=True)

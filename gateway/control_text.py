@@ -1,8 +1,9 @@
 """Keeping control tokens out of clients' text: a defence against prompt injection through the chat template."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
@@ -28,15 +29,17 @@ class ControlTextShield:
     def __init__(self, first_characters: Collection[str], given: object) -> None:
         """given: a tree that holds all text of the client, as `strings_in` reads it."""
         taken = set[str]().union(*strings_in(given))
+        # A character that is not in the text needs no stand-in; most chats need none at all.
+        needed = [character for character in first_characters if character in taken]
         free = (chr(code) for code in STAND_INS if chr(code) not in taken)
-        self._stand_ins = dict(zip(first_characters, free, strict=False))
-        if len(self._stand_ins) < len(first_characters):
+        self._stand_ins = dict(zip(needed, free, strict=False))
+        if len(self._stand_ins) < len(needed):
             raise InvalidRequest("messages use up every symbol of SignWriting: leave one out", field="messages")
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def disguised(self, given: ValueT) -> ValueT:
         """The tree with every string in it disguised: values, keys, and the fields of dataclasses."""
-        return cast(ValueT, self._disguised(given))
+        return cast(ValueT, self._disguised(given)) if self._stand_ins else given
 
     def own_words(self, text: str) -> str:
         """An assistant's text, disguised except for its <think> tags: templates look for them, and the message is the
@@ -59,7 +62,7 @@ class ControlTextShield:
         if isinstance(value, list | tuple):
             return [self._disguised(each) for each in value]
         if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{each.name: self._disguised(getattr(value, each.name)) for each in fields(value)})
+            return type(value)(*[self._disguised(getattr(value, name)) for name in _field_names(type(value))])
         return value
 
     def _reveal(self, text: str) -> str:
@@ -69,20 +72,21 @@ class ControlTextShield:
 
 
 def strings_in(tree: object) -> Iterator[str]:
-    """Every string of a tree of JSON values and dataclasses, keys too."""
-    level: list[Any] = [tree]
-    while level:
-        yield from (each for each in level if isinstance(each, str))
-        level = [part for each in level for part in _parts(each)]
+    """Every string of a tree of JSON values and dataclasses, keys too, in no order."""
+    waiting: list[Any] = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += value.keys()
+            waiting += value.values()
+        elif is_dataclass(value) and not isinstance(value, type):
+            waiting += [getattr(value, name) for name in _field_names(type(value))]
 
 
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, str):
-        return ()
-    if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, each.name) for each in fields(value)]
-    return ()
+@cache
+def _field_names(kind: type) -> Sequence[str]:
+    return [each.name for each in fields(kind)]

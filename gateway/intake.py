@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from gateway.answer_forms import AnswerForm, GrammarForm, JsonForm
-from gateway.asks import Ask, Prompt, TextPrompt, TokenPrompt
+from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
 from gateway.constraints import (
@@ -58,6 +58,8 @@ from mesh.observe import span
 
 # A longer prompt is prepared on a thread, so that the event loop can serve the other streams meanwhile.
 LONG_PROMPT = 4096
+# A message takes as long as so much text, however short it is.
+MESSAGE_CHARACTERS = 32
 # After a longer prompt the freed memory is given back to the system: encoding takes about 100 bytes a character.
 HUGE_PROMPT = 100_000
 
@@ -184,6 +186,8 @@ class Intake:
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)
         size = self._size(prompt)
+        if isinstance(prompt, ChatPrompt):
+            size += MESSAGE_CHARACTERS * len(prompt.messages)
 
         def encode() -> _Encoded:
             encoded = _encoded(prompt, model, text, limits)

@@ -29,6 +29,12 @@ class ChatMessage:
     # What an assistant thought before it said this.
     reasoning: str | None = None
 
+    @property
+    def characters(self) -> int:
+        """Characters of text in the message."""
+        calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.content) + len(self.name or "") + len(self.reasoning or "") + calls
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:

@@ -166,7 +166,7 @@ def test_a_template_that_does_not_parse_fails_the_start() -> None:
 
 def test_contents_that_use_up_every_stand_in_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="SignWriting"):
-        own_template().render([ChatMessage("user", "".join(map(chr, STAND_INS)))])
+        own_template().render([ChatMessage("user", "<" + "".join(map(chr, STAND_INS)))])
 
 
 def test_a_template_file_goes_before_the_configured_one(tmp_path_factory: pytest.TempPathFactory) -> None:
