@@ -117,7 +117,7 @@ class LiveRequests:
         return [live for live in self._by_key.values() if live.deadline is not None and live.deadline <= now]
 
     def prompt_computed(self, request: Request) -> None:
-        """Note that the request's first token has come."""
+        """Note that the request's first token has arrived."""
         self.queued_prefill_tokens -= request.own_prefill_tokens
 
     def go_on(self, first: Output) -> None:

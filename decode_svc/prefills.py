@@ -28,7 +28,7 @@ class _RemotePrompt:
     target: WorkerTarget
     # Set once the landing is open.
     call: asyncio.Task[PrefillLost | None] | None = None
-    # Whether the registry listed the target at the last check. The listing may come a moment after the prompt.
+    # Whether the registry listed the target at the last check. The listing may arrive a moment after the prompt.
     known: bool = False
 
 
@@ -53,8 +53,8 @@ class Prefills:
     """Keeps one call for each landing.
 
     `on_first_token` gets a request's first token while its KV is still on the way. `on_lost` gets the rank's key of a
-    request whose prompt will not come, unless its KV has landed already, and the reason: PrefillLost if another prefill
-    worker may do better, a plain MeshError if the call failed through a mistake of this service.
+    request whose prompt will not arrive, unless its KV has landed already, and the reason: PrefillLost if another
+    prefill worker may do better, a plain MeshError if the call failed through a mistake of this service.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Prefills:
             self._on_lost(key, lost)
 
     async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
-        """Make the call. Returns why the prompt does not come; None if all of its KV was pushed."""
+        """Make the call. Returns why the prompt does not arrive; None if all of its KV was pushed."""
         # This task was started by a message of the rank, so it must set its own context.
         request_id.set(submission.request.request_id)
         trace_context.set(TraceContext.parse(submission.request.traceparent))

@@ -105,7 +105,7 @@ class Request:
         return True
 
     def next_slice(self, most_tokens: int) -> OutputSlice:
-        """The next unsent tokens, which count as sent from now on; with the last of them comes the end."""
+        """The next unsent tokens, which count as sent from now on; the last of them are sent with the end."""
         start, end = self.sent, min(self.sent + most_tokens, len(self.token_ids))
         self.sent = end
         terminal = self.terminal if end == len(self.token_ids) else None

@@ -123,7 +123,7 @@ class LimitsConfig(Config):
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)
     """Messages with tokens per second, to all clients together: they are a gateway's largest cost. A stream sends at
     most one within `live generations / messages_per_second` seconds (with 256 live generations up to 51 ms, with 64 up
-    to 13 ms); tokens that come sooner share a message. If other processes leave the gateway only a part of a core, it
+    to 13 ms); tokens that arrive sooner share a message. If other processes leave the gateway only a part of a core, it
     sends that much less, down to a quarter. The end of an answer never waits.
     """
     stalled_seconds: float = Field(default=60.0, gt=0)

@@ -71,7 +71,7 @@ class Dispatcher:
     async def open(
         self, prepared: Prepared, deadline: float, placement: Placement | None = None
     ) -> AsyncIterator[LiveGeneration]:
-        """Place the request and yield its generation. The end of the block, however it comes, frees everything.
+        """Place the request and yield its generation. The block's end frees everything, also if an error ends it.
 
         `deadline` is on the event loop's clock, in seconds. If `placement` is given, the scheduler is asked only if
         that placement fails.

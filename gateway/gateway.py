@@ -196,7 +196,7 @@ class Gateway:
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]
     ) -> None:
-        """Wait for `stop`; call `ready` and `unready` as workers come and go. Raises the error of a background task."""
+        """Wait for `stop`; call `ready` and `unready` as workers join and leave. Raises a background task's error."""
         tasks = [asyncio.ensure_future(stop), asyncio.create_task(self._track_readiness(ready, unready))]
         try:
             done, _ = await asyncio.wait([*tasks, *self._tasks], return_when=asyncio.FIRST_COMPLETED)

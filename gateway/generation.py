@@ -38,11 +38,11 @@ class Generation:
         self.cached_tokens = 0
         # Whether some tokens were accepted in place of others that the seed gives.
         self.relaxed = False
-        # Whether the prompt's log probabilities were asked for and have not come yet.
+        # Whether the prompt's log probabilities were asked for and have not arrived yet.
         self.awaits_prompt = prepared.request.sampling.prompt_logprobs is not None
         # Why the client was dropped; None while it is served.
         self.given_up: MeshError | None = None
-        # How often the client's task has come for tokens; the count stands still if the client is stuck.
+        # How often the client's task has asked for tokens; the count stands still if the client is stuck.
         self.reads = 0
         # Parent of the spans of this request's workers.
         self._traceparent = current_traceparent()
@@ -110,7 +110,7 @@ class Generation:
         )
 
     def receive_prompt(self, logprobs: PromptLogprobs) -> None:
-        """Take the log probabilities of the prompt's tokens. They come before the answer's first token."""
+        """Take the log probabilities of the prompt's tokens. They arrive before the answer's first token."""
         if not logprobs.fits or len(logprobs.logprobs) != 4 * (self._prompt_tokens - 1):
             self.fail(MeshError("the worker sent log probabilities of another prompt"))
             return
@@ -141,7 +141,7 @@ class Generation:
             received.extend(token_ids)
         if logprobs:
             self._logprobs.extend(logprobs)
-        # Inherited tokens do not count as unread: they came all at once, before this client could read any.
+        # Inherited tokens do not count as unread: they arrived all at once, before this client could read any.
         if len(received) - max(self._read, self._inherited) > self._unread_limit:
             self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
         self._wakeup.when_due()
@@ -224,7 +224,7 @@ class Generation:
             # Rebuild the text that the client has, so that the new text continues it.
             had = self._transcript.push(self._received[self._read : min(self._delivered, text_end)])
             if had.match is not None:
-                # The client has the whole answer: any further tokens of the worker come after a stop string.
+                # The client has the whole answer: any further tokens of the worker follow a stop string.
                 self._read += had.tokens
                 self._check_delivered(self._read)
                 return Delta([], "", "", finish=self._finish(FinishReason.STOP, had.match.string), position=self._read)

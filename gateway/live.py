@@ -131,7 +131,7 @@ class LiveGeneration:
         self._end_attempt(AttemptOutcome.CANCELLED)
 
     def stuck_seconds(self, now: float) -> float:
-        """Seconds for which the client's task has not come back for tokens."""
+        """Seconds for which the client's task has not asked for tokens."""
         placing = self._attempt is None and not self.finished
         if placing or self.generation.awaited or self.generation.reads != self._reads_seen:
             self._reads_seen = self.generation.reads

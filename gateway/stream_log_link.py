@@ -47,8 +47,8 @@ class _Shared:
 
 
 class StreamLogs:
-    """Fetches logs of streams from workers. Clients of a dead gateway come all at once, so concurrent calls to a worker
-    share a channel.
+    """Fetches logs of streams from workers. Clients of a dead gateway resume all at once, so concurrent calls to a
+    worker share a channel.
     """
 
     def __init__(self, channels: Channels) -> None:

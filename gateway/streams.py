@@ -31,7 +31,7 @@ from mesh.errors import InvalidRequest, StreamGone
 
 
 class StreamContext(msgspec.Struct, frozen=True):
-    """What another gateway needs besides the request. Workers store it without reading it."""
+    """What another gateway needs in addition to the request. Workers store it without reading it."""
 
     model: str
     text: TextReading

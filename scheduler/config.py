@@ -15,7 +15,7 @@ class LeaseConfig(Config):
     """A worker that reports nothing for this long is lost; workers report at least three times in this time."""
     settle_seconds: float = Field(default=0.25, ge=0, json_schema_extra=INTERNAL)
     """A placement is added to a worker's reported load until a report covers a step that began after it, or until a
-    report comes this much later.
+    report arrives this much later.
     """
     gather_seconds: float | None = Field(default=None, ge=0, json_schema_extra=INTERNAL)
     """How long after its start a scheduler refuses no request for good: workers that another scheduler knew may not
@@ -55,7 +55,7 @@ class PlacementConfig(Config):
 
 
 class StoreLinkConfig(Config):
-    """How KV stores are asked what they hold. If no answer comes in time, placement does without."""
+    """How KV stores are asked what they hold. Placement does without an answer that is late."""
 
     match_ms: float = Field(default=20.0, gt=0)
     """Longest wait for an answer."""

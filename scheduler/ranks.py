@@ -22,7 +22,7 @@ QUIET_STEP_DECAY = 0.8
 
 @dataclass(slots=True)
 class Measurement:
-    """A number that comes with every status, and when it last changed: an unchanged number counts as old."""
+    """A number in every status, and when it last changed: an unchanged number counts as old."""
 
     # None while the rank does not know it.
     value: float | None = None
@@ -48,7 +48,7 @@ def queued_seconds(load: WorkerLoad, costs: CostModel, most: int) -> float | Non
 
 
 def _tokens_seconds(tokens: int, pace: PromptPace, costs: CostModel, sparse: bool) -> float:
-    """Seconds of this many tokens besides what their steps take."""
+    """Seconds of these tokens, without what their steps take."""
     alone_ms = costs.prompt_token_ms(pace.context_tokens, sparse)
     return tokens / pace.tokens_per_second * (alone_ms / paced_token_ms(pace, costs, sparse))
 
@@ -112,7 +112,7 @@ class Rank:
         if status.load != self.status.load:
             self._correct_prompts(status.load, now, begin_at)
             self._measure_quiet_step(status.load, now)
-            # The step that has ended began with all that had come by the end of the step before it.
+            # The step that has ended began with all that had arrived by the end of the step before it.
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
             self._load_at = now
         self.status, self._measures = status, None
@@ -183,8 +183,8 @@ class Rank:
         """Correct `prompts_until` by a report: the rank has ended a step and begun another with the requests that it
         knows.
 
-        Prompts that came during the step are not in the reported load, and less so those that have not come yet. So the
-        report with the latter gives a lower bound of the work left, and with all unseen prompts an upper bound.
+        Prompts that arrived during the step are not in the reported load, and neither are those still on their way. So
+        the report with the latter gives a lower bound of the work left, and with all unseen prompts an upper bound.
         """
         queued = queued_seconds(load, self.costs, self.step_tokens)
         if queued is None:

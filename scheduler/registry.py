@@ -212,7 +212,7 @@ class Registry:
             self._stand(worker)
 
     async def expire_forever(self, period_seconds: float) -> None:
-        """Until cancelled, drop workers whose lease ran out, even if no call comes."""
+        """Until cancelled, drop workers whose lease ran out, even if nothing calls the registry."""
         while True:
             await asyncio.sleep(period_seconds)
             self.expire()

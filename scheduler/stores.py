@@ -42,7 +42,7 @@ class Store(Protocol):
         ...
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
-        """How many leading blocks of the chain the store holds; None if it holds none, or if no answer came in time."""
+        """How many leading blocks of the chain the store holds; None if it holds none, or does not answer in time."""
         ...
 
 

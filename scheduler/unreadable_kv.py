@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 class UnreadableKv:
     """Warns of such a prefill worker once, after one lease: the workers of a mesh start one after another, and a worker
-    that is replaced comes back. If a reader comes and leaves again, it warns again.
+    that is replaced comes back. If a reader joins and leaves again, it warns again.
     """
 
     def __init__(self, registry: Registry) -> None:

@@ -25,8 +25,8 @@ class Chains:
         tenants: Mapping[bytes, str] | None = None,
         draftless: Iterable[bytes] = (),
     ) -> None:
-        """Note first the blocks that left, then those that came: each with its parent, the tenants of those that begin
-        a chain, and those of them whose draft layers are incomplete.
+        """Note first the blocks that left, then those that were added: each with its parent, the tenants of those that
+        begin a chain, and those of them whose draft layers are incomplete.
         """
         for block_hash in removed:
             self._parents.pop(block_hash, None)
@@ -53,7 +53,7 @@ class Chains:
         return self._tenants.get(chain[0], "")
 
     def newest(self, most: int) -> list[list[bytes]]:
-        """Up to `most` whole chains: those whose last block came most recently."""
+        """Up to `most` whole chains: those whose last block was added most recently."""
         followed = set(self._parents.values())
         return self.ending_in([block_hash for block_hash in self._parents if block_hash not in followed][-most:])
 

@@ -62,7 +62,7 @@ async def serve_worker(
     await asyncio.gather(*(link.leave(FAREWELL_SECONDS) for link in links))
     for task in reporting:
         task.cancel()
-    # A signal that came meanwhile takes precedence over the change of role.
+    # A signal that arrived meanwhile takes precedence over the change of role.
     handles: list[RankHandle] | None = None
     if changes and not (running.done() or signalled.done()):
         handles = await worker.host.ranks.release() if change.keeps_ranks else []

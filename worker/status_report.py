@@ -1,4 +1,4 @@
-"""A worker's reports to the scheduler: its state, its load, and the blocks that came and went since the last report."""
+"""A worker's reports to the scheduler: its state, its load, and the blocks added and removed since the last report."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -40,7 +40,7 @@ class StatusReport:
         self._transfers = TransferCounters()
         self._ranks = ranks
         self._state = WorkerState.SERVING
-        # Reusable blocks in the order in which they came, each with a bit mask of the ranks that hold it.
+        # Reusable blocks in the order in which they were added, each with a bit mask of the ranks that hold it.
         self._holders: dict[bytes, int] = {}
         # Net changes since the last report: for each changed block, the ranks that held it at that report.
         self._changes: dict[bytes, int] = {}
@@ -75,7 +75,7 @@ class StatusReport:
         rank: int = 0,
         ranks: Sequence[RankStatus] = (),
     ) -> None:
-        """Note the changes of a rank's step: blocks in `removed` left the rank before those in `stored` came.
+        """Note the changes of a rank's step: blocks in `removed` left the rank before those in `stored` were added.
 
         load, transfers: of all ranks together; None leaves the transfers as they were. ranks: each rank's report, if
         there are several.
@@ -156,7 +156,7 @@ class StatusReport:
             self._holders[block_hash] = holders
         else:
             self._holders.pop(block_hash, None)
-        # A block that came and left between two reports is not reported. Such blocks must not pile up without a
+        # A block that was added and removed between two reports is not reported. Such blocks must not pile up without a
         # scheduler.
         if self._changes.setdefault(block_hash, before) == holders:
             del self._changes[block_hash]

@@ -1,4 +1,4 @@
-"""Watches the mesh while somebody looks at the page; all viewers share one look."""
+"""Watches the mesh while someone looks at the page; all viewers share one look."""
 
 import asyncio
 import time

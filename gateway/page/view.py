@@ -1,4 +1,4 @@
-"""The mesh as the page shows it: plain data, renewed once a second while somebody looks."""
+"""The mesh as the page shows it: plain data, renewed once a second while someone looks at it."""
 
 import msgspec
 

@@ -41,7 +41,7 @@ class Ledger:
         self.process = 0
         self._places = {tenant: place for place, tenant in enumerate(tenants)}
         self._processes = processes
-        # The rows of live generations come after all allowances.
+        # The rows of live generations follow all allowances.
         self._rows_at = len(tenants) * len(KINDS) * NUMBERS
         size = self._rows_at + len(tenants) * processes
         self._numbers = memoryview(mmap(-1, 8 * max(1, size))).cast("d")

@@ -117,7 +117,7 @@ def _pair(
     push_ms = pushed_bytes / offer.push_bytes_per_second * 1000
     if _layerwise(request, worker) and _layerwise(request, offer.worker):
         push_ms = max(push_ms - offer.source.ms, push_ms * constants.config.layerwise_rest)
-    # Half of the calls come before the computation, the other half after the KV has landed.
+    # Half of the calls are made before the computation, the other half after the KV has landed.
     calls_ms = constants.costs.handover_ms / 2
     # The prefill worker works on its queue until the decode worker calls it.
     ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + constants.costs.request_ms + calls_ms

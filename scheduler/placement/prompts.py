@@ -73,7 +73,7 @@ class JointPrompts(msgspec.Struct, frozen=True, gc=False):
     divided_tokens: int | None = None
 
     def begins_at(self, comes_at: float, next_step_at: float, step_seconds: float, wait_seconds: float) -> float:
-        """When a further prompt begins that comes at `comes_at` and has a place from the step at `next_step_at` on.
+        """When a further prompt begins that arrives at `comes_at` and has a place from the step at `next_step_at` on.
 
         step_seconds: time of a step full of prompts; wait_seconds: the longest wait for prompts of other ranks.
         """
@@ -81,7 +81,7 @@ class JointPrompts(msgspec.Struct, frozen=True, gc=False):
             return next_step_at if self.others_wait else max(self.begin_at, next_step_at)
         if comes_at < self.end_at:
             step_ends_at = self.begin_at + ceil((comes_at - self.begin_at) / step_seconds) * step_seconds
-            # The ranks have already agreed on their last step with these prompts: a prompt that comes during it must
+            # The ranks have already agreed on their last step with these prompts: a prompt that arrives during it must
             # wait.
             return max(step_ends_at if step_ends_at < self.end_at else self.end_at + wait_seconds, next_step_at)
         return next_step_at if comes_at >= self.end_at + wait_seconds else next_step_at + wait_seconds

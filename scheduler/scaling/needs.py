@@ -75,7 +75,7 @@ def _generations(
     # A refused request would have stayed for as long as the others do.
     refused = demand.refused_requests * seconds_each
     if not workers and demand.refused_requests > FORGOTTEN:
-        # Somebody waits for a first worker, however short the answer.
+        # At least one request waits for a first worker, however short its answer.
         refused = max(1.0, refused)
     return Need(sum(worker.requests for worker, _ in workers) + refused, per_replica, "requests at mean output length")
 

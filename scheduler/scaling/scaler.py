@@ -63,7 +63,7 @@ class Scaler:
         return sum(worker.state is WorkerState.SERVING for worker in workers)
 
     async def run(self, period_seconds: float) -> None:
-        """Decide periodically, so that decisions do not depend on how often somebody asks."""
+        """Decide periodically, so that decisions do not depend on how often they are asked for."""
         while True:
             self.decided()
             await asyncio.sleep(period_seconds)

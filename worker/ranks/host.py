@@ -260,7 +260,7 @@ class ReportedTotal:
         self._last: dict[tuple[str, ...], int] = {}
 
     def report(self, total: int, *labels: str) -> None:
-        # A total below the last one comes from a new process, which counts from 0.
+        # A total below the last one is that of a new process, which counts from 0.
         grown = total - self._last.get(labels, 0)
         (self._counter.labels(*labels) if labels else self._counter).inc(grown if grown >= 0 else total)
         self._last[labels] = total

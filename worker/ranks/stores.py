@@ -11,7 +11,7 @@ from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
 from worker.chains import Chains
 
-# Most chains that a store is offered when it comes, or comes back, of those that the rank has already.
+# Most chains that a store is offered when it attaches, or attaches again, of those that the rank has already.
 MAX_OFFERED_AGAIN = 256
 
 
@@ -37,7 +37,7 @@ class RankStores:
         """`chains`: the rank's reusable blocks; `connect`: makes the client of the stores."""
         self._rank = rank
         self._chains = chains
-        # Whether a store came that was not offered anything yet.
+        # Whether a store attached that was not offered anything yet.
         self._store_came = False
         self._stores = connect(self)
 
@@ -56,7 +56,7 @@ class RankStores:
             self._offer(self._chains.ending_in(blocks))
 
     def offer_to_newcomers(self) -> None:
-        """If a store came since the last call, offer it the newest chains."""
+        """If a store attached since the last call, offer it the newest chains."""
         if self._store_came:
             self._store_came = False
             self._offer(self._chains.newest(MAX_OFFERED_AGAIN))

@@ -77,5 +77,5 @@ class RankView:
             if output.finish is not None or output.refusal is not None:
                 del self._live[output.key]
             elif output.cached_tokens is not None:
-                # cached_tokens comes with the first token, so the prompt is computed.
+                # cached_tokens is reported with the first token, so the prompt is computed.
                 self._live[output.key].uncomputed_tokens = 0
