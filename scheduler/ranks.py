@@ -100,11 +100,11 @@ class Rank:
         """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
         load, unreported = self.load, self.unreported
         return RankOutlook(
-            self.requests,
-            load.queued_prefill_tokens + unreported.prefill_tokens,
-            load.free_blocks,
-            cached_blocks,
-            load.waiting_blocks + unreported.blocks,
+            live_requests=self.requests,
+            queued_tokens=load.queued_prefill_tokens + unreported.prefill_tokens,
+            free_blocks=load.free_blocks,
+            cached_blocks=cached_blocks,
+            pending_blocks=load.waiting_blocks + unreported.blocks,
         )
 
     def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:
@@ -129,12 +129,12 @@ class Rank:
     @property
     def measured_at(self) -> MeasurementTimes:
         return MeasurementTimes(
-            self._prefill_rate.changed_at,
-            self._step_time.changed_at,
-            self._fetch_bandwidth.changed_at,
-            self._push_bandwidth.changed_at,
-            self._disk_fetch_bandwidth.changed_at,
-            self._sparse_rate.changed_at,
+            prefill=self._prefill_rate.changed_at,
+            step=self._step_time.changed_at,
+            fetch=self._fetch_bandwidth.changed_at,
+            push=self._push_bandwidth.changed_at,
+            disk_fetch=self._disk_fetch_bandwidth.changed_at,
+            sparse=self._sparse_rate.changed_at,
         )
 
     @property

@@ -63,12 +63,14 @@ def measures(
 ) -> Measures:
     """A worker's measurements, in the form that `paces` compares."""
     return Measures(
-        measured(prompt_slowness(load, costs), measured_at.prefill),
-        measured(_sparse_gain(load, costs), measured_at.sparse),
-        measured(_slowness(load, costs), measured_at.step),
-        measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
-        measured(transfers.fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
-        measured(transfers.disk_fetch_bytes_per_second, measured_at.disk_fetch, costs.disk_fetch_bytes_per_second),
+        prompts=measured(prompt_slowness(load, costs), measured_at.prefill),
+        sparse_gain=measured(_sparse_gain(load, costs), measured_at.sparse),
+        step=measured(_slowness(load, costs), measured_at.step),
+        push=measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
+        fetch=measured(transfers.fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
+        disk_fetch=measured(
+            transfers.disk_fetch_bytes_per_second, measured_at.disk_fetch, costs.disk_fetch_bytes_per_second
+        ),
     )
 
 
