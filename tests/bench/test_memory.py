@@ -1,8 +1,6 @@
-from pathlib import Path
-
 from bench.memory.__main__ import LoadingRow
 from bench.memory.loading_peak import LoadingPeak
-from bench.memory.serving_memory import MemoryCurve, serving_memory
+from bench.memory.serving_memory import MemoryCurve
 
 
 def test_growth_counts_from_the_end_of_the_warmup() -> None:
@@ -16,10 +14,3 @@ def test_a_peak_is_compared_with_what_must_be_in_memory() -> None:
     as_stored = LoadingRow("bfloat16", 1000, LoadingPeak(baseline_bytes=300, peak_bytes=1400, parameter_bytes=990))
     widened = LoadingRow("float32", 1000, LoadingPeak(baseline_bytes=300, peak_bytes=2500, parameter_bytes=2000))
     assert (as_stored.ratio, widened.ratio) == (1.1, 1.1)
-
-
-async def test_a_mesh_is_weighed_while_it_answers_over_both_protocols(tmp_path: Path) -> None:
-    curve = await serving_memory(tmp_path / "mesh.log", requests=20, warmup=10, lot=10)
-    assert curve.requests == [0, 10, 20, 30]
-    assert {"scheduler", "gateway", "decode-0", "decode-0 rank 0"} == set(curve.resident_bytes)
-    assert min(curve.resident_bytes["gateway"]) > 10 << 20
