@@ -23,7 +23,8 @@ def test_a_benchmark_tells_its_arguments(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [program, "--help"])
     # runpy would warn that another test has imported it.
-    monkeypatch.delitem(sys.modules, program, raising=False)
+    for name in (program, f"{program}.__main__"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     assert ended.value.code == 0

@@ -4,7 +4,9 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,8 +28,20 @@ EMBEDDING_STRENGTH = 14.0
 
 
 def tiny_checkpoint(directory: Path, *, dtype: str = "float32", seed: int = 0, **overrides: Any) -> Path:
-    make_checkpoint(directory, "tiny", dtype=dtype, seed=seed, overrides=overrides)
+    files = _files(json.dumps([dtype, seed, overrides]))
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
     return directory
+
+
+@lru_cache(maxsize=16)
+def _files(arguments: str) -> dict[str, bytes]:
+    """The files of a checkpoint that many tests make, each for itself because some edit theirs."""
+    dtype, seed, overrides = json.loads(arguments)
+    with TemporaryDirectory() as made:
+        make_checkpoint(Path(made), "tiny", dtype=dtype, seed=seed, overrides=overrides)
+        return {path.name: path.read_bytes() for path in Path(made).iterdir()}
 
 
 def predictable_checkpoint(directory: Path) -> Path:

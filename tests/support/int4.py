@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.support.checkpoints import read_tensors, rewrite_as_one_file
-from tools.make_checkpoint import make_checkpoint
+from tests.support.checkpoints import read_tensors, rewrite_as_one_file, tiny_checkpoint
 
 # Widths that are multiples of INT4 groups and FP8 blocks.
 WIDE = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
@@ -22,7 +21,7 @@ def int4_checkpoint(directory: Path, *, static: bool = False, pre_scaled: bool =
 
     static: with scales of the experts' inputs. pre_scaled: with AWQ's scales of these inputs' channels.
     """
-    make_checkpoint(directory, "tiny", dtype="w4a8", overrides=WIDE | {"num_nextn_predict_layers": 0} | overrides)
+    tiny_checkpoint(directory, dtype="w4a8", **WIDE | {"num_nextn_predict_layers": 0} | overrides)
 
     def add(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if EXPERT.match(name)]:

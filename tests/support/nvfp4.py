@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from kernels.nvfp4_quant import GROUP, quantize_nvfp4
-from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file
-from tools.make_checkpoint import make_checkpoint
+from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
 
 # Widths that the kernel accepts.
 WIDE = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 128, "v_head_dim": 16}
@@ -26,7 +25,7 @@ def nvfp4_checkpoint(
     **overrides: Any,
 ) -> Path:
     """Make a random checkpoint in bfloat16. quantized: the names of matrices that are in NVFP4; keep: exceptions."""
-    make_checkpoint(directory, "tiny", dtype="bfloat16", overrides=WIDE | overrides)
+    tiny_checkpoint(directory, dtype="bfloat16", **WIDE | overrides)
 
     def quantize(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if quantized.search(name) and not keep(name)]:

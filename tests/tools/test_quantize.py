@@ -10,12 +10,11 @@ import torch
 from engine.model.config import read_model_config
 from engine.model.quantization import Quantization, Stored
 from mesh.errors import CheckpointError, ConfigError
-from tests.support.checkpoints import edit_config, random_prompt, read_tensors, rewrite_as_one_file
+from tests.support.checkpoints import edit_config, random_prompt, read_tensors, rewrite_as_one_file, tiny_checkpoint
 from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import WIDE, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
-from tools.make_checkpoint import make_checkpoint
 from tools.quantize.forms import Format
 from tools.quantize.run import Options, quantize
 
@@ -27,7 +26,7 @@ E8M0 = torch.float8_e8m0fnu
 
 
 def made(directory: Path, dtype: str = "bfloat16", **overrides: object) -> Path:
-    make_checkpoint(directory, "tiny", dtype=dtype, overrides=WIDE | overrides)
+    tiny_checkpoint(directory, dtype=dtype, **WIDE | overrides)
     return directory
 
 

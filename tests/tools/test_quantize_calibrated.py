@@ -11,12 +11,11 @@ from engine.model.config import read_model_config
 from engine.weights.loading import settle
 from engine.weights.shards import open_shards
 from mesh.errors import ConfigError
-from tests.support.checkpoints import random_prompt, read_tensors, rewrite_as_one_file
+from tests.support.checkpoints import random_prompt, read_tensors, rewrite_as_one_file, tiny_checkpoint
 from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import WIDE
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits
-from tools.make_checkpoint import make_checkpoint
 from tools.quantize import output
 from tools.quantize.awq import best_pre_scale, output_errors
 from tools.quantize.calibration import Calibration, read_calibration
@@ -32,7 +31,7 @@ LAYER = "model.layers.1.mlp.experts"
 
 
 def made(directory: Path, **overrides: object) -> Path:
-    make_checkpoint(directory, "tiny", overrides=WIDE | overrides)
+    tiny_checkpoint(directory, dtype="bfloat16", **WIDE | overrides)
     return directory
 
 

@@ -13,13 +13,12 @@ from engine.model.quantization import LinearKind, Quantization, Stored
 from engine.weights.loading import settle
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError, ConfigError
-from tests.support.checkpoints import generate, model_backend, random_prompt, read_tensors
+from tests.support.checkpoints import generate, model_backend, random_prompt, read_tensors, tiny_checkpoint
 from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
 from tests.support.int4 import dequantized_tensors as source_tensors
 from tests.support.nvfp4 import FEED_FORWARD, WIDE, WITH_OUTPUT, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
-from tools.make_checkpoint import make_checkpoint
 from tools.quantize.forms import Format, LayerSet, parse_layers
 from tools.quantize.run import Options, quantize
 
@@ -29,7 +28,7 @@ EXPERTS = re.compile(r"\.mlp\.experts\.")
 
 
 def made(directory: Path, dtype: str = "bfloat16", **overrides: object) -> Path:
-    make_checkpoint(directory, "tiny", dtype=dtype, overrides=WIDE | overrides)
+    tiny_checkpoint(directory, dtype=dtype, **WIDE | overrides)
     return directory
 
 
