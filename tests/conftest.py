@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -106,6 +108,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _select_tier(config, items)
     _skip_without_gpus(items)
     _keep_modules_together(items)
+
+
+def pytest_collection_finish() -> None:
+    # Tests make no garbage of what they import: a collection would visit all of it again and again.
+    gc.freeze()
+    # Libraries in C++ complain at the end of objects that are not given up.
+    atexit.register(gc.unfreeze)
 
 
 def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
