@@ -209,7 +209,7 @@ async def test_a_start_that_is_given_up_leaves_no_process() -> None:
 
 
 async def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
+    with forked_services(), pytest.raises(CheckpointError, match=str(tmp_path)):
         await RankClient.start(EngineConfig(model_dir=tmp_path))
 
 

@@ -17,6 +17,7 @@ from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
 from tests.support.engines import oracle_config
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.forking import forked_services
 from tests.support.metric_values import value_of
 from tests.support.prefilling import make_ticket
 from tests.support.store_agent import worker_identity
@@ -271,7 +272,8 @@ async def test_the_end_of_the_rank_stops_the_stores() -> None:
 
 async def test_a_rank_listens_for_kv_where_its_service_does() -> None:
     config = WorkerConfig(engine=oracle_config(transfer=TransferConfig()), scheduler="127.0.0.1:1")
-    host = await RankHost.start(config, WorkerRole.DECODE, "127.0.0.1:1", Channels())
+    with forked_services():
+        host = await RankHost.start(config, WorkerRole.DECODE, "127.0.0.1:1", Channels())
     try:
         connections = psutil.Process(host.ranks.ranks[0].process_id).net_connections("tcp")
         listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]

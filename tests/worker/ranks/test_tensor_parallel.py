@@ -14,6 +14,7 @@ from engine.parallel.config import ParallelConfig
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of
+from tests.support.forking import forked_services
 from tests.support.oracle_model import assert_greedy, load_oracle
 from tests.support.running_group import running_group, submit_to
 from tests.support.waiting import eventually
@@ -50,8 +51,9 @@ async def test_a_model_over_two_processes_generates_the_tokens_of_transformers(t
 
 @pytest.mark.parametrize("step_ms", [0.0, 1000.0], ids=["at rest", "in a step"])
 async def test_the_death_of_a_following_rank_ends_the_worker(step_ms: float) -> None:
-    before = ranks_of_this_process()
-    group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2), oracle={"step_ms": step_ms}))
+    with forked_services():
+        group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2), oracle={"step_ms": step_ms}))
+    processes = [psutil.Process(process.process_id) for process in group.processes]
     ending = asyncio.create_task(group.run(lambda rank, message: None))
     if step_ms:
         submit_to(group, [1], 50)
@@ -60,19 +62,20 @@ async def test_the_death_of_a_following_rank_ends_the_worker(step_ms: float) -> 
     failure = await ending
     assert failure.message == "rank 1 of 2 ended with status -9"
     await group.close(grace_seconds=0)
-    assert ranks_of_this_process() <= before
+    assert not any(process.is_running() for process in processes)
 
 
 async def test_a_frozen_following_rank_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_group, "END_SECONDS", 2.0)
-    before = ranks_of_this_process()
-    group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2)))
+    with forked_services():
+        group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2)))
+    processes = [psutil.Process(process.process_id) for process in group.processes]
     ending = asyncio.create_task(group.run(lambda rank, message: None))
     os.kill(group.processes[1].process_id, signal.SIGSTOP)
     failure = await ending
     assert failure.message == "rank 1 of 2 has made no progress for 2 s: its process does not run"
     await group.close(grace_seconds=0)
-    assert ranks_of_this_process() <= before
+    assert not any(process.is_running() for process in processes)
 
 
 @pytest.mark.check("layouts")
