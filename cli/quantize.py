@@ -22,7 +22,11 @@ class Format(StrEnum):
 
 def quantize(
     model: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A checkpoint of the DeepSeek V3 architecture, in bfloat16 or FP8.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A checkpoint of DeepSeek V3's family: bfloat16, FP8, or AWQ's, GPTQ's, compressed-tensors' INT4.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where to write the quantized one; a run that was cut off goes on there.")],
     form: Annotated[

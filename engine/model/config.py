@@ -9,7 +9,7 @@ from engine.model.checkpoint_dir import check_directory
 from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
 from engine.model.yarn import Yarn, read_rope
-from mesh.domain.architectures import find_architecture
+from mesh.domain.architectures import find_architecture, language_model_config
 from mesh.errors import CheckpointError
 
 # How gates score experts, and how they choose among scores (DeepSeek-V2, 2024, section 2.2.2; V3, 2024, section 2.1.2).
@@ -115,6 +115,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
 
     eos_token_id: an id or a list of them that replaces the one in `values`. Raises CheckpointError naming the key.
     """
+    values = language_model_config(values)
     values = {**find_architecture(values).defaults, **_without_nulls(values)}
     _check_variants(values)
     reader = JsonReader(values)

@@ -29,31 +29,32 @@ class JsonReader:
     """Reads values of a JSON object; null counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        """path: what the keys begin with in messages, such as "quantization_config."."""
         self._values = values
-        self._path = path
+        self.path = path
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a whole number")
+            raise CheckpointError(f"{self.path}{key} is {value!r}: expected a whole number")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
         value = self.count(key, default)
         if value == 0:
-            raise CheckpointError(f"{self._path}{key} is 0: expected at least 1")
+            raise CheckpointError(f"{self.path}{key} is 0: expected at least 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a number, not negative")
+            raise CheckpointError(f"{self.path}{key} is {value!r}: expected a number, not negative")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected true or false")
+            raise CheckpointError(f"{self.path}{key} is {value!r}: expected true or false")
         return default if value is None else value
 
     def has(self, key: str) -> bool:
@@ -69,12 +70,16 @@ class JsonReader:
         if value is None or value == {}:
             return None
         if not isinstance(value, Mapping):
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
-        return JsonReader(value, f"{self._path}{key}.")
+            raise CheckpointError(f"{self.path}{key} is {value!r}: expected keys and values")
+        return JsonReader(value, f"{self.path}{key}.")
+
+    def sections(self) -> "list[JsonReader]":
+        """Those of all keys that have some."""
+        return [found for key in self._values if (found := self.section(key)) is not None]
 
     def _get(self, key: str, default: float | None) -> object:
         value = self._values.get(key)
         value = default if value is None else value
         if value is None:
-            raise CheckpointError(f"{self._path}{key} is missing")
+            raise CheckpointError(f"{self.path}{key} is missing")
         return value

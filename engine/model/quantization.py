@@ -1,9 +1,10 @@
 """In which form a checkpoint stores its weights, by `config.json` or by TensorRT-LLM's files next to it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engine.model.json_reader import JsonReader, read_json
@@ -11,6 +12,7 @@ from mesh.errors import CheckpointError
 
 WEIGHT_BLOCK = 128
 WEIGHT_GROUP = 128
+COMPRESSED_GROUPS = (32, 128)
 # By name of TensorRT-LLM's algorithms.
 EXPERTS_ALGORITHM, LINEAR_ALGORITHM = "W4A8_AWQ", "FP8_BLOCK_SCALES"
 NVFP4_ALGORITHM = "NVFP4"
@@ -25,6 +27,8 @@ class Stored(Enum):
     INT4 = auto()
     # e2m1, two a byte, groups of 16 inputs with an e4m3 scale each and a scale over each matrix.
     NVFP4 = auto()
+    # Signed, eight to an int32, as compressed-tensors, AWQ and GPTQ pack them; only dequantized, or quantized again.
+    PACKED = auto()
 
 
 class LinearKind(Enum):
@@ -65,6 +69,11 @@ class Quantization:
     def quantized(self) -> bool:
         return self != Quantization()
 
+    @property
+    def packed(self) -> bool:
+        """Whether weights have a form that is not multiplied here: they are dequantized, or quantized again."""
+        return self.experts is Stored.PACKED
+
 
 # How plain weights are quantized when they are loaded, by the setting that asks for it.
 AT_LOAD = {
@@ -84,9 +93,11 @@ def parse_quantization(section: JsonReader | None) -> Quantization:
     # Exporters of ModelOpt's checkpoints spell it either way.
     if method in ("modelopt", "modelopt_fp4") and section.text("quant_algo") == NVFP4_ALGORITHM:
         return NVFP4_EXPERTS
+    if method in PACKED_METHODS:
+        return PACKED_METHODS[method](section)
     whole_blocks = str([WEIGHT_BLOCK, WEIGHT_BLOCK])
     if method not in ("fp8", "w4afp8"):
-        supported = "'fp8', 'w4afp8', 'modelopt' with quant_algo NVFP4, or none"
+        supported = "'fp8', 'w4afp8', 'modelopt' with quant_algo NVFP4, 'compressed-tensors', 'awq', 'gptq', or none"
         raise CheckpointError(f"quantization {method!r} is not supported: expected {supported}")
     if block != whole_blocks and not (method == "w4afp8" and block is None):
         raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
@@ -96,6 +107,52 @@ def parse_quantization(section: JsonReader | None) -> Quantization:
         return Quantization(linear=Stored.FP8, experts=Stored.FP8)
     _check_group(section.count("group_size", WEIGHT_GROUP), "quantization_config.group_size")
     return INT4_EXPERTS
+
+
+def _parse_compressed(section: JsonReader) -> Quantization:
+    """INT4 in groups, as in Kimi-K2-Thinking: without zero points, and without a form for activations."""
+    groups = section.section("config_groups")
+    listed = [] if groups is None else groups.sections()
+    weights = listed[0].section("weights") if len(listed) == 1 else None
+    if section.text("format") != "pack-quantized" or weights is None:
+        raise CheckpointError("compressed-tensors is supported as 'pack-quantized' with one group of layers")
+    _check_values(listed[0], {"input_activations": None, "output_activations": None})
+    served = {"num_bits": "4", "type": "int", "symmetric": "True", "strategy": "group", "actorder": None}
+    _check_values(weights, served)
+    if (size := weights.count("group_size")) not in COMPRESSED_GROUPS:
+        raise CheckpointError(f"weights.group_size is {size}: compressed-tensors' INT4 is read in groups of 32 or 128")
+    return Quantization(experts=Stored.PACKED)
+
+
+def _parse_awq(section: JsonReader) -> Quantization:
+    _check_values(section, {"zero_point": "True"})
+    if (version := section.text("version")) is not None and version.lower() != "gemm":
+        raise CheckpointError(f"quantization_config.version is {version}: of AWQ's layouts only 'gemm' is read")
+    _check_values(section, {"bits": "4"} if section.has("bits") else {"w_bit": "4"})
+    return Quantization(linear=Stored.PACKED, experts=Stored.PACKED)
+
+
+def _parse_gptq(section: JsonReader) -> Quantization:
+    _check_values(section, {"bits": "4"})
+    if section.flag("desc_act", False):
+        raise CheckpointError(
+            "quantization_config.desc_act is true: GPTQ's reordered groups are not read, only false is"
+        )
+    if (form := section.text("checkpoint_format")) not in (None, "gptq"):
+        raise CheckpointError(f"quantization_config.checkpoint_format is {form}: of GPTQ's only 'gptq' is read")
+    return Quantization(linear=Stored.PACKED, experts=Stored.PACKED)
+
+
+# Of weights that other tools pack, by quant_method.
+PACKED_METHODS: Mapping[str | None, Callable[[JsonReader], Quantization]] = MappingProxyType(
+    {"compressed-tensors": _parse_compressed, "awq": _parse_awq, "gptq": _parse_gptq}
+)
+
+
+def _check_values(section: JsonReader, served: Mapping[str, str | None]) -> None:
+    for key, expected in served.items():
+        if (found := section.text(key)) != expected:
+            raise CheckpointError(f"{section.path}{key} is {found}: only {expected or 'null'} is supported")
 
 
 def read_quantization_files(model_dir: Path) -> Quantization:

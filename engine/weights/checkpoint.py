@@ -15,9 +15,11 @@ from engine.weights.stored import (
     companions,
     global_scale_of,
     is_nvfp4,
+    is_packed,
     is_quantized,
     is_unused,
     matrix_shape,
+    packed_parts,
     scale_of,
 )
 from engine.weights.strips import DTYPES, Filling, Strip, strips_of
@@ -45,9 +47,10 @@ def load_weights(
     Places lie on the reader's device and may be views (a part of a fused matrix, or several, as `Parameter` has them).
     Those on the CPU that are contiguous, of the file's dtype and filled from whole rows are read directly. Memory in
     addition to the parameters is at most: on the host nine windows of 16 MiB; on the device one of them, what it is
-    converted to, and the largest matrix in parts. unused: prefixes of tensors that may be there and are not read;
-    elsewhere: names of tensors that other ranks read, and that must be there; quiet: show no progress. Raises
-    CheckpointError if a tensor is missing, has the wrong shape, or is not expected, before anything is read.
+    converted to, and the largest matrix in parts, or several times a packed one. unused: prefixes of tensors that may
+    be there and are not read; elsewhere: names of tensors that other ranks read, and that must be there; quiet: show no
+    progress. Raises CheckpointError if a tensor is missing, has the wrong shape, or is not expected, before anything is
+    read.
     """
     shards, parameters = reader.shards, [parameter for part in parts for parameter in part.parameters]
     _check_names(shards, {parameter.name for parameter in parameters} | elsewhere, unused)
@@ -145,7 +148,9 @@ def _check(shards: Shards, entry: Entry, parameter: Parameter) -> None:
         raise CheckpointError(
             f"{entry.name} in {entry.path} has shape {list(shape)}; config.json makes it {list(parameter.shape)}"
         )
-    if is_quantized(entry):
+    if is_packed(entry):
+        packed_parts(shards, entry)
+    elif is_quantized(entry):
         scale_of(shards, entry)
     if is_nvfp4(entry):
         global_scale_of(shards, entry)

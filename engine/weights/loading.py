@@ -38,6 +38,11 @@ _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 _MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 # What to do about a model without what drafts need.
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
+# What to do about a model whose weights another tool packed.
+PACKED_NEEDS = (
+    "the checkpoint's INT4 weights are packed as no kernel multiplies them: quantize it once with deepmesh quantize DIR"
+    " --format w4a8 --out OUT, or at each start with engine.weights=w4a8"
+)
 # How quantized weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say
 # how plain weights are quantized when they are loaded.
 KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]
@@ -150,9 +155,11 @@ def make_allocator(
     fp8_queries: bool = False,
     balance: BalanceConfig | None = None,
 ) -> Allocator:
-    """Raises ConfigError if the ranks cannot divide the model."""
-    quantized, at_load = weights != "dequantized", AT_LOAD.get(weights)
-    if at_load is not None and config.quantization.quantized and config.quantization != at_load:
+    """Raises ConfigError if the ranks cannot divide the model, or its weights cannot be kept so."""
+    quantized, at_load, packed = weights != "dequantized", AT_LOAD.get(weights), config.quantization.packed
+    if packed and weights == "quantized":
+        raise ConfigError(PACKED_NEEDS)
+    if at_load is not None and not packed and config.quantization.quantized and config.quantization != at_load:
         raise ConfigError(f"engine.weights={weights} quantizes plain weights, and the checkpoint's are quantized")
 
     def formats_of(stored: Quantization) -> Formats:

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -18,13 +18,19 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from engine.model.json_reader import read_json
+from engine.weights.packed import AWQ, COMPRESSED, GPTQ, Packing
 from mesh.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1}
+    {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 )
+# What belongs to matrices that are packed, and to nothing else.
+PACKED_DTYPES = ("I32", "I64")
+# A model that sees has its language model under this prefix, and what sees under these.
+LANGUAGE_MODEL = "language_model."
+VISION = ("vision_tower.", "mm_projector.")
 LENGTH_BYTES = 8
 
 
@@ -38,6 +44,8 @@ class Entry:
     shape: tuple[int, ...]
     offset: int
     size_bytes: int
+    # The layout of a matrix in INT4 packed by another tool: its name is then that of the weight that it stands for.
+    packing: Packing | None = None
 
 
 class Shards:
@@ -82,8 +90,8 @@ class Shards:
 def open_shards(model_dir: Path) -> Shards:
     """Read the index and every file's header.
 
-    Raises CheckpointError for a missing index or shard, a truncated file, a tensor that its shard does not hold, or a
-    dtype that is not served.
+    Names are those of the language model's weights. Raises CheckpointError for a missing index or shard, a truncated
+    file, a tensor that its shard does not hold, a dtype that is not served, or a checkpoint without a language model.
     """
     weight_map = _weight_map(model_dir)
     entries: dict[str, Entry] = {}
@@ -96,7 +104,53 @@ def open_shards(model_dir: Path) -> Shards:
     for name, file_name in weight_map.items():
         if name not in entries or entries[name].path.name != file_name:
             raise CheckpointError(f"{model_dir / file_name} does not hold {name}, which {INDEX} places there")
+    entries = _with_packed(_language_model(entries, model_dir))
+    for entry in entries.values():
+        _check_served(entry)
     return Shards(entries)
+
+
+def _language_model(entries: dict[str, Entry], model_dir: Path) -> dict[str, Entry]:
+    """The tensors of the language model by its own names, if they are those of a model that sees; else all."""
+    if not any(name.startswith((LANGUAGE_MODEL, *VISION)) for name in entries):
+        return entries
+    texts = {name.removeprefix(LANGUAGE_MODEL): each for name, each in entries.items() if not name.startswith(VISION)}
+    if not texts:
+        raise CheckpointError(f"{model_dir} holds a vision tower and no language model: only text is served")
+    return {name: replace(each, name=name) for name, each in texts.items()}
+
+
+def _with_packed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Packed matrices by the names of the weights that they stand for."""
+    found = dict(entries)
+    for name, entry in entries.items():
+        module, _, kind = name.rpartition(".")
+        if kind == COMPRESSED.weight:
+            packing = COMPRESSED
+        elif kind == AWQ.weight:
+            packing = GPTQ if _is_gptq(entries, entry, module) else AWQ
+        else:
+            continue
+        if entry.dtype != "I32" or len(entry.shape) != 2:
+            raise CheckpointError(f"{entry.path}: {name} is {entry.dtype} {list(entry.shape)}, not a matrix of I32")
+        del found[name]
+        found[f"{module}.weight"] = replace(entry, name=f"{module}.weight", packing=packing)
+    return found
+
+
+def _is_gptq(entries: Mapping[str, Entry], entry: Entry, module: str) -> bool:
+    """Whether inputs are packed and not, as by AWQ, outputs, of which each has a scale."""
+    scales = entries.get(f"{module}.{GPTQ.scales}")
+    numbered = any(f"{module}.{name}" in entries for name in GPTQ.unread)
+    return numbered or (scales is not None and scales.shape[-1] == entry.shape[-1])
+
+
+def _check_served(entry: Entry) -> None:
+    kind = entry.name.rpartition(".")[2]
+    belongs = entry.packing is not None or kind in (AWQ.zeros, *GPTQ.unread, *COMPRESSED.unread)
+    if entry.dtype in PACKED_DTYPES and not belongs:
+        served = ", ".join(name for name in ITEM_BYTES if name not in PACKED_DTYPES)
+        raise CheckpointError(f"{entry.path}: {entry.name} has dtype {entry.dtype}; supported are {served}")
 
 
 def _weight_map(model_dir: Path) -> dict[str, str]:

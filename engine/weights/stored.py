@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from engine.weights.packed import PER_ITEM
 from engine.weights.shards import Entry, Shards
 from kernels.block_quant import BLOCK
 from kernels.group_quant import GROUP
@@ -40,12 +41,19 @@ def is_nvfp4(entry: Entry) -> bool:
     return entry.dtype == "U8"
 
 
+def is_packed(entry: Entry) -> bool:
+    """Whether it is a matrix in INT4 as another tool packs it, which is only dequantized."""
+    return entry.packing is not None
+
+
 def is_quantized(entry: Entry) -> bool:
-    return is_fp8(entry) or is_int4(entry) or is_nvfp4(entry)
+    return is_fp8(entry) or is_int4(entry) or is_nvfp4(entry) or is_packed(entry)
 
 
 def matrix_shape(entry: Entry) -> tuple[int, ...]:
     """The shape of the matrix of weights that the tensor holds."""
+    if entry.packing is not None:
+        return entry.packing.matrix_shape(entry.shape)
     return (*entry.shape[:-1], entry.shape[-1] * 2) if is_int4(entry) or is_nvfp4(entry) else entry.shape
 
 
@@ -60,8 +68,12 @@ def is_unused(name: str) -> bool:
 
 
 def companions(shards: Shards, entry: Entry) -> Iterator[str]:
-    """Names of the tensors without which a weight cannot be dequantized."""
-    if is_nvfp4(entry):
+    """Names of the tensors without which a weight cannot be dequantized, and of those that come with them unread."""
+    if entry.packing is not None:
+        module = entry.name.removesuffix(".weight")
+        yield from entry.packing.companions(module)
+        yield from (name for each in entry.packing.unread if (name := f"{module}.{each}") in shards.entries)
+    elif is_nvfp4(entry):
         yield entry.name + GROUP_SCALE_SUFFIX
         yield entry.name + GLOBAL_SCALE_SUFFIX
     elif is_quantized(entry):
@@ -107,3 +119,25 @@ def global_scale_of(shards: Shards, entry: Entry) -> Entry:
     if math.prod(scale.shape) != 1:
         raise CheckpointError(f"{name} in {scale.path} has shape {list(scale.shape)}: expected one number")
     return scale
+
+
+def packed_parts(shards: Shards, entry: Entry) -> list[Entry]:
+    """The scales of a packed matrix, and its zero points if it has some. Raises CheckpointError if they are missing or
+    misshapen.
+    """
+    assert entry.packing is not None
+    outputs, inputs = matrix_shape(entry)
+    found = []
+    for name in entry.packing.companions(entry.name.removesuffix(".weight")):
+        if name not in shards.entries:
+            raise CheckpointError(f"{entry.name} is INT4 of {entry.packing.tool} but the checkpoint lacks {name}")
+        found.append(shards.entries[name])
+    groups = found[0].shape[-1 if entry.packing.zeros is None else 0]
+    fitting = [(outputs, groups)] if entry.packing.zeros is None else [(groups, outputs), (groups, outputs // PER_ITEM)]
+    for part, shape in zip(found, fitting, strict=True):
+        if part.shape != shape or groups == 0 or inputs % groups:
+            raise CheckpointError(
+                f"{part.name} in {part.path} has shape {list(part.shape)}, which does not fit {outputs} outputs and"
+                f" {inputs} inputs"
+            )
+    return found

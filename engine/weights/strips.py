@@ -13,7 +13,9 @@ from engine.weights.stored import (
     global_scale_of,
     is_fp8,
     is_int4,
+    is_packed,
     is_quantized,
+    packed_parts,
     pre_scale_name,
     scale_of,
 )
@@ -30,6 +32,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "F8_E8M0": torch.float8_e8m0fnu,
         "I8": torch.int8,
         "U8": torch.uint8,
+        "I32": torch.int32,
+        "I64": torch.int64,
     }
 )
 
@@ -59,6 +63,9 @@ def strips_of(shards: Shards, parameter: Parameter) -> list[Strip]:
     if not _is_dequantized(entry, parameter.place):
         return list(_cut(entry, rows))
     scales = [strip for each in _scales(shards, entry) for strip in _cut(each, slice(0, each.shape[0]))]
+    if is_packed(entry):
+        # Of some layouts, neither the rows nor the columns are those of the matrix: it is dequantized whole.
+        return [*scales, *_cut(entry, slice(0, entry.shape[0]))]
     if not is_fp8(entry):
         return [*scales, *_cut(entry, rows)]
     # A scale is for a block of rows, so strips begin and end with blocks.
@@ -76,7 +83,7 @@ class Filling:
         # Where a place lies in parts, these need not begin where the file's strips and blocks do.
         in_parts = place.shape != parameter.part_shape
         self._matrix = torch.empty(parameter.part_shape, dtype=place.dtype, device=place.device) if in_parts else place
-        # Parts of scales that have arrived, by name.
+        # Parts of scales that have arrived, by name; of a packed matrix its own parts too.
         self._scales: dict[str, list[torch.Tensor]] = {}
 
     def take(self, strip: Strip, raw: torch.Tensor) -> None:
@@ -84,7 +91,7 @@ class Filling:
         if strip.piece.target is not None:
             return
         values = strip.tensor(raw)
-        if strip.entry is not self._entry:
+        if strip.entry is not self._entry or is_packed(strip.entry):
             self._scales.setdefault(strip.entry.name, []).append(values.clone())
             return
         if self._dequantized:
@@ -96,6 +103,10 @@ class Filling:
 
     def end(self) -> None:
         """All strips have arrived."""
+        if self._entry.packing is not None:
+            scales, *zeros, packed = (torch.cat(parts) for parts in self._scales.values())
+            values = self._entry.packing.dequantize(packed, scales, zeros[0] if zeros else None)
+            self._matrix.copy_(values[self._parameter.slices])
         if self._matrix is not self._parameter.place:
             self._parameter.place.copy_(self._matrix.view(self._parameter.place.shape))
 
@@ -116,6 +127,8 @@ class Filling:
 
 def _scales(shards: Shards, entry: Entry) -> Sequence[Entry]:
     """The scales by which a quantized tensor is dequantized: those of blocks or groups, then others."""
+    if is_packed(entry):
+        return packed_parts(shards, entry)
     if is_fp8(entry):
         return [scale_of(shards, entry)]
     if is_int4(entry):

@@ -19,6 +19,8 @@ class Architecture:
     models: str
     # What a key means that config.json leaves out, where that is not what DeepSeek-V3 means.
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    # The key with the config.json of its language model, if it is a model that also sees.
+    language_model: str | None = None
 
 
 FAMILY = (
@@ -39,7 +41,15 @@ FAMILY = (
         "GLM-4.7-Flash",
         MappingProxyType({"first_k_dense_replace": 1}),
     ),
+    Architecture(
+        "KimiK25ForConditionalGeneration",
+        frozenset({"kimi_k25"}),
+        "Kimi K2.5's language model",
+        language_model="text_config",
+    ),
 )
+# Keys of a model that also sees which its language model's part may lack.
+_SHARED = ("eos_token_id", "quantization_config")
 
 
 def find_architecture(config: Mapping[str, Any]) -> Architecture:
@@ -52,3 +62,16 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
     name = ", ".join(names) or config.get("model_type") or "nothing"
     served = "; ".join(f"{each.name} ({each.models})" for each in FAMILY)
     raise CheckpointError(f"unsupported architecture {name}: deepmesh serves {served}")
+
+
+def language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the language model: itself, or a part of it where the model also sees. Raises CheckpointError
+    if the architecture is not served, or that part is missing.
+    """
+    architecture = find_architecture(config)
+    if architecture.language_model is None:
+        return config
+    found = config.get(architecture.language_model)
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{architecture.name} has no {architecture.language_model}: only its text is served")
+    return {**{key: config[key] for key in _SHARED if key in config}, **found}

@@ -71,11 +71,7 @@ def _round(
 
 def _is_rounded(source: Source, spec: TensorSpec, target: Target) -> bool:
     """Whether the tensor has to be rounded: one that has the target's form already stays as it is."""
-    return target.stored(spec) is not _form_in(source, spec)
-
-
-def _form_in(source: Source, spec: TensorSpec) -> Stored:
-    return source.stored.linear if spec.quantizable else Stored.PLAIN
+    return target.stored(spec) is not source.form(spec)
 
 
 def _joined(name: str) -> str:
@@ -85,10 +81,10 @@ def _joined(name: str) -> str:
 
 def _as_published(source: Source, spec: TensorSpec) -> Rounded:
     tensors = dict(source.published(spec.name))
-    if not spec.full_precision and source.stored.linear is Stored.PLAIN:
+    if not spec.full_precision and source.stored.linear is not Stored.FP8:
         # Published quantized checkpoints hold everything else in bfloat16.
         tensors[spec.name] = tensors[spec.name].bfloat16()
-    return Rounded(tensors, _form_in(source, spec))
+    return Rounded(tensors, source.form(spec))
 
 
 def round_to_int4(

@@ -17,7 +17,8 @@ from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.loading import undescribed_modules
 from engine.weights.reader import Reader
 from engine.weights.shards import Shards
-from engine.weights.stored import SCALE_SUFFIX, is_unused, matrix_shape, scale_of
+from engine.weights.stored import SCALE_SUFFIX, companions, is_packed, is_unused, matrix_shape, packed_parts, scale_of
+from mesh.domain.architectures import language_model_config
 from mesh.errors import CheckpointError
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
 
@@ -44,7 +45,10 @@ class Source:
     def __init__(self, directory: Path, shards: Shards, device: torch.device) -> None:
         """device: the one on which weights are dequantized and rounded."""
         self.directory = directory
-        self.settings: Mapping[str, Any] = MappingProxyType(read_json(directory / "config.json"))
+        # The language model's config.json.
+        self.settings: Mapping[str, Any] = MappingProxyType(
+            dict(language_model_config(read_json(directory / "config.json")))
+        )
         self.config: ModelConfig = read_model_config(directory)
         self.fingerprint = weights_fingerprint(directory)
         self.device = device
@@ -56,6 +60,14 @@ class Source:
     @property
     def stored(self) -> Quantization:
         return self.config.quantization
+
+    def form(self, spec: TensorSpec) -> Stored:
+        """How one of its tensors is stored."""
+        if is_packed(self._shards.entries[spec.name]):
+            return Stored.PACKED
+        if not spec.quantizable or self.stored.packed:
+            return Stored.PLAIN
+        return self.stored.linear
 
     def matrix(self, name: str) -> torch.Tensor:
         """A weight as float32 on the device, dequantized."""
@@ -86,7 +98,8 @@ class Source:
             raise CheckpointError(f"{self.directory} lacks {some_of(missing)}")
         skipped = undescribed_modules(self.config, self._shards)
         left_out = {name for name in entries if name.startswith(skipped) or is_unused(name)}
-        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and name not in left_out]
+        read = {companion for name in specs for companion in companions(self._shards, entries[name])} | specs.keys()
+        unknown = [name for name in entries if name not in read and name not in left_out]
         if unknown:
             problem = f"{self.directory} holds tensors that its config.json does not describe"
             raise CheckpointError(f"{problem}: {some_of(unknown)}")
@@ -98,6 +111,8 @@ class Source:
                 )
             if spec.quantizable and self.stored.linear is Stored.FP8:
                 scale_of(self._shards, entries[name])
+            if is_packed(entries[name]):
+                packed_parts(self._shards, entries[name])
 
 
 def _units(config: ModelConfig, shards: Shards) -> Iterator[Unit]:

@@ -41,10 +41,10 @@ def choose_formats(
     """Quantized weights stay as they are published, or are converted to the model's dtype if `dequantize`. fp8_queries:
     unless `dequantize`, projections of queries that are published plain are quantized when they are loaded.
     float32_gates: gates are published in float32, and stay so, because rounding would change their choices. at_load:
-    how weights that are published plain are quantized when they are loaded; None if they stay plain.
+    how weights that are published plain, or packed, are quantized when they are loaded; None if they stay plain.
     """
     gate_dtype = torch.float32 if float32_gates else dtype
-    if at_load is not None and not dequantize and not stored.quantized:
+    if at_load is not None and not dequantize and (stored.packed or not stored.quantized):
         return Formats(
             linear=dict.fromkeys(LinearKind, Fp8AtLoadFormat()),
             experts=_experts_at_load(at_load),
@@ -82,3 +82,5 @@ def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
             return W4A8Format(static=stored.static_inputs, pre_scaled=stored.pre_scaled)
         case Stored.NVFP4:
             return Nvfp4Format()
+        case Stored.PACKED:
+            raise AssertionError("packed weights are dequantized, or quantized again")

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,20 @@ def test_rotations_are_scaled_as_in_transformers(keys: dict[str, Any]) -> None:
     assert torch.allclose(found[1].angle(), expected)
 
 
+def test_the_language_model_of_kimi_k25_is_described() -> None:
+    # config.json of moonshotai/Kimi-K2.5 on the Hugging Face Hub.
+    path = Path(__file__).parent / "published" / "kimi-k2.5.json"
+    config = parse_model_config(json.loads(path.read_text(encoding="utf-8")))
+    assert (config.num_hidden_layers, config.n_routed_experts, config.vocab_size) == (61, 384, 163_840)
+    assert config.yarn is not None and config.yarn.factor == 64 and config.eos_token_ids == {163_585}
+    assert config.quantization == Quantization(experts=Stored.PACKED)
+
+
+def test_a_model_that_sees_must_have_a_language_model() -> None:
+    with pytest.raises(CheckpointError, match="KimiK25ForConditionalGeneration has no text_config: only its text"):
+        parse_model_config({"architectures": ["KimiK25ForConditionalGeneration"], "vision_config": {}})
+
+
 def test_queries_without_a_low_rank_have_none() -> None:
     assert parse_model_config(published(q_lora_rank=None)).q_lora_rank is None
 
@@ -103,7 +118,7 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
         ({"attention_bias": True}, "attention_bias is True"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization 'aqlm'"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "weight_block_size"),
         (
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "e5m2"}},
