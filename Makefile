@@ -57,6 +57,9 @@ check-envoy: .venv/installed-deploy
 	$(BIN)/python -m pytest --check=envoy -o timeout=0
 	DEEPMESH_BEHIND_ENVOY=1 $(BIN)/python -m pytest --numprocesses auto -o timeout=0 $(BEHIND_ENVOY)
 
+# Tests faults that users of other servers have reported, those that take too long for `make test`.
+check-faults: .venv/installed-dev
+
 # Tests the gateway's page in a real browser and writes docs/page.png. Needs `apt-get install chromium`, or
 # DEEPMESH_CHROMIUM=PATH.
 check-page: .venv/installed-dev

@@ -14,7 +14,7 @@ from engine.protocol.messages import LandingOpened, Output, Ready
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.targets import WorkerTarget
-from mesh.errors import InvalidRequest, MeshError, PrefillLost
+from mesh.errors import InvalidConstraint, InvalidRequest, MeshError
 from mesh.metrics import DECODE_PREFILLS
 from mesh.observe import request_id, span
 from mesh.tracing import TraceContext, trace_context
@@ -27,7 +27,7 @@ class _RemotePrompt:
     submission: Submission
     target: WorkerTarget
     # Set once the landing is open.
-    call: asyncio.Task[PrefillLost | None] | None = None
+    call: asyncio.Task[MeshError | None] | None = None
     # Whether the registry listed the target at the last check. The listing may arrive a moment after the prompt.
     known: bool = False
 
@@ -54,7 +54,8 @@ class Prefills:
 
     `on_first_token` gets a request's first token while its KV is still on the way. `on_lost` gets the rank's key of a
     request whose prompt will not arrive, unless its KV has landed already, and the reason: PrefillLost if another
-    prefill worker may do better, a plain MeshError if the call failed through a mistake of this service.
+    prefill worker may do better, InvalidConstraint if none can, a plain MeshError if the call failed through a mistake
+    of this service.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Prefills:
         if prompt is not None and prompt.call is not None and prompt.call.cancel():
             DECODE_PREFILLS.labels(outcome).inc()
 
-    def _end(self, key: int, call: asyncio.Task[PrefillLost | None]) -> None:
+    def _end(self, key: int, call: asyncio.Task[MeshError | None]) -> None:
         """The call is over. An exception raised here would reach no caller, and the request would wait until its
         deadline.
         """
@@ -132,7 +133,7 @@ class Prefills:
         if lost is not None:
             self._on_lost(key, lost)
 
-    async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
+    async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> MeshError | None:
         """Make the call. Returns why the prompt does not arrive; None if all of its KV was pushed."""
         # This task was started by a message of the rank, so it must set its own context.
         request_id.set(submission.request.request_id)
@@ -147,6 +148,9 @@ class Prefills:
                     await self._relay(first_tokens, submission)
         except TimeoutError:
             return prefill_lost(target, f"the KV did not come within {seconds:g} s")
+        except InvalidConstraint as error:
+            # Only a rank compiles grammars, and every rank would refuse this one.
+            return error
         except MeshError as error:
             return prefill_lost(target, error.message)
         return None

@@ -44,13 +44,14 @@ class KvWorker:
         weights: str = "bench",
         secret: bytes | None = None,
         draft_layers: int = 0,
+        dtype: str = "bytes",
     ) -> None:
         """secret: if given, the worker vouches for the blocks that it offers and checks those that it fetches.
         draft_layers: how many of the layers, the last ones, are draft layers.
         """
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
-        self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}", draft_layers=draft_layers)
+        self.namespace = KvNamespace(weights, dtype, layers, f"bytes:{piece_bytes}", draft_layers=draft_layers)
         self.identity = WorkerIdentity(
             worker_id=uuid.uuid4().hex,
             incarnation="first",

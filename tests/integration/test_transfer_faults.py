@@ -10,9 +10,15 @@ import pytest
 import pytest_asyncio
 
 from engine.oracle.tokens import oracle_tokens
-from tests.support.mesh_requests import ANSWER_SECONDS, assert_right, kill, prompt_of, request_of
+from tests.support.mesh_requests import (
+    ANSWER_SECONDS,
+    assert_right,
+    kill,
+    prompt_of,
+    request_of,
+    until_a_landing_is_open,
+)
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
-from tests.support.waiting import eventually
 
 PROMPT_TOKENS = 512
 SETTINGS = (
@@ -34,13 +40,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def slow_pair() -> AsyncIterator[ProcessMesh]:
     async with process_mesh(prefill=1, stores=1, settings=SETTINGS) as running:
         yield running
-
-
-async def until_a_landing_is_open(mesh: ProcessMesh) -> None:
-    async def is_open() -> bool:
-        return any(worker.transfers.open_landings for worker in await mesh.workers())
-
-    await eventually(is_open)
 
 
 async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair: ProcessMesh) -> None:

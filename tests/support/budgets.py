@@ -19,6 +19,7 @@ BUDGETS = {
     "kernels": 80,
     "kvstore": 35,
     "mesh": 30,
+    "peers_faults": 30,
     "prefill_svc": 65,
     "scheduler": 25,
     "sim": 20,

@@ -67,6 +67,13 @@ async def until_stored(mesh: ProcessMesh, blocks: int) -> None:
     await eventually(stored)
 
 
+async def until_a_landing_is_open(mesh: ProcessMesh) -> None:
+    async def is_open() -> bool:
+        return any(worker.transfers.open_landings for worker in await mesh.workers())
+
+    await eventually(is_open)
+
+
 async def fetched_blocks(mesh: ProcessMesh) -> int:
     return sum(worker.transfers.fetched_blocks for worker in await mesh.workers())
 

@@ -1,4 +1,6 @@
-"""A TCP proxy that can stop forwarding: each end then sees a peer that is connected but silent."""
+"""A TCP proxy that can stop forwarding, at all or on its present connections: each end then sees a peer that is
+connected but silent.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,10 +14,16 @@ class PausingProxy:
         self.endpoint = ""
         self._upstream = upstream
         self._paused = False
+        # Counts how often all connections were forgotten.
+        self._generation = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def pause(self) -> None:
         self._paused = True
+
+    def forget_connections(self) -> None:
+        """As a firewall does with the state of idle ones: new connections work, and nobody is told."""
+        self._generation += 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._upstream.rpartition(":")
@@ -29,10 +37,11 @@ class PausingProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        generation = self._generation
         try:
             with suppress(ConnectionError):
                 while data := await source.read(65536):
-                    if not self._paused:
+                    if not self._paused and generation == self._generation:
                         sink.write(data)
                         await sink.drain()
         finally:
