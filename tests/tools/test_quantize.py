@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ SCALES = "model.layers.0.self_attn.o_proj.weight_scale_inv"
 E8M0 = torch.float8_e8m0fnu
 
 
-def made(directory: Path, dtype: str = "bfloat16", **overrides: object) -> Path:
+def made(directory: Path, dtype: str = "bfloat16", **overrides: Any) -> Path:
     tiny_checkpoint(directory, dtype=dtype, **WIDE | overrides)
     return directory
 

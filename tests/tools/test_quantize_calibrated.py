@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ TEXTS = Calibration(tuple(tuple(random_prompt(length, seed=length)) for length i
 LAYER = "model.layers.1.mlp.experts"
 
 
-def made(directory: Path, **overrides: object) -> Path:
+def made(directory: Path, **overrides: Any) -> Path:
     tiny_checkpoint(directory, dtype="bfloat16", **WIDE | overrides)
     return directory
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ BLOCKS = [5, 6, 2, 9, 1]
 EXPERTS = re.compile(r"\.mlp\.experts\.")
 
 
-def made(directory: Path, dtype: str = "bfloat16", **overrides: object) -> Path:
+def made(directory: Path, dtype: str = "bfloat16", **overrides: Any) -> Path:
     tiny_checkpoint(directory, dtype=dtype, **WIDE | overrides)
     return directory
 
