@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.answer_forms import json_rule, literal
 from gateway.schema_keywords import COMBINING, DEFINITIONS
+from gateway.schema_refs import resolved
 from gateway.signs import Signs
 from gateway.tool_formats.glm_reader import (
     CALL_BEGIN,
@@ -21,10 +22,11 @@ from gateway.tool_formats.glm_reader import (
     VALUE_BEGIN,
     VALUE_END,
     GlmReader,
-    is_text,
 )
+from gateway.tool_formats.glm_values import TEXT, value_kinds
 from gateway.tool_formats.interface import CallReader, Piece, ToolFormat
 from gateway.tools import ToolCall
+from mesh.errors import InvalidConstraint
 
 
 class Glm(ToolFormat):
@@ -86,12 +88,17 @@ class Glm(ToolFormat):
 
 
 EMPTY = '""'
+_TEXT_LIMITS = frozenset(("pattern", "minLength", "maxLength", "format", "anyOf", "oneOf"))
 
 
 def _value_rule(schema: Mapping[str, Any], key: str, value: Any, lenient: bool, text: str) -> str:
-    if not is_text(schema, key):
+    if value_kinds(schema, key) != TEXT:
         definitions = {name: schema[name] for name in DEFINITIONS & schema.keys()}
         return json_rule({**value, **definitions} if isinstance(value, dict) else definitions, lenient)
+    while isinstance(target := resolved(schema, value.get("$ref", "")), dict):
+        value = target
+    if not lenient and (limits := _TEXT_LIMITS & value.keys()):
+        raise InvalidConstraint(f"{min(limits)} of {key!r} cannot be enforced in this model's calls: leave strict out")
     choices = value.get("enum", [value["const"]] if "const" in value else [])
     return " | ".join(map(literal, choices)) or text
 

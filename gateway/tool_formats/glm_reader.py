@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Any
 
-import msgspec
-
-from gateway.schema_refs import resolved
 from gateway.signs import Signs
+from gateway.tool_formats.glm_values import TEXT, as_json, value_kinds
 from gateway.tool_formats.interface import CallReader, Parsed
 from gateway.tool_formats.scanning import Markers
 from gateway.tools import ToolCallDelta
@@ -56,7 +54,8 @@ class GlmReader(CallReader):
         # The call under way.
         self._name, self._argument, self._arguments = "", "", 0
         self._reported = True
-        # The value under way: whether it streams as text, and its pieces if not.
+        # The value under way: its types, whether it streams as text, and its pieces if not.
+        self._kinds: Collection[str] = ()
         self._streams = False
         self._pieces: list[str] = []
 
@@ -120,7 +119,8 @@ class GlmReader(CallReader):
                 self._pending += text + marker
             case _State.COLON if marker == self._value and not text.strip():
                 self._state, self._pending, self._pieces = _State.VALUE, "", []
-                self._streams = is_text(self._tools.get(self._name, {}), self._argument)
+                self._kinds = value_kinds(self._tools.get(self._name, {}), self._argument)
+                self._streams = self._kinds == TEXT
                 comma = ", " if self._arguments else ""
                 quote = '"' if self._streams else ""
                 self._argue(f"{comma}{json.dumps(self._argument, ensure_ascii=False)}: {quote}", parsed)
@@ -152,7 +152,7 @@ class GlmReader(CallReader):
             self._held = text[place:]
             return None
         value = "".join(self._pieces)
-        self._argue('"' if self._streams else _json(value), parsed)
+        self._argue('"' if self._streams else as_json(value, self._kinds), parsed)
         self._pieces, self._state = [], _State.INSIDE
         return text[place + len(found[1]) :] if found[1] == self._value_end else text[place:]
 
@@ -210,26 +210,3 @@ class GlmReader(CallReader):
     def _argue(self, arguments: str, parsed: Parsed) -> None:
         if arguments and self._reported:
             parsed.parts.append(ToolCallDelta(self.calls - 1, arguments))
-
-
-def is_text(schema: Mapping[str, Any], name: str) -> bool:
-    """Whether the value of this argument is written without quotes, because it can only be text."""
-    properties = schema.get("properties")
-    value = properties.get(name) if isinstance(properties, dict) else None
-    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
-        value = resolved(schema, value["$ref"])
-    if not isinstance(value, dict):
-        return False
-    if "type" in value:
-        return value["type"] in ("string", ["string"])
-    choices = value.get("enum", [value["const"]] if "const" in value else [])
-    return isinstance(choices, list) and bool(choices) and all(isinstance(choice, str) for choice in choices)
-
-
-def _json(written: str) -> str:
-    """A value as JSON: as it is written if that is JSON, otherwise as text."""
-    try:
-        msgspec.json.decode(written, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return json.dumps(written, ensure_ascii=False)
-    return written.strip()

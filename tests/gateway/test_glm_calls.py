@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from gateway.tool_formats.glm_reader import CALL_BEGIN, CALL_END, KEY_BEGIN, MAR
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tool_grammar import ToolGrammar
 from gateway.tools import Tool, Toolbox, ToolCall
+from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
 from mesh.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
@@ -79,6 +81,25 @@ def test_text_streams_before_its_end() -> None:
 def test_a_value_of_any_type_is_json_if_possible(written: str, value: Any) -> None:
     text = f"<tool_call>clock\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
     assert json.loads(read([text], NO_SIGNS)[1][0].arguments) == {"a": value}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["integer", "string"]}, "5", 5),
+        ({"type": ["integer", "string"]}, "five", "five"),
+        ({"$ref": "#/$defs/name"}, "5", "5"),
+        ({"type": "integer"}, "5.0", 5.0),
+    ],
+)
+def test_a_value_has_a_type_of_its_schema(schema: dict[str, Any], written: str, value: Any) -> None:
+    tools = {"t": {"properties": {"a": schema}, "$defs": {"name": {"type": "string"}}}}
+    reader = COMPACT.reader(NO_SIGNS, True, lambda: "id", tools)
+    text = f"<tool_call>t<arg_key>a</arg_key><arg_value>{written}</arg_value></tool_call>"
+    arguments = "".join(delta.arguments for delta in reader.push(text).calls)
+    assert json.loads(arguments) == {"a": value}
 
 
 @SIGNS
@@ -163,6 +184,14 @@ def test_forced_calls_match_their_schema(form: Glm, arguments: dict[str, Any], r
     call = form.calls([ToolCall("", "weather", json.dumps(arguments))]).removeprefix(form.opening("weather"))
     token_ids = vocabulary.tokenize_str(call)
     assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == right
+
+
+def test_strict_limits_of_text_are_refused_by_name() -> None:
+    schema = {"properties": {"city": {"type": "string", "pattern": "^O"}}}
+    for strict in (False, True):
+        grammar = ToolGrammar(Toolbox([Tool("t", "", schema, strict)], named="t"), COMPACT, lambda text: None)
+        with pytest.raises(InvalidConstraint, match="pattern of 'city'") if strict else nullcontext():
+            grammar.rules()
 
 
 @pytest.mark.parametrize(
