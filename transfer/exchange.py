@@ -12,7 +12,7 @@ from transfer.fetch.fetcher import Fetcher
 from transfer.fetch.lookup_server import LookupHandler, LookupServer
 from transfer.incoming import Incoming
 from transfer.kept_macs import Keeping, KeptMacs
-from transfer.landing import CANCELLED, Landing
+from transfer.landing import CANCELLED
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.outgoing import Outgoing
@@ -142,13 +142,14 @@ class Exchange:
     def open_landing(self, ticket: Ticket, blocks: Sequence[int]) -> None:
         segments = ticket.segments
         incoming = Incoming(
-            landing=Landing([segment.size_bytes for segment in segments], self._clock() + ticket.deadline_ms / 1000),
+            sizes=[segment.size_bytes for segment in segments],
+            deadline=self._clock() + ticket.deadline_ms / 1000,
             tiles=[tile_of(segment) for segment in segments],
             tag=ticket.tag,
             secret=ticket.secret,
             blocks=blocks,
-            ended=partial(self._end_landing, ticket.transfer_id),
-            macs=None if self.macs is None else Keeping(self.macs, blocks),
+            on_end=partial(self._end_landing, ticket.transfer_id),
+            mac_sink=None if self.macs is None else Keeping(self.macs, blocks),
         )
         self._landings[ticket.transfer_id] = incoming
         self._receiver.open(incoming)
@@ -224,9 +225,9 @@ class Exchange:
 
     def _end_landing(self, transfer_id: bytes, incoming: Incoming) -> None:
         del self._landings[transfer_id]
-        failure = incoming.landing.failure
+        failure = incoming.failure
         if failure is None:
-            self._emit(Landed(transfer_id, incoming.landing.size_bytes, incoming.transport))
+            self._emit(Landed(transfer_id, incoming.size_bytes, incoming.transport))
         else:
             self._emit(LandingFailed(transfer_id, failure.reason, failure.message))
 

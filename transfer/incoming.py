@@ -1,7 +1,6 @@
 """A transfer to this process: what the exchange and a worker's fetches pass to the receiver."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
 from transfer.landing import Landing
@@ -14,22 +13,34 @@ _CHECKSUM_MESSAGE_BYTES = 16 << 10
 _MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
 
 
-@dataclass(eq=False)
-class Incoming:
-    """The transfer's state, where its segments go, and whom to tell of its end."""
+class Incoming(Landing):
+    """A landing, where its segments go, and whom to tell of its end."""
 
-    landing: Landing
-    tiles: Sequence[Tile]
-    # See `ticket.Ticket`.
-    tag: int
-    secret: bytes
-    blocks: Sequence[int]
-    # Called once by the receiver; from then on nothing writes to the blocks.
-    ended: Callable[["Incoming"], None]
-    # Handles the MACs of its blocks; None between workers.
-    macs: MacSink | None = None
-    # UCX transports that the sender named; written by the receiver.
-    transports: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        deadline: float,
+        tiles: Sequence[Tile],
+        tag: int,
+        secret: bytes,
+        blocks: Sequence[int],
+        on_end: Callable[["Incoming"], None],
+        mac_sink: MacSink | None = None,
+    ) -> None:
+        """sizes, deadline: see `Landing`; tag, secret: see `ticket.Ticket`.
+
+        on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
+        its blocks; None between workers.
+        """
+        super().__init__(sizes, deadline)
+        self.tiles = tiles
+        self.tag = tag
+        self.secret = secret
+        self.blocks = blocks
+        self.on_end = on_end
+        self.mac_sink = mac_sink
+        # UCX transports that the sender named; written by the receiver.
+        self.transports: set[str] = set()
 
     @property
     def transport(self) -> str:
@@ -38,7 +49,7 @@ class Incoming:
     @property
     def max_announcement_bytes(self) -> int:
         """Largest announcement of a segment that is accepted."""
-        if self.macs is None:
+        if self.mac_sink is None:
             return _CHECKSUM_MESSAGE_BYTES
         largest = max((tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES for tile in self.tiles), default=0)
         return _CHECKSUM_MESSAGE_BYTES + largest

@@ -77,7 +77,7 @@ class Receiver:
         return bool(self._receives or self._copies)
 
     def deadlines(self) -> list[float]:
-        return [incoming.landing.deadline for incoming in self._open]
+        return [incoming.deadline for incoming in self._open]
 
     def open(self, incoming: Incoming) -> None:
         self._open.add(incoming)
@@ -98,7 +98,7 @@ class Receiver:
         return True
 
     def _segment_arrived(self, incoming: Incoming, index: int, arrival: Arrival) -> None:
-        reason = incoming.landing.arrive(index, arrival.size_bytes)
+        reason = incoming.arrive(index, arrival.size_bytes)
         if reason is None:
             self._waiting.append((incoming, index, arrival))
             # Start at once, before anything else: the bytes take longest.
@@ -115,7 +115,7 @@ class Receiver:
             # The transfer ended meanwhile.
             return
         announcement = unseal(Kind.ANNOUNCEMENT, incoming.secret, sealed, Announcement)
-        reason = WRONG_MAC if announcement is None else incoming.landing.announce(announcement)
+        reason = WRONG_MAC if announcement is None else incoming.announce(announcement)
         if reason is not None:
             self._refused.add(reason)
         if reason == WRONG_SIZE:
@@ -125,15 +125,15 @@ class Receiver:
             self._verify_later(incoming, announcement.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
-        """Give up a transfer. `ended` is called now, unless it was called before. Later messages are dropped."""
-        incoming.landing.fail(reason, message)
+        """Give up a transfer. `on_end` is called now, unless it was called before. Later messages are dropped."""
+        incoming.fail(reason, message)
         self._end_if_over(incoming)
 
     def poll(self, now: float) -> bool:
         """Do what can be done now, and begin to verify at most one segment. Returns whether anything was done."""
         started, finished = self._start_receives(), self._finish_receives()
         verifying, verified = self._verify_one(), self._end_verified()
-        for incoming in [each for each in self._open if each.landing.deadline <= now]:
+        for incoming in [each for each in self._open if each.deadline <= now]:
             self.give_up(incoming, DEADLINE_EXCEEDED, "the landing's deadline passed before all segments came")
         return started or finished or verifying or verified
 
@@ -141,13 +141,13 @@ class Receiver:
         started = False
         while self._waiting:
             incoming, index, arrival = self._waiting[0]
-            if incoming.landing.ended:
+            if incoming.ended:
                 self._transport.discard(arrival)
             else:
                 slot = self._slots.acquire(Direction.RECEIVING)
                 if slot is None:
                     break
-                incoming.landing.receive(index, slot)
+                incoming.receive(index, slot)
                 transmission = self._transport.receive(arrival, self._staging[slot][: arrival.size_bytes])
                 self._receives.append(_Receive(incoming, index, slot, transmission))
             self._waiting.popleft()
@@ -164,11 +164,11 @@ class Receiver:
 
     def _finish(self, receive: _Receive) -> None:
         incoming = receive.incoming
-        if incoming.landing.ended:
+        if incoming.ended:
             # The slot was quarantined until now.
             self._slots.release(receive.slot)
             return
-        incoming.landing.received(receive.index)
+        incoming.received(receive.index)
         error = receive.transmission.error()
         if error is not None:
             self.give_up(incoming, SENDER_LOST, f"the sender was lost: {error}")
@@ -176,33 +176,33 @@ class Receiver:
             self._verify_later(incoming, receive.index)
 
     def _verify_later(self, incoming: Incoming, index: int) -> None:
-        if incoming.landing.verifiable(index):
+        if incoming.verifiable(index):
             self._verifiable.append((incoming, index))
 
     def _verify_one(self) -> bool:
         if not self._verifiable:
             return False
         incoming, index = self._verifiable.popleft()
-        landing, tile = incoming.landing, incoming.tiles[index]
+        tile = incoming.tiles[index]
         # The transfer may have ended meanwhile.
-        if landing.verifiable(index):
+        if incoming.verifiable(index):
             refusal = self._refusal_of_macs(incoming, index)
             if refusal is not None:
                 self._refused.add(refusal)
                 self.give_up(incoming, NOT_BELIEVED, "no worker of this namespace vouches for a segment's blocks")
                 return True
             blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-            staging, checksum = self._staging[landing.slot(index)], landing.checksum(index)
+            staging, checksum = self._staging[incoming.slot(index)], incoming.checksum(index)
             landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, checksum)
             self._copies.append(_Copy(incoming, index, landed))
         return True
 
     def _refusal_of_macs(self, incoming: Incoming, index: int) -> str | None:
-        if incoming.macs is None:
+        if incoming.mac_sink is None:
             return None
-        tile, staging = incoming.tiles[index], self._staging[incoming.landing.slot(index)]
+        tile, staging = incoming.tiles[index], self._staging[incoming.slot(index)]
         pieces = partial(staged_pieces, self._memory, staging, self._size(tile))
-        return incoming.macs.refusal(tile, incoming.landing.macs(index), pieces)
+        return incoming.mac_sink.refusal(tile, incoming.macs(index), pieces)
 
     def _end_verified(self) -> bool:
         ended = False
@@ -217,7 +217,7 @@ class Receiver:
             self._refused.add(WRONG_CHECKSUM)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
             return
-        self._slots.release(incoming.landing.land(copy.index))
+        self._slots.release(incoming.land(copy.index))
         self._received_bytes.add(incoming.transport, self._size(incoming.tiles[copy.index]))
         self._end_if_over(incoming)
 
@@ -225,7 +225,7 @@ class Receiver:
         return tile.pieces * self._memory.piece_bytes
 
     def _end_if_over(self, incoming: Incoming) -> None:
-        if incoming.landing.ended and incoming in self._open:
+        if incoming.ended and incoming in self._open:
             self._close(incoming)
 
     def _close(self, incoming: Incoming) -> None:
@@ -233,11 +233,11 @@ class Receiver:
         for tag in incoming.tags:
             del self._by_tag[tag]
         self._drop_copies(incoming)
-        for slot in incoming.landing.slots(Phase.RECEIVED):
+        for slot in incoming.slots(Phase.RECEIVED):
             self._slots.release(slot)
-        for slot in incoming.landing.slots(Phase.RECEIVING):
+        for slot in incoming.slots(Phase.RECEIVING):
             self._slots.quarantine(slot)
-        incoming.ended(incoming)
+        incoming.on_end(incoming)
 
     def _drop_copies(self, incoming: Incoming) -> None:
         """Wait for copies of a transfer that was given up: they read slots and write blocks."""

@@ -12,7 +12,7 @@ from tests.support.slow_memory import Copying, SlowMemory
 from transfer.checksum import segment_checksum
 from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
-from transfer.landing import Landing, Phase
+from transfer.landing import Phase
 from transfer.mailbox import Mailbox
 from transfer.receiver import Receiver
 from transfer.seal import Kind, seal
@@ -49,19 +49,20 @@ class Scene:
             self.transport, self.mailbox, self.memory, self.slots, staging, self.refused, self.received
         )
         self.tiles = plan_whole(LAYERS, BLOCKS, PIECE, SLOT)
-        self.endings: list[Landing] = []
+        self.endings: list[Incoming] = []
         self.incoming = Incoming(
-            landing=Landing([tile.pieces * PIECE for tile in self.tiles], DEADLINE),
+            sizes=[tile.pieces * PIECE for tile in self.tiles],
+            deadline=DEADLINE,
             tiles=self.tiles,
             tag=TAG,
             secret=SECRET,
             blocks=range(BLOCKS),
-            ended=self.end,
+            on_end=self.end,
         )
         self.receiver.open(self.incoming)
 
     def end(self, incoming: Incoming) -> None:
-        self.endings.append(incoming.landing)
+        self.endings.append(incoming)
         assert not [copy for copy in self.copies() if not copy.completed]
 
     def copies(self) -> list[Copying]:
@@ -115,7 +116,7 @@ class Scene:
             window = np.s_[:, tile.first_block : tile.first_block + tile.block_count]
             right = (self.array[window] == self.right[window]).all()
             stale = (self.array[window] == STALE).all()
-            landed = self.incoming.landing.phase(index) is Phase.LANDED
+            landed = self.incoming.phase(index) is Phase.LANDED
             if not (right if landed else stale or (right and self.copies())):
                 return False
         return True
@@ -164,7 +165,7 @@ def test_in_any_order_landings_verify_bytes_return_slots_and_end(
         act(scene, *step)
         assert scene.only_right_bytes()
         assert len(scene.endings) <= 1
-        landing = scene.incoming.landing
+        landing = scene.incoming
         assert scene.endings == ([landing] if landing.ended else [])
     scene.settle(DEADLINE)
     assert len(scene.endings) == 1
@@ -178,7 +179,7 @@ def test_all_segments_land_when_nothing_goes_wrong() -> None:
         scene.arrive(index)
         scene.announce(index)
     scene.settle()
-    assert scene.endings == [scene.incoming.landing] and scene.incoming.landing.failure is None
+    assert scene.endings == [scene.incoming] and scene.incoming.failure is None
     assert (scene.array == scene.right).all()
     assert scene.received.counts == {"fake": scene.array.nbytes}
     assert not scene.refused.counts
@@ -193,7 +194,7 @@ def test_more_segments_than_slots_wait_with_their_sender() -> None:
     for index in range(len(scene.tiles)):
         scene.announce(index)
     scene.settle()
-    assert scene.endings == [scene.incoming.landing] and (scene.array == scene.right).all()
+    assert scene.endings == [scene.incoming] and (scene.array == scene.right).all()
 
 
 def test_a_cancelled_landing_quarantines_the_slot_being_written() -> None:
@@ -262,7 +263,7 @@ def test_duplicate_segments_and_checksums_are_dropped_and_counted() -> None:
     scene.settle()
     assert scene.refused.counts == {"duplicate_segment": 1, "duplicate_checksum": 1}
     assert len(scene.transport.discarded) == 1
-    assert scene.incoming.landing.failure is None
+    assert scene.incoming.failure is None
 
 
 def test_a_checksum_of_an_unknown_segment_is_counted() -> None:
@@ -277,7 +278,7 @@ def test_a_checksum_of_the_wrong_length_ends_the_landing(checksum: bytes) -> Non
     scene.arrive(0)
     scene.hear(Announcement(0, len(scene.bytes_of(0)), checksum, "fake"))
     scene.settle()
-    assert scene.refused.counts == {"wrong_size": 1} and scene.endings == [scene.incoming.landing]
+    assert scene.refused.counts == {"wrong_size": 1} and scene.endings == [scene.incoming]
     assert (scene.array == STALE).all()
 
 
@@ -295,5 +296,5 @@ def test_a_checksum_sealed_by_another_is_counted_and_ignored() -> None:
 def test_a_landing_without_segments_ends_at_once() -> None:
     scene = Scene()
     ended: list[Incoming] = []
-    scene.receiver.open(Incoming(Landing([], DEADLINE), [], 1, SECRET, [], ended.append))
-    assert len(ended) == 1 and ended[0].landing.failure is None
+    scene.receiver.open(Incoming([], DEADLINE, [], 1, SECRET, [], ended.append))
+    assert len(ended) == 1 and ended[0].failure is None

@@ -12,7 +12,7 @@ from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, l
 from transfer.fetch.rates import FetchRates
 from transfer.fetch.replay import REPLAYED_MESSAGE
 from transfer.incoming import Incoming
-from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Landing, Phase
+from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.receiver import Receiver
@@ -219,22 +219,22 @@ class Fetcher:
         piece_bytes = self._memory.piece_bytes
         tiles = plan_parts(self._parts, answer.matched, fetch.drafted, piece_bytes, answer.segment_bytes)
         return Incoming(
-            landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
+            sizes=[tile.pieces * piece_bytes for tile in tiles],
+            deadline=fetch.deadline,
             tiles=tiles,
             tag=landing_tag_after(fetch.answer_tag),
             secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
             blocks=fetch.blocks[: answer.matched],
-            ended=partial(self._landed, fetch),
-            macs=None if self._author is None else self._author.checks(fetch.hashes),
+            on_end=partial(self._landed, fetch),
+            mac_sink=None if self._author is None else self._author.checks(fetch.hashes),
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
-        landing = incoming.landing
-        lacking = [tile.first_block for i, tile in enumerate(incoming.tiles) if landing.phase(i) is not Phase.LANDED]
+        lacking = [tile.first_block for i, tile in enumerate(incoming.tiles) if incoming.phase(i) is not Phase.LANDED]
         blocks = min(lacking, default=len(incoming.blocks))
         pieces = blocks * self._parts.base_layers + min(fetch.drafted, blocks) * self._parts.draft_layers
         size_bytes = pieces * self._memory.piece_bytes
-        self._end(fetch, blocks, size_bytes, landing.failure.message if landing.failure else None)
+        self._end(fetch, blocks, size_bytes, incoming.failure.message if incoming.failure else None)
 
     def _give_up(self, fetch: _Fetch, reason: str, message: str) -> None:
         if fetch.incoming is not None:
