@@ -13,6 +13,7 @@ from cli.settings.services import MODELS
 from deploy.helm import schema
 from mesh.config_keys import keys_of
 from tools.metrics_page import metrics_page
+from tools.modules_page import modules_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROTOS = Path(__file__).parent.parent / "protos"
@@ -44,6 +45,10 @@ def test_the_chart_takes_the_keys_of_the_configuration() -> None:
 
 def test_the_metrics_page_is_that_of_their_definitions() -> None:
     assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
+
+
+def test_the_modules_page_is_that_of_their_docstrings() -> None:
+    assert (DOCS / "modules.md").read_text(encoding="utf-8") == modules_page(), "run `make docs`"
 
 
 @pytest.mark.parametrize("service", MODELS)

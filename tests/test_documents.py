@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.architectures import FAMILY
+from tools.words import places, readable_files
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "tests/support/README.md"]
@@ -78,3 +79,8 @@ def test_contributing_leads_to_all_notes() -> None:
 def test_the_page_of_models_names_every_architecture() -> None:
     page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     assert not [each.name for each in FAMILY if f"`{each.name}`" not in page]
+
+
+def test_no_text_has_the_words_that_say_little() -> None:
+    """`python -m tools.words` lists them, with names of tests above ten words; CONTRIBUTING.md says what to write."""
+    assert not [*places(readable_files())]

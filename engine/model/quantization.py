@@ -143,7 +143,7 @@ def _parse_gptq(section: JsonReader) -> Quantization:
     return Quantization(linear=Stored.PACKED, experts=Stored.PACKED)
 
 
-# Of weights that other tools pack, by quant_method.
+# What other tools pack, by quant_method.
 PACKED_METHODS: Mapping[str | None, Callable[[JsonReader], Quantization]] = MappingProxyType(
     {"compressed-tensors": _parse_compressed, "awq": _parse_awq, "gptq": _parse_gptq}
 )

@@ -29,7 +29,7 @@ class Packing:
     weight: str
     scales: str
     zeros: str | None = None
-    # Of what is there and not read.
+    # What is there and not read.
     unread: tuple[str, ...] = ()
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, int]:

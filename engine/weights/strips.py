@@ -64,7 +64,7 @@ def strips_of(shards: Shards, parameter: Parameter) -> list[Strip]:
         return list(_cut(entry, rows))
     scales = [strip for each in _scales(shards, entry) for strip in _cut(each, slice(0, each.shape[0]))]
     if is_packed(entry):
-        # Of some layouts, neither the rows nor the columns are those of the matrix: it is dequantized whole.
+        # In some layouts neither rows nor columns are those of the matrix: it is dequantized whole.
         return [*scales, *_cut(entry, slice(0, entry.shape[0]))]
     if not is_fp8(entry):
         return [*scales, *_cut(entry, rows)]

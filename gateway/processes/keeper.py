@@ -49,7 +49,7 @@ class Keeper:
                 sys.exit(self._status)
             pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
             received = signal.sigwaitinfo(SIGNALS) if pause is None else signal.sigtimedwait(SIGNALS, pause)
-            # If this process was stopped (SIGSTOP) until the pause was over, CPython reports a signal that nobody sent.
+            # If this process was stopped (SIGSTOP) until the pause was over, CPython reports a signal that never came.
             if received is not None and received.si_signo in STOPPING:
                 self._stop()
             self._reap()

@@ -63,7 +63,7 @@ async def all_written(http: httpx.AsyncClient) -> tuple[asyncio.Future[list[str]
 
 @pytest.mark.check("faults")
 async def test_a_killed_worker_changes_no_constrained_answer(tmp_path: Path) -> None:
-    """https://github.com/ai-dynamo/dynamo/pull/7930: a migrated answer began its schema anew; since, none migrates."""
+    """https://github.com/ai-dynamo/dynamo/pull/7930: a migrated answer began its schema again; since, none migrates."""
     port = free_port()
     engine = ("threads=1", "drafts.next_n=2", "max_requests=16")
     settings = (*(f"decode.engine.{each}" for each in engine), f"gateway.server.metrics_port={port}")

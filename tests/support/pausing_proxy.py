@@ -22,7 +22,7 @@ class PausingProxy:
         self._paused = True
 
     def forget_connections(self) -> None:
-        """As a firewall does with the state of idle ones: new connections work, and nobody is told."""
+        """As a firewall does with the state of idle ones: new connections work, and no end is told."""
         self._generation += 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
