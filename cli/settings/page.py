@@ -12,7 +12,8 @@ _HEAD = """<!-- Written by `make docs` from the configuration models. -->
 A service reads a YAML file (`python -m scheduler --config configs/scheduler.yaml`) and then its overrides
 (`--set lease.seconds=5`). `deepmesh up --set SERVICE.KEY=VALUE` passes them on: `--set scheduler.lease.seconds=5`. An
 unknown key fails the start, and under `deepmesh up` before anything starts. `deepmesh config SERVICE` prints the same
-as this page for one service. `KEY[]` is one entry of a list.
+as this page for one service. `KEY[]` is one entry of a list. Some keys that only tests and simulations need are left
+out.
 """
 
 
