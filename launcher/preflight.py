@@ -16,12 +16,15 @@ from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"
 INDEX = "model.safetensors.index.json"
+# With SERVICE.engine.random_weights=true that service's workers draw weights, for measurements.
+RANDOM_WEIGHTS = "engine.random_weights=true"
 
 
 def check_plan(plan: MeshPlan) -> None:
     """Raises ConfigError for a port that is taken, CheckpointError for an incomplete model."""
     if plan.model_dir is not None:
-        check_model_dir(plan.model_dir)
+        drawn = all(f"{role}.{RANDOM_WEIGHTS}" in plan.settings for role in _roles(plan))
+        check_model_dir(plan.model_dir, weights=not drawn)
     check_transfers(plan)
     for http_port, grpc_port in plan.gateway_ports:
         check_ports({"--http-port": http_port, "--grpc-port": grpc_port}, plan.host)
@@ -56,13 +59,17 @@ def check_ports(ports: dict[str, int], host: str = HOST) -> None:
             raise ConfigError(f"cannot listen on {with_port(host, port)} ({why}): choose another with {other}")
 
 
-def check_model_dir(directory: Path) -> None:
-    """Raises CheckpointError for a model that is not served, or if files are missing. The worker that loads the files
-    checks their content.
+def _roles(plan: MeshPlan) -> tuple[str, ...]:
+    return ("decode", "prefill") if plan.prefill_workers else ("decode",)
+
+
+def check_model_dir(directory: Path, *, weights: bool = True) -> None:
+    """Raises CheckpointError for a model that is not served, or if files are missing; without `weights` those of the
+    weights may be. The worker that loads the files checks their content.
     """
     read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
-    needed = [vocabulary.name, *_shards(directory)]
+    needed = [vocabulary.name, *(_shards(directory) if weights else ())]
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")

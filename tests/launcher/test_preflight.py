@@ -119,3 +119,12 @@ def test_one_port_for_two_services_is_refused() -> None:
     port = free_port()
     with pytest.raises(ConfigError, match="different ports"):
         check_ports({"--http-port": port, "--grpc-port": port})
+
+
+def test_weights_that_are_drawn_need_no_files(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    for shard in folder.glob("*.safetensors*"):
+        shard.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors missing"):
+        check_model_dir(folder)
+    check_model_dir(folder, weights=False)
