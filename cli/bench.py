@@ -11,22 +11,41 @@ from mesh.launch import EXIT_FAILED
 
 
 def bench(
-    rate: Annotated[float, typer.Option(help="Mean arrivals a second (Poisson); inf sends all at once.")],
+    rate: Annotated[
+        float,
+        typer.Option(
+            help="Mean arrivals a second (Poisson); inf sends all at once. Of a trace: how many times as fast as"
+            " recorded."
+        ),
+    ] = 1.0,
     isl: Annotated[int, typer.Option(help="Tokens of a synthetic prompt.")] = 512,
     osl: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
     dataset: Annotated[
-        Path | None, typer.Option(help="JSON lines with messages or prompt, text with one prompt a line, or tasks.")
+        Path | None,
+        typer.Option(
+            help="JSON lines with messages or prompt, text with one prompt a line, a trace in Mooncake's format; or"
+            " tasks, or sessions."
+        ),
     ] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI API, e.g. http://127.0.0.1:8000/v1.")] = None,
     endpoint: MaybeGatewayOption = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
     api_key: ApiKeyOption = None,
-    requests: Annotated[int | None, typer.Option(help="How many; by default the dataset, or 100.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="How many; of sessions: how many sessions. By default the dataset, or 100.")
+    ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --requests.")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,
     range_ratio: Annotated[float, typer.Option(help="Spread of isl and osl, in [0, 1).")] = 0.0,
-    prefixes: Annotated[int, typer.Option(help="Distinct shared prefixes of the prompts.")] = 0,
-    prefix_length: Annotated[int, typer.Option(help="Tokens of each prefix, part of isl.")] = 0,
+    prefixes: Annotated[
+        int | None, typer.Option(help="Distinct shared prefixes of the prompts. By default 0; of sessions 4.")
+    ] = None,
+    prefix_length: Annotated[
+        int | None, typer.Option(help="Tokens of each prefix, part of isl. By default 0; of sessions half of isl.")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Requests of a session.")] = 4,
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and the session's next request.")] = 5.0,
+    turn_tokens: Annotated[int, typer.Option(help="Tokens that each later request of a session adds.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal arrivals and prompts.")] = 0,
     ttft_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
@@ -66,6 +85,9 @@ def bench(
         "range_ratio": range_ratio,
         "prefixes": prefixes,
         "prefix_length": prefix_length,
+        "turns": turns,
+        "think_s": think,
+        "turn_tokens": turn_tokens,
         "dataset": dataset,
         "temperature": temperature,
         "ttft_slo_ms": ttft_slo_ms,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadgen.records import RequestRecord
-from loadgen.workload import Job
+from loadgen.workload import Answer, Job
 
 # Seconds since the run's start.
 Clock = Callable[[], float]
@@ -26,8 +26,11 @@ class LoadClient(Protocol):
         """The model to ask. Raises EndpointUnavailable, or UnknownModel if the endpoint does not serve it."""
         ...
 
-    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> None:
-        """Send one request, read its stream to the end, and write both tokens and failures to `record`."""
+    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> Answer:
+        """Send one request, read its stream to the end, and write both tokens and failures to `record`.
+
+        Returns the answer as far as it arrived, empty if nothing follows the job.
+        """
         ...
 
     async def close(self) -> None: ...

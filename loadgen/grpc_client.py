@@ -6,7 +6,7 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from loadgen.client import Clock, Target
 from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
-from loadgen.workload import Job, Message
+from loadgen.workload import Answer, Job, Message
 from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable, MeshError, Retry, Unauthenticated, UnknownModel
 from mesh.failures import from_rpc_error
@@ -41,18 +41,21 @@ class GrpcClient:
         self._model = found.name
         return Target(found.name, found.vocabulary_size or None)
 
-    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> None:
+    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> Answer:
         request = self._request(job)
+        token_ids: list[int] = []
         try:
             call = self._stub.Generate(request, timeout=self._options.timeout_s, metadata=self._metadata)
             while (response := await call.read()) is not grpc.aio.EOF:
                 self._note(response, record, clock())
+                # Empty unless they were asked for.
+                token_ids += response.delta.token_ids
+            if record.finished_s is None:
+                record.fail("incomplete", "the stream ended before `finished`")
         except grpc.aio.AioRpcError as error:
             failure = from_rpc_error(error)
             record.fail(failure.reason, failure.message)
-            return
-        if record.finished_s is None:
-            record.fail("incomplete", "the stream ended before `finished`")
+        return Answer(token_ids=tuple(token_ids))
 
     async def close(self) -> None:
         await self._channel.close()
@@ -63,7 +66,8 @@ class GrpcClient:
             prompt=_prompt(job),
             sampling=common_pb2.SamplingParams(temperature=self._options.temperature),
             max_tokens=job.max_tokens,
-            ignore_eos=self._options.answers_ignore_eos,
+            ignore_eos=job.exact if self._options.ignore_eos is None else self._options.ignore_eos,
+            return_token_ids=job.following is not None,
         )
 
     def _note(self, response: gateway_pb2.GenerateResponse, record: RequestRecord, now_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from loadgen.client import Clock, Target
 from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
-from loadgen.workload import Job, Message, as_messages
+from loadgen.workload import Answer, Job, Message, as_messages
 from mesh.errors import AnswerBroken, ConfigError, EndpointRefused, EndpointUnavailable
 from mesh.openai_client import Chunk, OpenAIClient
 
@@ -26,12 +26,17 @@ class OpenAILoadClient:
         self._model = found.id
         return Target(found.id, found.vocabulary_size)
 
-    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> None:
+    async def send(self, job: Job, record: RequestRecord, clock: Clock) -> Answer:
         path, body = self._request(job)
+        said: list[str] = []
+        thought: list[str] = []
         try:
             async with asyncio.timeout(self._options.timeout_s), aclosing(self._client.stream(path, body)) as chunks:
                 async for chunk in chunks:
                     _note(chunk, record, clock())
+                    if job.following is not None and chunk.choices:
+                        said.append(chunk.choices[0].content)
+                        thought.append(chunk.choices[0].reasoning)
             record.finished_s = clock()
         except TimeoutError:
             record.fail("timeout", f"no end of the answer within {self._options.timeout_s:g} s")
@@ -41,6 +46,8 @@ class OpenAILoadClient:
             record.fail(error.reason.lower(), error.message)
         except EndpointUnavailable as error:
             record.fail("connection", error.message)
+        # An answer that max_tokens ends while the model reasons has nothing else that the history could grow by.
+        return Answer("".join(said) or "".join(thought))
 
     async def close(self) -> None:
         await self._client.close()
@@ -51,7 +58,7 @@ class OpenAILoadClient:
             "max_tokens": job.max_tokens,
             "temperature": self._options.temperature,
         }
-        if self._options.answers_ignore_eos:
+        if job.exact if self._options.ignore_eos is None else self._options.ignore_eos:
             body["ignore_eos"] = True
         has_messages = isinstance(job.prompt[0], Message)
         if self._options.api == "chat" or (has_messages and self._options.api == "auto"):

@@ -8,6 +8,10 @@ from pydantic import Field, model_validator
 from mesh.config import Config
 
 DEFAULT_REQUESTS = 100
+# Names that stand for workloads rather than for files.
+TASKS, SESSIONS = Path("tasks"), Path("sessions")
+# System prompts that sessions share by default; each is half of the shortest first prompt.
+DEFAULT_SYSTEMS = 4
 # The largest max_tokens that a request can carry.
 MOST_TOKENS = 2**32 - 1
 # All are drawn before the first is sent: more would take hours and the machine's memory.
@@ -30,9 +34,9 @@ class LoadOptions(Config):
     # Which OpenAI call; "auto" sends messages to chat and everything else to completions.
     api: Literal["auto", "chat", "completions"] = "auto"
 
-    # Mean arrivals a second; inf sends all requests at once.
-    rate: float = Field(gt=0)
-    # How many requests, or for how long they arrive; by default the whole dataset, or 100.
+    # Mean arrivals a second; inf sends all requests at once. Of a trace: how many times as fast as recorded.
+    rate: float = Field(default=1.0, gt=0)
+    # How many requests (or sessions), or for how long they arrive; by default the whole dataset, or 100.
     requests: int | None = Field(default=None, ge=1, le=MOST_REQUESTS)
     duration_s: float | None = Field(default=None, gt=0)
     # Sent one after another before the clock starts, and not counted.
@@ -47,15 +51,19 @@ class LoadOptions(Config):
     osl: int = Field(default=128, ge=1, le=MOST_TOKENS // 2)
     # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)].
     range_ratio: float = Field(default=0.0, ge=0, lt=1)
-    # Synthetic prompts begin with one of `prefixes` texts of `prefix_length` tokens (part of isl).
-    prefixes: int = Field(default=0, ge=0)
-    prefix_length: int = Field(default=0, ge=0)
+    # Synthetic prompts begin with one of `prefixes` texts of `prefix_length` tokens (part of isl); see shared_prefixes.
+    prefixes: int | None = Field(default=None, ge=0)
+    prefix_length: int | None = Field(default=None, ge=0)
+    # Sessions: requests of each, mean seconds between an answer and the next (exponential), tokens that each adds.
+    turns: int = Field(default=4, ge=1, le=10_000)
+    think_s: float = Field(default=5.0, ge=0, le=LONGEST_RUN_S)
+    turn_tokens: int = Field(default=64, ge=1, le=LONGEST_PROMPT)
     # Token ids of synthetic prompts lie below this; by default what the endpoint says, or 1000.
     vocabulary_size: int | None = Field(default=None, ge=32)
-    # JSON lines with "messages" or "prompt" (and "max_tokens"), or plain text with one prompt a line; "tasks" draws
-    # chats from the tasks of eval/ without end.
+    # JSON lines with "messages" or "prompt" (and "max_tokens"), plain text with one prompt a line, or a trace as
+    # Mooncake publishes them. "tasks" draws chats from the tasks of eval/ without end, "sessions" synthetic sessions.
     dataset: Path | None = None
-    # By default true for synthetic prompts (so that osl holds), false for a dataset.
+    # By default true for synthetic prompts (so that their lengths hold), false for texts of a dataset.
     ignore_eos: bool | None = None
     temperature: float = Field(default=0.0, ge=0)
 
@@ -81,12 +89,25 @@ class LoadOptions(Config):
             raise ValueError("find_rate needs an objective: ttft_slo_ms, tpot_slo_ms or both")
         if self.find_rate and self.duration_s is None:
             raise ValueError("find_rate needs duration_s: for how long each rate is tried")
-        if bool(self.prefixes) != bool(self.prefix_length):
+        prefixes, prefix_length = self.shared_prefixes
+        if bool(prefixes) != bool(prefix_length):
             raise ValueError("shared prefixes need both prefixes and prefix_length")
-        if self.prefix_length >= self.isl * (1 - self.range_ratio) and self.prefixes:
+        if prefix_length >= self.isl * (1 - self.range_ratio) and prefixes:
             raise ValueError("prefix_length must be shorter than the shortest prompt")
+        if self.dataset == SESSIONS and self.api == "completions":
+            raise ValueError("sessions are chats, which api completions cannot send")
         return self
 
     @property
-    def answers_ignore_eos(self) -> bool:
-        return self.dataset is None if self.ignore_eos is None else self.ignore_eos
+    def reads_file(self) -> bool:
+        return self.dataset not in (None, TASKS, SESSIONS)
+
+    @property
+    def shared_prefixes(self) -> tuple[int, int]:
+        """How many there are, and the tokens of each. Sessions share a few system prompts unless told otherwise."""
+        if self.dataset != SESSIONS:
+            return self.prefixes or 0, self.prefix_length or 0
+        number = DEFAULT_SYSTEMS if self.prefixes is None else self.prefixes
+        shortest = int(self.isl * (1 - self.range_ratio))
+        length = shortest // 2 if self.prefix_length is None else self.prefix_length
+        return (number, length) if number and length else (0, 0)

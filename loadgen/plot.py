@@ -27,7 +27,7 @@ def save(report: Report, path: Path) -> None:
     _throughput(rate_axes, report)
     summary = report.summary
     figure.suptitle(
-        f"{report.model}: {options.rate:g} requests/s offered, {summary.completed} of {summary.requests} completed, "
+        f"{report.model}: rate {options.rate:g}, {summary.completed} of {summary.requests} completed, "
         f"{summary.output_tokens_per_second:,.0f} output tokens/s",
         fontsize=11,
     )

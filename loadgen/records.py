@@ -6,12 +6,14 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class RequestRecord:
-    """`index`, `scheduled_s` and `max_tokens` are set before the run, the rest by the sender and the client."""
+    """What is set when it is made is the sender's; the client writes the rest."""
 
     index: int
     # When it should arrive; latencies count from here, however late the generator was.
     scheduled_s: float
     max_tokens: int
+    # Which request of its session it is, from 1.
+    turn: int = 1
     # When the generator woke for it.
     woken_s: float | None = None
     # Whether max_concurrency made it wait before it was sent.

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.options import LoadOptions
+from loadgen.options import SESSIONS, LoadOptions
 from loadgen.records import RequestRecord
 from loadgen.summary import Distribution, Summary
 
@@ -39,8 +39,7 @@ def save(report: Report, path: Path) -> None:
 def table(report: Report) -> Table:
     """A table with latencies by percentile above, totals and rates below."""
     options, summary = report.options, report.summary
-    shape = str(options.dataset) if options.dataset else f"{options.isl} in, {options.osl} out"
-    title = f"{report.model} at {options.url or options.grpc}: {options.rate:g} requests/s, {shape}"
+    title = f"{report.model} at {options.url or options.grpc}: rate {options.rate:g}, {_shape(options)}"
     rows = Table(title=title, title_justify="left", caption=_caption(report), caption_justify="left")
     rows.add_column("")
     for heading in ("mean", "p50", "p90", "p99", "max"):
@@ -53,6 +52,12 @@ def table(report: Report) -> Table:
     return rows
 
 
+def _shape(options: LoadOptions) -> str:
+    if options.dataset == SESSIONS:
+        return f"sessions of {options.turns} turns: {options.isl} in, {options.osl} out, {options.turn_tokens} added"
+    return str(options.dataset) if options.dataset else f"{options.isl} in, {options.osl} out"
+
+
 def _latencies(summary: Summary) -> list[tuple[str, Distribution | None]]:
     return [
         ("TTFT, ms", summary.ttft_ms),
@@ -60,6 +65,8 @@ def _latencies(summary: Summary) -> list[tuple[str, Distribution | None]]:
         ("ITL, ms", summary.itl_ms),
         ("whole answer, ms", summary.latency_ms),
         ("arrival drift, ms", summary.drift_ms),
+        *((f"TTFT of {each.turns}, ms", each.ttft_ms) for each in summary.by_turn),
+        *((f"TPOT of {each.turns}, ms", each.tpot_ms) for each in summary.by_turn),
     ]
 
 
@@ -78,7 +85,8 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         ("requests/min", f"{summary.requests_per_minute:.1f}"),
         ("input tokens/s", f"{summary.input_tokens_per_second:.1f}"),
         ("output tokens/s", f"{summary.output_tokens_per_second:.1f}"),
-        ("cached tokens", f"{summary.cached_tokens} of {summary.input_tokens}"),
+        ("cached tokens", _hits(summary.cached_tokens, summary.input_tokens)),
+        *((f"cached, {each.turns}", _hits(each.cached_tokens, each.input_tokens)) for each in summary.by_turn),
     ]
     if report.interrupted:
         totals.append(("stopped early", "as asked"))
@@ -88,6 +96,13 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         good = summary.goodput
         totals.append(("goodput, requests/s", f"{good.requests_per_second:.2f} ({good.share:.1%})"))
     return totals
+
+
+def _hits(cached_tokens: int | None, input_tokens: int) -> str:
+    if cached_tokens is None:
+        return "the endpoint does not say"
+    share = f" ({cached_tokens / input_tokens:.1%})" if input_tokens else ""
+    return f"{cached_tokens} of {input_tokens}{share}"
 
 
 def _caption(report: Report) -> Text | None:

@@ -2,48 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen import arrivals, plot, report, search, workload
-from loadgen.client import Clock, LoadClient, Target
+from loadgen import plot, report, search
+from loadgen.client import LoadClient, Target
 from loadgen.grpc_client import GrpcClient
 from loadgen.openai_client import OpenAILoadClient
-from loadgen.options import DEFAULT_REQUESTS, LONGEST_RUN_S, LoadOptions
+from loadgen.options import LoadOptions
+from loadgen.plan import plan
 from loadgen.records import RequestRecord
 from loadgen.report import Report
+from loadgen.sending import Sending, Shown
 from loadgen.summary import Objectives, summarize
-from loadgen.workload import Job
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 from mesh.writable import make_writable
 
-DEFAULT_VOCABULARY = 1000
 # The plot lies next to the report.
 PLOT = ".png"
-# Called with how many requests were sent, how many of them have ended, and how many there will be.
-Shown = Callable[[int, int, int], None]
 
 
 def _show_nothing(sent: int, ended: int, total: int) -> None:
     """For runs without a terminal that shows them."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The requests and their arrivals: `jobs[i]` arrives at `times_s[i]`."""
-
-    jobs: list[Job]
-    times_s: list[float]
 
 
 def main(options: LoadOptions, console: Console | None = None) -> Report:
@@ -98,12 +86,13 @@ async def load(
     try:
         target = await client.discover()
         drawn = plan(options, target)
-        counted = Plan(drawn.jobs, [time_s + after_s for time_s in drawn.times_s])
+        counted = replace(drawn, times_s=[time_s + after_s for time_s in drawn.times_s])
         await _warm_up(client, options, target)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        records = _records(counted)
+        sending = Sending(client, counted, options.max_concurrency, shown)
+        records = sending.records
         try:
-            await _run(client, counted.jobs, records, options.max_concurrency, shown)
+            await sending.run()
             interrupted = False
         except asyncio.CancelledError:
             if not keep_when_cancelled:
@@ -132,31 +121,6 @@ def _shown_on(console: Console | None) -> Iterator[Shown]:
         yield show
 
 
-def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
-    """Arrivals and jobs, drawn before the clock starts; equal options give equal plans.
-
-    Raises ConfigError for a bad dataset, or if the last request would arrive after more than a month.
-    """
-    arrival_random, job_random = np.random.default_rng(options.seed + seed_offset).spawn(2)
-    from_file = options.dataset if options.dataset != workload.TASKS else None
-    rows = workload.read_dataset(from_file, options.osl) if from_file else []
-    if options.duration_s is not None:
-        times = arrivals.arrival_times_within(options.rate, arrival_random, duration_s=options.duration_s)
-    else:
-        count = options.requests or len(rows) or DEFAULT_REQUESTS
-        times = arrivals.arrival_times(options.rate, arrival_random, count=count)
-    if times[-1] > LONGEST_RUN_S:
-        raise ConfigError(f"at {options.rate:g} requests a second the last of {len(times):,} arrives after a month")
-    if rows:
-        jobs = workload.dataset_jobs(rows)
-    elif options.dataset is not None:
-        jobs = workload.task_jobs(options.seed + seed_offset)
-    else:
-        vocabulary_size = options.vocabulary_size or target.vocabulary_size or DEFAULT_VOCABULARY
-        jobs = workload.synthetic_jobs(options, vocabulary_size, job_random)
-    return Plan(list(islice(jobs, len(times))), times)
-
-
 async def _warm_up(client: LoadClient, options: LoadOptions, target: Target) -> None:
     """Open connections and fill caches that are the server's own, with prompts that the run does not repeat."""
     if options.warmup == 0:
@@ -166,56 +130,14 @@ async def _warm_up(client: LoadClient, options: LoadOptions, target: Target) -> 
         await client.send(job, RequestRecord(index, 0.0, job.max_tokens), time.perf_counter)
 
 
-def _records(counted: Plan) -> list[RequestRecord]:
-    schedule = enumerate(zip(counted.jobs, counted.times_s, strict=True))
-    return [RequestRecord(index, time_s, job.max_tokens) for index, (job, time_s) in schedule]
-
-
-def _as_far_as_sent(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+def _as_far_as_sent(records: list[RequestRecord]) -> list[RequestRecord]:
     """The requests that were sent before the run was stopped; those that were still in flight count as failed.
 
     Raises CancelledError if there are none.
     """
-    sent = [record for record in records if record.woken_s is not None]
-    if not sent:
+    if not records:
         raise asyncio.CancelledError
-    for record in sent:
+    for record in records:
         if record.finished_s is None and record.error is None:
             record.fail("interrupted", "the run was stopped")
-    return sent
-
-
-async def _run(
-    client: LoadClient, jobs: Sequence[Job], records: Sequence[RequestRecord], max_concurrency: int | None, shown: Shown
-) -> None:
-    """Send every job at its time, and write its outcome to its record."""
-    guard = asyncio.Semaphore(max_concurrency or len(jobs))
-    start = time.perf_counter()
-    sent = ended = 0
-
-    def clock() -> float:
-        return time.perf_counter() - start
-
-    def note_end(task: asyncio.Task[None]) -> None:
-        nonlocal ended
-        ended += 1
-        shown(sent, ended, len(jobs))
-
-    async with asyncio.TaskGroup() as tasks:
-        for job, record in zip(jobs, records, strict=True):
-            await _sleep_until(record.scheduled_s, clock)
-            record.woken_s = clock()
-            sent += 1
-            shown(sent, ended, len(jobs))
-            tasks.create_task(_send(client, job, record, guard, clock)).add_done_callback(note_end)
-
-
-async def _send(client: LoadClient, job: Job, record: RequestRecord, guard: asyncio.Semaphore, clock: Clock) -> None:
-    record.held_back = guard.locked()
-    async with guard:
-        await client.send(job, record, clock)
-
-
-async def _sleep_until(time_s: float, clock: Clock) -> None:
-    # Sleep even if the time has come, so that the requests already started can run.
-    await asyncio.sleep(max(0.0, time_s - clock()))
+    return records

@@ -39,6 +39,20 @@ class Goodput:
 
 
 @dataclass(frozen=True)
+class TurnSummary:
+    """The completed requests of some turns of sessions."""
+
+    # "first turn" or "later turns".
+    turns: str
+    requests: int
+    input_tokens: int
+    # Prompt tokens that were found in caches; None if the endpoint does not say.
+    cached_tokens: int | None
+    ttft_ms: Distribution | None
+    tpot_ms: Distribution | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """Rates count completed requests over `elapsed_s`: from the first scheduled arrival to the last message."""
 
@@ -63,6 +77,8 @@ class Summary:
     # Requests that max_concurrency held back.
     held_back: int
     goodput: Goodput
+    # First turns of sessions and later ones; empty if no request is a later one.
+    by_turn: tuple[TurnSummary, ...] = ()
 
 
 def distribution(values_s: Sequence[float]) -> Distribution | None:
@@ -120,14 +136,43 @@ def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summa
         cached_tokens=sum(record.cached_tokens or 0 for record in completed),
         input_tokens_per_second=_rate(input_tokens, elapsed_s),
         output_tokens_per_second=_rate(output_tokens, elapsed_s),
-        ttft_ms=distribution([record.ttft_s for record in completed if record.ttft_s is not None]),
-        tpot_ms=distribution([record.tpot_s for record in completed if record.tpot_s is not None]),
+        ttft_ms=_ttft(completed),
+        tpot_ms=_tpot(completed),
         itl_ms=distribution([gap for record in completed for gap in record.inter_token_s]),
         latency_ms=distribution([r.finished_s - r.scheduled_s for r in completed if r.finished_s is not None]),
         drift_ms=distribution([r.woken_s - r.scheduled_s for r in records if r.woken_s is not None]),
         held_back=sum(record.held_back for record in records),
         goodput=goodput(records, objectives, elapsed_s),
+        by_turn=_by_turn(completed),
     )
+
+
+def _by_turn(completed: Sequence[RequestRecord]) -> tuple[TurnSummary, ...]:
+    later = [record for record in completed if record.turn > 1]
+    if not later:
+        return ()
+    first = [record for record in completed if record.turn == 1]
+    return (_of_turns("first turn", first), _of_turns("later turns", later))
+
+
+def _of_turns(turns: str, completed: Sequence[RequestRecord]) -> TurnSummary:
+    cached = [record.cached_tokens for record in completed if record.cached_tokens is not None]
+    return TurnSummary(
+        turns=turns,
+        requests=len(completed),
+        input_tokens=sum(record.prompt_tokens or 0 for record in completed),
+        cached_tokens=sum(cached) if cached else None,
+        ttft_ms=_ttft(completed),
+        tpot_ms=_tpot(completed),
+    )
+
+
+def _ttft(completed: Sequence[RequestRecord]) -> Distribution | None:
+    return distribution([record.ttft_s for record in completed if record.ttft_s is not None])
+
+
+def _tpot(completed: Sequence[RequestRecord]) -> Distribution | None:
+    return distribution([record.tpot_s for record in completed if record.tpot_s is not None])
 
 
 def _message_weights(record: RequestRecord) -> list[float]:

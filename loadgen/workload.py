@@ -1,7 +1,7 @@
 """The requests of a load run: synthetic prompts of given lengths, or the rows of a dataset."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +17,6 @@ from mesh.text_files import read_text
 FIRST_ORDINARY_TOKEN = 16
 # Each word, with the space before it, is one token in the usual vocabularies.
 COMMON_WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "it", "by", "at", "or")
-# This name stands for our own tasks rather than for a file.
-TASKS = Path("tasks")
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -32,6 +30,26 @@ class Job:
 
     prompt: tuple[int, ...] | str | tuple[Message, ...]
     max_tokens: int
+    # Whether the answer is to have max_tokens tokens, wherever the model would end it.
+    exact: bool = False
+    # Makes the session's next turn of the answer; None after the last turn, and for what is no session.
+    following: "Callable[[Answer], Turn] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a session's next turn repeats: `text` if prompts are messages, `token_ids` if they are token ids."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A later request of a session, sent `pause_s` after the answer that it follows."""
+
+    job: Job
+    pause_s: float
 
 
 class _Row(msgspec.Struct):
@@ -40,18 +58,24 @@ class _Row(msgspec.Struct):
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None = None
 
 
-def read_dataset(path: Path, default_max_tokens: int) -> list[Job]:
-    """Rows of a JSON-lines file, or lines of a text file. Raises ConfigError naming the line that is wrong."""
+def read_lines(path: Path) -> list[str]:
+    """A dataset's lines, of which at least one is not blank. Raises ConfigError."""
     try:
         # Split at newlines only: splitlines() would also split at characters such as U+2028, which texts may contain.
-        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        lines = read_text(path).split("\n")
     except OSError as error:
         raise ConfigError(f"cannot read the dataset {path}: {error.strerror}") from error
-    if not lines:
+    if not any(line.strip() for line in lines):
         raise ConfigError(f"the dataset {path} is empty")
-    if not lines[0].lstrip().startswith("{"):
-        return [Job(line, default_max_tokens) for line in lines]
-    return [_job(path, number, line, default_max_tokens) for number, line in enumerate(lines, start=1)]
+    return lines
+
+
+def dataset_rows(path: Path, lines: Sequence[str], default_max_tokens: int) -> list[Job]:
+    """Rows of JSON lines, or lines of text, without the blank ones. Raises ConfigError naming the row that is wrong."""
+    rows = [line for line in lines if line.strip()]
+    if not rows[0].lstrip().startswith("{"):
+        return [Job(row, default_max_tokens) for row in rows]
+    return [_job(path, number, row, default_max_tokens) for number, row in enumerate(rows, start=1)]
 
 
 def _job(path: Path, number: int, line: str, default_max_tokens: int) -> Job:
@@ -67,12 +91,13 @@ def _job(path: Path, number: int, line: str, default_max_tokens: int) -> Job:
 
 def synthetic_jobs(options: LoadOptions, vocabulary_size: int, generator: np.random.Generator) -> Iterator[Job]:
     """Endless jobs of random token ids; equal options and generator state give equal jobs."""
-    prefixes = [_tokens(options.prefix_length, vocabulary_size, generator) for _ in range(options.prefixes)]
+    number, prefix_length = options.shared_prefixes
+    prefixes = [draw_tokens(prefix_length, vocabulary_size, generator) for _ in range(number)]
     while True:
-        length = _length(options.isl, options.range_ratio, generator)
+        length = draw_length(options.isl, options.range_ratio, generator)
         prefix = prefixes[int(generator.integers(len(prefixes)))] if prefixes else ()
-        suffix = _tokens(length - len(prefix), vocabulary_size, generator)
-        yield Job(prefix + suffix, _length(options.osl, options.range_ratio, generator))
+        suffix = draw_tokens(length - len(prefix), vocabulary_size, generator)
+        yield Job(prefix + suffix, draw_length(options.osl, options.range_ratio, generator), exact=True)
 
 
 def dataset_jobs(rows: Sequence[Job]) -> Iterator[Job]:
@@ -88,20 +113,26 @@ def task_jobs(seed: int) -> Iterator[Job]:
 
 
 def as_messages(job: Job) -> Job:
-    """The same job for an endpoint that only chats. Each token id becomes a common word, so that the prompt has about
-    the length that was asked for, but not exactly."""
+    """The same job for an endpoint that only chats; token ids become `words`."""
     if isinstance(job.prompt, str):
-        return Job((Message("user", job.prompt),), job.max_tokens)
+        return replace(job, prompt=(Message("user", job.prompt),))
     if isinstance(job.prompt[0], Message):
         return job
-    words = [COMMON_WORDS[token_id % len(COMMON_WORDS)] for token_id in job.prompt if isinstance(token_id, int)]
-    return Job((Message("user", " ".join(words)),), job.max_tokens)
+    token_ids = [token_id for token_id in job.prompt if isinstance(token_id, int)]
+    return replace(job, prompt=(Message("user", words(token_ids)),))
 
 
-def _length(mean: int, ratio: float, generator: np.random.Generator) -> int:
+def words(token_ids: Sequence[int]) -> str:
+    """Text of about as many tokens, one common word for each id; equal ids give equal words."""
+    return " ".join(COMMON_WORDS[token_id % len(COMMON_WORDS)] for token_id in token_ids)
+
+
+def draw_length(mean: int, ratio: float, generator: np.random.Generator) -> int:
+    """Tokens, at least 1, uniform in [mean x (1 - ratio), mean x (1 + ratio)]."""
     spread = int(mean * ratio)
     return max(1, int(generator.integers(mean - spread, mean + spread + 1)))
 
 
-def _tokens(count: int, vocabulary_size: int, generator: np.random.Generator) -> tuple[int, ...]:
+def draw_tokens(count: int, vocabulary_size: int, generator: np.random.Generator) -> tuple[int, ...]:
+    """Random ids of ordinary tokens."""
     return tuple(generator.integers(FIRST_ORDINARY_TOKEN, vocabulary_size, size=count).tolist())

@@ -5,27 +5,15 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
-
+from loadgen.traces import BLOCK_TOKENS, TraceRow, in_order, mooncake_rows
 from mesh.errors import ConfigError
 from mesh.text_files import read_text
 from sim.asked import Asked, Prompts, with_length
 from sim.device import LONGEST_OUTPUT
 from sim.workload import WorkloadConfig
 
-# A hash id of Mooncake's traces stands for this many tokens.
-MOONCAKE_BLOCK_TOKENS = 512
 # Most texts that are remembered by their hash ids.
 REMEMBERED_TEXTS = 200_000
-
-
-class TraceRow(msgspec.Struct, forbid_unknown_fields=True):
-    """One request of a trace. `timestamp` is in milliseconds."""
-
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...] = ()
 
 
 def read_trace(path: Path) -> list[TraceRow]:
@@ -37,15 +25,7 @@ def read_trace(path: Path) -> list[TraceRow]:
     lines = text.splitlines()
     if not lines:
         raise ConfigError(f"the trace {path} is empty")
-    rows = _azure_rows(path, lines) if "TIMESTAMP" in lines[0] else _mooncake_rows(path, lines)
-    for number, row in rows:
-        if row.input_length < 1 or row.output_length < 1:
-            raise ConfigError(f"{path}, line {number}: lengths must be at least 1")
-    ordered = sorted((row for _, row in rows), key=lambda row: row.timestamp)
-    if not ordered:
-        raise ConfigError(f"the trace {path} has no request")
-    first = ordered[0].timestamp
-    return [msgspec.structs.replace(row, timestamp=row.timestamp - first) for row in ordered]
+    return in_order(path, _azure_rows(path, lines)) if "TIMESTAMP" in lines[0] else mooncake_rows(path, lines)
 
 
 class TraceWorkload:
@@ -78,24 +58,12 @@ class TraceWorkload:
         return [*text, *self._prompts.fresh(row.input_length - len(text))]
 
     def _block(self, hash_id: int) -> list[int]:
-        found = self._texts.pop(hash_id, None) or self._prompts.fresh(MOONCAKE_BLOCK_TOKENS)
+        found = self._texts.pop(hash_id, None) or self._prompts.fresh(BLOCK_TOKENS)
         # The least recently used text comes first.
         self._texts[hash_id] = found
         if len(self._texts) > REMEMBERED_TEXTS:
             del self._texts[next(iter(self._texts))]
         return found
-
-
-def _mooncake_rows(path: Path, lines: list[str]) -> list[tuple[int, TraceRow]]:
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, msgspec.json.decode(line, type=TraceRow)))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-    return rows
 
 
 def _azure_rows(path: Path, lines: list[str]) -> list[tuple[int, TraceRow]]:

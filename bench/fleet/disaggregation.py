@@ -34,15 +34,15 @@ from capacity.shapes import DEEPSEEK_R1
 from engine.config import EngineConfig
 from engine.pace.tails import most_rows
 from loadgen.client import Target
-from loadgen.run import plan
+from loadgen.plan import plan
 from loadgen.summary import Objectives
+from loadgen.traces import TraceRow
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import validate
 from mesh.cost_file import CostFile, load_costs, save_costs
 from mesh.costs import CostModel
 from sim.fleet import FleetConfig
 from sim.run import simulate
-from sim.traces import TraceRow
 from sim.workload import WorkloadConfig
 
 WHOLE = int(DEEPSEEK_R1["num_hidden_layers"])

@@ -1,4 +1,4 @@
-"""Other projects' clients, against a mesh of real processes on a tiny checkpoint."""
+"""Other projects' clients and the load generator, against a mesh of real processes on a tiny checkpoint."""
 
 import asyncio
 import json
@@ -13,6 +13,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from loadgen.options import LoadOptions
+from loadgen.run import load
 from mesh.ports import free_port
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.process_mesh import ProcessMesh, process_mesh
@@ -145,6 +147,21 @@ async def test_the_answers_to_one_prompt_share_its_computation(mesh: ProcessMesh
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     # The prompt has three full blocks; the first answer computed them.
     assert await cached_tokens(mesh) - before == 3 * 192
+
+
+@pytest.mark.parametrize("api", ["grpc", "url"])
+async def test_later_turns_of_sessions_hit_the_cache(mesh: ProcessMesh, api: str) -> None:
+    endpoint = {"grpc": mesh.grpc_endpoint, "url": f"{mesh.http_url}/v1"}[api]
+    sizes = {"isl": 192, "osl": 40, "turns": 3, "turn_tokens": 40, "think_s": 0.02, "requests": 4, "warmup": 0}
+    values = {api: endpoint, "dataset": "sessions", "rate": float("inf"), **sizes}
+    report = await load(LoadOptions.model_validate(values))
+    assert (report.summary.completed, report.summary.errors) == (12, {})
+    first, later = report.summary.by_turn
+    assert (first.requests, later.requests) == (4, 8)
+    assert later.cached_tokens is not None and first.cached_tokens is not None
+    # First turns can share no more than their system prompt, which is half of them.
+    assert first.cached_tokens / first.input_tokens < 0.5
+    assert later.cached_tokens / later.input_tokens > 0.65
 
 
 async def test_a_model_calls_the_tool_that_it_must(mesh: ProcessMesh) -> None:

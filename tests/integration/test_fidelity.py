@@ -19,7 +19,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.options import LoadOptions
-from loadgen.run import load, plan
+from loadgen.plan import plan
+from loadgen.run import load
 from loadgen.summary import Objectives, Summary, summarize
 from mesh.cost_file import load_costs, save_costs
 from sim.asked import Asked

@@ -12,8 +12,9 @@ import pytest
 from deepmesh.internal.v1 import scheduler_pb2
 
 from loadgen.options import LoadOptions
+from loadgen.plan import plan
 from loadgen.records import RequestRecord
-from loadgen.run import load, plan
+from loadgen.run import load
 from sim.fleet import FleetConfig
 from sim.simulation import SimulatedMesh
 from tests.support.process_mesh import VOCABULARY, ProcessMesh

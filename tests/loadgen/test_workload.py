@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from loadgen.arrivals import arrival_times, arrival_times_within
 from loadgen.client import Target
 from loadgen.options import LoadOptions
-from loadgen.run import plan
-from loadgen.workload import Job, Message, as_messages, dataset_jobs, read_dataset, synthetic_jobs
+from loadgen.plan import plan
+from loadgen.workload import Job, Message, as_messages, dataset_jobs, dataset_rows, read_lines, synthetic_jobs
 from mesh.config import load
 from mesh.errors import ConfigError
 
 
 def options(**values: object) -> LoadOptions:
     return LoadOptions.model_validate({"grpc": "127.0.0.1:1", "rate": 1.0} | values)
+
+
+def read_dataset(path: Path, default_max_tokens: int) -> list[Job]:
+    return dataset_rows(path, read_lines(path), default_max_tokens)
 
 
 def jobs(count: int, seed: int = 0, **values: object) -> list[Job]:
@@ -115,7 +119,7 @@ def test_a_dataset_starts_over_when_it_runs_out() -> None:
 def test_the_tasks_dataset_is_endless_and_follows_the_seed() -> None:
     def drawn(seed: int) -> list[Job]:
         drawing = options(dataset="tasks", requests=12, seed=seed)
-        return plan(drawing, Target("tiny", None)).jobs
+        return list(plan(drawing, Target("tiny", None)).jobs)
 
     assert len(drawn(0)) == 12
     assert drawn(0) == drawn(0) != drawn(1)

@@ -14,7 +14,7 @@ import msgspec
 from capacity.calibration.mesh import MeshUnderTest, costs_of_mesh
 from loadgen.client import Target
 from loadgen.options import LoadOptions
-from loadgen.run import Plan, plan
+from loadgen.plan import Plan, plan
 from mesh.config import validate
 from mesh.cost_file import CostFile, save_costs
 from mesh.costs import CostModel

@@ -13,9 +13,9 @@ from launcher.composition import compose
 from launcher.plan import MeshPlan
 from loadgen.client import Target
 from loadgen.options import LoadOptions
+from loadgen.plan import plan
 from loadgen.records import RequestRecord
 from loadgen.report import Report
-from loadgen.run import plan
 from loadgen.summary import Objectives, summarize
 
 
