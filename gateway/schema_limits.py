@@ -3,7 +3,9 @@
 Only what widens a schema is left out: whatever matched before still matches.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from gateway.schema_keywords import COMBINING, DEFINITIONS, parts, with_parts
@@ -12,11 +14,27 @@ from mesh.errors import InvalidConstraint
 
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 SIZES = frozenset(("minProperties", "maxProperties"))
-# The library's integers, and what its expressions for numbers still reach.
-LARGEST_NUMBER = 2**62
+# The library writes an expression for each bound, and cannot for much larger or smaller ones.
+LARGEST_NUMBER, SMALLEST_NUMBER = 2**53, 1e-9
+# It counts multiples in integers of 32 bits.
+LARGEST_MULTIPLE = 2**31
+# Numbers that are far smaller end the process.
+LARGEST_CONSTANT = 2**62
 LARGEST_SIZE = 2**31
 # Doubles have every whole number up to it.
 LARGEST_EXACT = 2**53
+
+# Keywords that the library ignores, and remarks. They may hold anything, numbers that it does not bear too.
+IGNORED = frozenset(
+    (
+        *("not", "if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "$dynamicAnchor"),
+        *("contentEncoding", "contentMediaType", "contentSchema", "default", "examples", "example", "$comment"),
+        *("title", "description", "deprecated", "readOnly", "writeOnly", "nullable", "discriminator"),
+    )
+)
+# The name of a schema, as references write it.
+_NAME = re.compile(r"[A-Za-z0-9_.:/~%?=&@+-]+")
 
 Compiles = Callable[[str], bool]
 
@@ -87,30 +105,34 @@ class _Pruning:
         return with_parts(kept, self.of)
 
     def _keeps(self, key: str, value: Any) -> bool:
+        if key in IGNORED:
+            return False
         match key:
             case "type":
                 kinds = value if isinstance(value, list) else [value]
                 return bool(kinds) and all(isinstance(kind, str) and kind in TYPES for kind in kinds)
             case "$ref":
                 return isinstance(value, str) and self._resolves(value)
-            case "$schema" | "$id" | "$anchor":
-                return isinstance(value, str) and (key != "$schema" or "json-schema.org/" in value)
+            case "$schema":
+                return isinstance(value, str) and "json-schema.org/" in value
+            case "$id" | "$anchor":
+                return isinstance(value, str) and _NAME.fullmatch(value) is not None
             case "pattern":
                 return isinstance(value, str) and self._compiles(value)
             case "format":
                 return isinstance(value, str)
             case "required":
                 return isinstance(value, list) and all(isinstance(name, str) for name in value)
-            case "const":
-                return inexact_number(value) is None
             case "enum":
-                return isinstance(value, list) and inexact_number(value) is None
+                return isinstance(value, list) and _is_borne(value)
+            case "const":
+                return _is_borne(value)
             case "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties":
                 return type(value) is int and 0 <= value < LARGEST_SIZE
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-                return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
+                return type(value) in (int, float) and _is_moderate(value)
             case "multipleOf":
-                return isinstance(value, int | float) and value > 0
+                return type(value) in (int, float) and value > 0 and _is_moderate(value) and _has_few_digits(value)
         return self._keeps_schemas(key, value)
 
     def _keeps_schemas(self, key: str, value: Any) -> bool:
@@ -132,10 +154,32 @@ def _named_schemas(root: Mapping[str, Any]) -> Collection[str]:
         schema = waiting.pop()
         if isinstance(anchor := schema.get("$anchor"), str):
             names.add(f"#{anchor}")
-        if isinstance(identity := schema.get("$id"), str):
+        if isinstance(identity := schema.get("$id"), str) and _NAME.fullmatch(identity):
             names.add(identity)
         waiting += [part for key, value in schema.items() for part in parts(key, value)]
     return names
+
+
+def _is_borne(value: object) -> bool:
+    """Whether the library bears the numbers in a value, and rounds none of them."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case float() as number if abs(number) >= LARGEST_CONSTANT:
+                return False
+            case list() as items:
+                waiting += items
+            case dict() as pairs:
+                waiting += pairs.values()
+    return inexact_number(value) is None
+
+
+def _is_moderate(value: float) -> bool:
+    return value == 0 or SMALLEST_NUMBER <= abs(value) <= LARGEST_NUMBER
+
+
+def _has_few_digits(value: float) -> bool:
+    return int("".join(map(str, Decimal(repr(value)).as_tuple().digits))) <= LARGEST_MULTIPLE
 
 
 def _is_schema(value: object) -> bool:
