@@ -56,16 +56,18 @@ def test_experts_are_those_of_a_quantized_checkpoint(weights: KeptWeights, plain
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("weights", FORMS)
 def test_logits_are_as_near_as_those_of_a_quantized_checkpoint(
-    weights: KeptWeights, plain: Path, tmp_path: Path
+    weights: KeptWeights, device: str, plain: Path, tmp_path: Path
 ) -> None:
     quantize(Options(plain, tmp_path / "quantized", FORMS[weights], CPU))
     tokens = random_prompt(40)
     exact = our_logits(plain, tokens, [1], [40])
 
     def error(directory: Path, kept: KeptWeights) -> float:
-        return relative_error(our_logits(directory, tokens, [1], [39, 1], dtype=torch.bfloat16, weights=kept), exact)
+        found = our_logits(directory, tokens, [1], [39, 1], device=device, dtype=torch.bfloat16, weights=kept)
+        return relative_error(found.cpu(), exact)
 
     assert 0.01 < error(plain, weights) < 1.3 * error(tmp_path / "quantized", "quantized")
 
