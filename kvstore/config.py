@@ -57,8 +57,12 @@ class KvStoreConfig(ServiceConfig):
 
     store_id: str | None = Field(default=None, min_length=1, max_length=256)
     """Unique in the mesh and stable across restarts; by default host:port."""
-    memory_bytes: int = Field(default=1 << 30, ge=1 << 16)
-    """Memory for KV blocks. The machine provides it as the blocks fill."""
+    memory_bytes: int | None = Field(default=None, ge=1 << 16)
+    """Memory for KV blocks. The machine provides it as the blocks fill. By default `memory_share`."""
+    memory_share: float = Field(default=0.25, gt=0, le=1)
+    """Share of the memory that is available when the first worker attaches (of the container's limit, if that is
+    lower). `memory_bytes` overrides it.
+    """
     draft_layers: int | None = Field(default=None, ge=0)
     """Each block has room for the KV of this many draft layers, besides the model's layers. By default as many as the
     first worker to attach has. Base layers of all workers are kept.

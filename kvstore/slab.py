@@ -1,5 +1,6 @@
 """The store's memory: blocks of one geometry, the directory of what they hold, and the agent that moves their bytes."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -10,6 +11,7 @@ from kvstore.config import KvStoreConfig
 from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier
 from kvstore.lookups import Lookups
+from kvstore.memory_size import machine_memory, store_size
 from kvstore.offers import OfferLandings, Offers
 from kvstore.quotas import disk_quotas, memory_quotas
 from kvstore.store_memory import StoreMemory
@@ -21,6 +23,7 @@ from transfer.fetch.lookup_server import LookupHandler
 from transfer.kept_macs import KeptMacs
 
 MAX_LAYERS = 1024
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,18 @@ def geometry_of(worker: WorkerIdentity) -> Geometry:
     return geometry
 
 
+def _total_blocks(config: KvStoreConfig, block_bytes: int) -> int:
+    size = store_size(config, block_bytes, machine_memory())
+    total_blocks = size.memory_bytes // block_bytes
+    if not total_blocks:
+        raise NamespaceMismatch(
+            f"one block is {block_bytes} bytes and the store has {size.memory_bytes}: raise memory_bytes"
+        )
+    fields = {"blocks": total_blocks, "memory_bytes": size.memory_bytes, "reason": size.reason}
+    log.info("memory for blocks", extra={"fields": fields})
+    return total_blocks
+
+
 class Slab:
     """Made for the first worker. Others share it if their base layers have the same geometry, whatever their
     namespace.
@@ -103,12 +118,8 @@ class Slab:
         self.geometry = geometry_of(worker)
         if config.draft_layers is not None:
             self.geometry = replace(self.geometry, draft_layers=config.draft_layers)
-        memory_bytes, block_bytes = config.memory_bytes, self.geometry.block_bytes
-        total_blocks = memory_bytes // block_bytes
-        if not total_blocks:
-            raise NamespaceMismatch(
-                f"one block is {block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
-            )
+        block_bytes = self.geometry.block_bytes
+        total_blocks = _total_blocks(config, block_bytes)
         quotas = memory_quotas(config.quota, config.tenants, block_bytes)
         self.directory = BlockDirectory(total_blocks, quotas=quotas)
         memory = StoreMemory(self.geometry.layers, total_blocks, self.geometry.piece_bytes)

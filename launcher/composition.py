@@ -11,6 +11,8 @@ from launcher.workers import worker_specs
 from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
 
+# The default of kvstore.memory_share, which the stores of one machine divide among them.
+STORES_MEMORY = 0.25
 # Offset of each service's first metrics port from the gateway's.
 METRICS_OFFSETS: Mapping[str, int] = {"gateway": 0, "scheduler": 1, "kvstore": 10, "prefill": 100, "decode": 200}
 # The same for the second gateway and scheduler.
@@ -26,7 +28,7 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     stores = _stores_setting(plan)
     specs = [
         *_schedulers(plan, (*stores, *asked["scheduler"])),
-        *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
+        *(_store(plan, number, asked["kvstore"]) for number in range(len(plan.store_ports))),
         *worker_specs(plan, asked, stores, cpu_count or os.cpu_count() or 1),
         *_gateways(plan, asked["gateway"]),
     ]
@@ -82,9 +84,12 @@ def _numbered(service: str, number: int) -> str:
     return f"{service}-{number}" if number else service
 
 
-def _store(number: int, port: int, settings: Sequence[str]) -> ServiceSpec:
-    name = f"kvstore-{number}"
-    return ServiceSpec(name, MODULES["kvstore"], port, (f"store_id={name}", *settings), READY_SECONDS, optional=True)
+def _store(plan: MeshPlan, number: int, asked: Sequence[str]) -> ServiceSpec:
+    name, stores = f"kvstore-{number}", len(plan.store_ports)
+    # Together the stores take what one takes by default.
+    share = [f"memory_share={STORES_MEMORY / stores:.3f}"] if stores > 1 else []
+    settings = (f"store_id={name}", *share, *asked)
+    return ServiceSpec(name, MODULES["kvstore"], plan.store_ports[number], settings, READY_SECONDS, optional=True)
 
 
 def _stores_setting(plan: MeshPlan) -> list[str]:

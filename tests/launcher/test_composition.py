@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.composition import compose, device_list, split_settings
+from kvstore.config import KvStoreConfig
+from launcher.composition import STORES_MEMORY, compose, device_list, split_settings
 from launcher.plan import MeshPlan, ServiceSpec
 from mesh.config import overridden
 from mesh.errors import ConfigError
@@ -53,6 +54,13 @@ def test_every_service_is_told_the_endpoint_of_the_scheduler() -> None:
     specs = by_name(MeshPlan(None, scheduler_port=4002))
     assert specs["scheduler"].port == 4002
     assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == "127.0.0.1:4002"
+
+
+@pytest.mark.parametrize(("ports", "share"), [((4010,), None), ((4010, 4011), 0.125)], ids=["one", "two"])
+def test_stores_of_a_machine_divide_its_memory(ports: tuple[int, ...], share: float | None) -> None:
+    specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=ports))
+    assert last_value(specs["kvstore-0"], "memory_share") == share
+    assert KvStoreConfig().memory_share == STORES_MEMORY
 
 
 def test_everyone_is_told_of_every_scheduler() -> None:
