@@ -42,12 +42,12 @@ class TraceJobs(Sequence[Job]):
 
     def _job(self, number: int) -> Job:
         row = self.rows[number]
-        prompt: tuple[int, ...] = ()
+        prompt: list[int] = []
         for hash_id in row.hash_ids:
             prompt += self._text(BLOCK_TOKENS, _BLOCK, hash_id)
-        prompt = prompt[: row.input_length]
+        del prompt[row.input_length :]
         prompt += self._text(row.input_length - len(prompt), _REST, number)
-        return Job(words(prompt) if self.as_text else prompt, row.output_length, exact=True)
+        return Job(words(prompt) if self.as_text else tuple(prompt), row.output_length, exact=True)
 
     def _text(self, tokens: int, kind: int, number: int) -> tuple[int, ...]:
         generator = np.random.default_rng((self.seed, kind, number & _SEED_MASK))
