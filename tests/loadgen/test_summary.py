@@ -1,3 +1,4 @@
+import io
 import math
 from itertools import pairwise
 
@@ -5,8 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from loadgen.options import SESSIONS, LoadOptions
 from loadgen.records import RequestRecord
+from loadgen.report import Report, table
 from loadgen.summary import Goodput, Objectives, distribution, elapsed, goodput, summarize, throughput_over_time
 
 NO_OBJECTIVES = Objectives(ttft_ms=None, tpot_ms=None)
@@ -125,3 +129,39 @@ def test_throughput_over_time_adds_up_to_all_tokens() -> None:
 
 def test_a_run_without_a_message_took_no_time() -> None:
     assert elapsed([failed("connection")]) == 0.0
+
+
+def test_first_turns_are_compared_with_later_ones() -> None:
+    later = [answered(0.1, 0.2, scheduled_s=0.05), answered(0.3, 0.4, scheduled_s=0.2)]
+    for turn, record in enumerate(later, start=2):
+        record.turn = turn
+        record.cached_tokens = 9
+    broken = failed("lost")
+    broken.turn = 2
+    records = [answered(0.2, 0.3), *later, broken]
+    first, others = summarize(records, NO_OBJECTIVES).by_turn
+    assert [(each.requests, each.input_tokens, each.cached_tokens) for each in (first, others)] == [
+        (1, 10, 4),
+        (2, 20, 18),
+    ]
+    assert first.ttft_ms is not None and others.ttft_ms is not None
+    assert (first.ttft_ms.mean, others.ttft_ms.mean) == pytest.approx((200.0, 75.0))
+
+
+def test_requests_of_one_turn_are_not_split() -> None:
+    assert summarize([answered(0.1)], NO_OBJECTIVES).by_turn == ()
+
+
+@pytest.mark.parametrize(
+    ("cached", "told"), [(6, "12 of 20 (60.0%)"), (None, "the endpoint does not say")], ids=["told", "not told"]
+)
+def test_the_table_tells_later_turns_hits(cached: int | None, told: str) -> None:
+    records = [answered(0.1), answered(0.2), answered(0.3)]
+    for record in records[1:]:
+        record.turn, record.cached_tokens = 2, cached
+    options = LoadOptions(grpc="127.0.0.1:1", dataset=SESSIONS)
+    printed = io.StringIO()
+    report = Report("2026-01-01T00:00:00", "tiny", options, summarize(records, NO_OBJECTIVES), records)
+    Console(file=printed, width=160).print(table(report))
+    (line,) = [line for line in printed.getvalue().splitlines() if "cached, later turns" in line]
+    assert told in line
