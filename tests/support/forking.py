@@ -27,7 +27,7 @@ from mesh.tether import die_with
 from mesh.tethered import start_tethered
 from tests.support.gpus import has_gpu
 from tests.support.programs import ROOT
-from worker.adopted_process import AdoptedProcess
+from worker.ranks.process import AdoptedProcess
 
 FORK = multiprocessing.get_context("forkserver")
 _WORKERS = ("prefill_svc", "decode_svc")

@@ -36,11 +36,10 @@ from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
 from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
-from worker.adopted_process import AdoptedProcess
 from worker.handover import RankHandle
 from worker.hosts.remote_rank import RemoteRank
 from worker.hosts.rendezvous import HostsRendezvous
-from worker.ranks.process import start_message, start_rank
+from worker.ranks.process import AdoptedProcess, start_message, start_rank
 
 STOP_GRACE_SECONDS = 5.0
 
