@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.endpoints import API_KEY_VARIABLE, HostOption
-from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
+from cli.settings.check import GatewayKeys, check_settings, check_weights, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
 from launcher.hub import find_model
@@ -133,8 +133,10 @@ def up(
         kv_secret=token_hex(32),
     )
     specs = compose(plan)
-    keys = gateway_keys(gateway_config(check_settings(specs)))
+    configs = check_settings(specs)
+    keys = gateway_keys(gateway_config(configs))
     check_plan(plan)
+    check_weights(specs, configs)
     check_metrics_ports(specs)
     asyncio.run(_run(plan, specs, keys))
 

@@ -256,6 +256,21 @@ def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
     return config.overlap == "on"
 
 
+def kept_weights(
+    config: EngineConfig, device: Literal["cpu", "cuda"]
+) -> Literal["quantized", "dequantized", "fp8", "w4a8"]:
+    """`weights`, settled for a device."""
+    if config.weights != "auto":
+        return config.weights
+    return "quantized" if device == "cuda" and _dtype(config, device) == "bfloat16" else "dequantized"
+
+
+def _dtype(config: EngineConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
+    if config.dtype != "auto":
+        return config.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     """Settle "auto": a GPU if there is one, with bfloat16; else the CPU with float32 (exact, and faster there).
 
@@ -278,12 +293,8 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
             f"engine.parallel makes {ranks} ranks: at most {MOST_GPU_RANKS} GPUs exchange tensors with"
             " each other; serve with more workers of fewer ranks"
         )
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
-    weights = config.weights
-    if weights == "auto":
-        weights = "quantized" if device == "cuda" and dtype == "bfloat16" else "dequantized"
+    dtype = _dtype(config, device)
+    weights = kept_weights(config, device)
     if weights != "dequantized" and dtype != "bfloat16":
         raise ConfigError(f"engine.weights={weights} computes in bfloat16: set engine.dtype=bfloat16")
     if weights in ("fp8", "w4a8") and config.offload.layers:

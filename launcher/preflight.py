@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.config import EngineConfig, kept_weights
 from engine.model.config import read_model_config
+from engine.model.quantization import PACKED_NEEDS
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
@@ -73,6 +75,17 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
+
+
+def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:
+    """Raises ConfigError for a checkpoint whose weights this worker could not keep as it is configured, and
+    CheckpointError for one that is not served.
+    """
+    if engine.model_dir is None:
+        return
+    packed = read_model_config(engine.model_dir).quantization.packed
+    if packed and kept_weights(engine, "cpu" if spec.gpu is None else "cuda") == "quantized":
+        raise ConfigError(f"{spec.name}: {PACKED_NEEDS}")
 
 
 def _shards(directory: Path) -> Iterable[str]:

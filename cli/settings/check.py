@@ -7,6 +7,7 @@ from cli.settings.services import MODELS
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from launcher.plan import MODULES, ServiceSpec
+from launcher.preflight import check_kept_weights
 from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig
@@ -32,6 +33,18 @@ def check_settings(specs: Sequence[ServiceSpec]) -> dict[str, ServiceConfig]:
         for decode in (config for config in configs.values() if isinstance(config, DecodeConfig)):
             _check_shared_kv(prefill, decode)
     return configs
+
+
+def check_weights(specs: Sequence[ServiceSpec], configs: Mapping[str, ServiceConfig]) -> None:
+    """Refuse a checkpoint that workers could not keep as they are configured: a rank takes seconds to find that. Raises
+    ConfigError, CheckpointError.
+
+    configs: the result of `check_settings`.
+    """
+    for spec in specs:
+        config = configs[spec.name]
+        if isinstance(config, PrefillConfig | DecodeConfig):
+            check_kept_weights(spec, config.engine)
 
 
 def _check_shared_kv(prefill: PrefillConfig, decode: DecodeConfig) -> None:

@@ -75,6 +75,11 @@ class Quantization:
         return self.experts is Stored.PACKED
 
 
+# What to do about a model whose weights another tool packed.
+PACKED_NEEDS = (
+    "the checkpoint's INT4 weights are packed as no kernel multiplies them: quantize it once with deepmesh quantize DIR"
+    " --format w4a8 --out OUT, or at each start with engine.weights=w4a8"
+)
 # How plain weights are quantized when they are loaded, by the setting that asks for it.
 AT_LOAD = {
     "fp8": Quantization(linear=Stored.FP8, experts=Stored.FP8),

@@ -20,7 +20,7 @@ from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.moe import chunk_tokens
 from engine.model.mtp import SHARED_WITH_MODEL
-from engine.model.quantization import AT_LOAD, Quantization, Stored
+from engine.model.quantization import AT_LOAD, PACKED_NEEDS, Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
 from engine.weights.checkpoint import load_weights
@@ -38,11 +38,6 @@ _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 _MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 # What to do about a model without what drafts need.
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
-# What to do about a model whose weights another tool packed.
-PACKED_NEEDS = (
-    "the checkpoint's INT4 weights are packed as no kernel multiplies them: quantize it once with deepmesh quantize DIR"
-    " --format w4a8 --out OUT, or at each start with engine.weights=w4a8"
-)
 # How quantized weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say
 # how plain weights are quantized when they are loaded.
 KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]

@@ -15,6 +15,7 @@ from tests.support.family import FAMILY
 from tests.support.greedy import assert_greedy
 from tests.support.mesh_requests import received_bytes, tokens_of
 from tests.support.oracle_model import load_oracle_of_family
+from tests.support.packed import as_kimi_k25, packed_checkpoint
 from tests.support.process_mesh import SLOW_STORE, ProcessMesh, process_mesh
 from tests.support.tiktoken_models import write_tiktoken_model
 
@@ -26,21 +27,35 @@ ENGINES = tuple(
     for role in ("prefill", "decode")
     for setting in ("device=cpu", "dtype=float32", "threads=1", "total_blocks=96", "transfer.slot_bytes=65536")
 )
+# Its experts are packed in INT4, and it also sees.
+KIMI_K25 = "kimi-k2.5"
 # One worker, and a prefill worker that pushes to two ranks and a store.
 MESHES = {"ifb": 0, "pd": 1}
 APART = ("decode.can_prefill=false", "decode.engine.parallel.tp=2", "kvstore.transfer.slot_bytes=65536", *SLOW_STORE)
 
 
-@pytest.fixture(scope="module", params=FAMILY)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=(*FAMILY, KIMI_K25))
+def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint as it is published, and one of the same model that transformers reads."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    if request.param == KIMI_K25:
+        source, twin = packed_checkpoint(folder, "compressed-tensors")
+        as_kimi_k25(source)
+        return source, twin
     # Heads must divide among two ranks.
     heads = {"num_attention_heads": 4}
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), **{**FAMILY[request.param], **heads})
+    checkpoint = tiny_checkpoint(folder, **{**FAMILY[request.param], **heads})
+    return checkpoint, checkpoint
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> PreTrainedModel:
-    return load_oracle_of_family(checkpoint)
+def checkpoint(twins: tuple[Path, Path]) -> Path:
+    return twins[0]
+
+
+@pytest.fixture(scope="module")
+def reference(twins: tuple[Path, Path]) -> PreTrainedModel:
+    return load_oracle_of_family(twins[1])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=MESHES)

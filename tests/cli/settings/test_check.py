@@ -1,11 +1,19 @@
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
 import pytest
 
-from cli.settings.check import check_settings, gateway_config
+from cli.settings.check import check_settings, check_weights, gateway_config
 from launcher.composition import compose
 from launcher.plan import MeshPlan
 from mesh.errors import ConfigError
+from tests.support.packed import CONFIGS
+from tools.make_checkpoint import checkpoint_config
 
 ORACLE = ("decode.engine.backend=oracle", "prefill.engine.backend=oracle")
+
+REFUSED = pytest.raises(ConfigError, match=r"^decode-0: .* deepmesh quantize DIR --format w4a8 --out OUT, or ")
 
 
 def plan(*settings: str) -> MeshPlan:
@@ -48,3 +56,22 @@ def test_right_settings_give_every_service_its_configuration() -> None:
     configs = check_settings(compose(plan("gateway.api_keys=[{name: alice, key: secret-of-alice}]")))
     assert list(configs) == ["scheduler", "prefill-0", "decode-0", "gateway"]
     assert gateway_config(configs).api_keys[0].name == "alice"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "weights", "verdict"),
+    [
+        pytest.param(("0",), "auto", REFUSED, id="GPU"),
+        pytest.param(("0",), "w4a8", nullcontext(), id="GPU, quantized again"),
+        pytest.param((), "auto", nullcontext(), id="CPU"),
+    ],
+)
+def test_packed_weights_are_refused_on_a_gpu(
+    gpus: tuple[str, ...], weights: str, verdict: AbstractContextManager[object], tmp_path: Path
+) -> None:
+    section = {"quantization_config": CONFIGS["gptq"]}
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint_config("tiny") | section))
+    specs = compose(MeshPlan(tmp_path, settings=(f"decode.engine.weights={weights}",), gpus=gpus))
+    configs = check_settings(specs)
+    with verdict:
+        check_weights(specs, configs)
