@@ -52,6 +52,14 @@ def checked_address(address: str) -> str:
     return address
 
 
+def bracketed(address: str) -> str:
+    """host:port, in which an IPv6 address may lack its brackets, as where a pod's address and a port are put together.
+    Raises ValueError for any other address.
+    """
+    host, _, port = address.rpartition(":")
+    return checked_address(f"[{host}]:{port}" if _is_ipv6(host) else address)
+
+
 def checked_addresses(addresses: str) -> str:
     """The list of addresses. Raises ValueError if it is empty, or one has no port."""
     for address in split_addresses(addresses):
@@ -88,4 +96,5 @@ def _is_ipv6(host: str) -> bool:
 # Types of keys of a configuration: a host, one address, or several separated by commas.
 Host = Annotated[str, AfterValidator(checked_host)]
 Address = Annotated[str, AfterValidator(checked_address)]
+OwnAddress = Annotated[str, AfterValidator(bracketed)]
 Addresses = Annotated[str, AfterValidator(checked_addresses)]

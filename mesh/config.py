@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from mesh.addresses import Address, Host, is_ipv6, is_loopback
+from mesh.addresses import Host, OwnAddress, is_ipv6, is_loopback
 from mesh.config_keys import did_you_mean, key_at, keys_of, model_in
 from mesh.errors import ConfigError
 from mesh.text_files import read_text
@@ -38,7 +38,7 @@ class ServerConfig(Config):
     """Address to listen on; 0.0.0.0 listens on all of the machine's IPv4 addresses, :: on all of both kinds."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 picks a free port."""
-    advertise: Address | None = None
+    advertise: OwnAddress | None = None
     """host:port at which other services reach this one. By default its host (the machine's name if host means all
     addresses) and the port that it listens on.
     """

@@ -140,13 +140,19 @@ def test_each_service_starts_with_its_configuration(size: str, service: str, tmp
     assert config["security"]["plaintext"]
 
 
-def started(resources: list[Resource], service: str, directory: Path) -> Config:
+@pytest.mark.parametrize("service", CONFIGS)
+def test_each_service_listens_on_ipv6_if_it_is_told_to(service: str, tmp_path: Path) -> None:
+    config = started(rendered("--set-string", "host=::"), service, tmp_path, pod_ip="fd00::7").model_dump()
+    assert config["server"]["host"] == "::" and config["server"]["advertise"].startswith("[fd00::7]:")
+
+
+def started(resources: list[Resource], service: str, directory: Path, pod_ip: str = "10.0.0.7") -> Config:
     """The configuration that a pod of this service would load."""
     path = directory / "config.yaml"
     path.write_text(named(resources, "ConfigMap", service)["data"]["config.yaml"])
     arguments = pods(resources)[service]["containers"][0]["args"]
     settings = [each.removeprefix("--set=") for each in arguments if each.startswith("--set=")]
-    variables = {"POD_IP": "10.0.0.7", "POD_NAME": POD, "LEADER_NAME": POD}
+    variables = {"POD_IP": pod_ip, "POD_NAME": POD, "LEADER_NAME": POD}
     for name, value in variables.items():
         settings = [each.replace(f"$({name})", value) for each in settings]
     return load(CONFIGS[service], path, settings)

@@ -1,6 +1,7 @@
 import pytest
 
 from mesh.addresses import (
+    bracketed,
     callable_host,
     checked_address,
     checked_addresses,
@@ -48,6 +49,14 @@ def test_an_ipv6_address_with_a_port_stands_in_brackets(host: str, written: str)
     assert with_port(host, 1) == written
     assert host_of(written) == host
     assert checked_address(written) == written
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [("fd00::7:8010", "[fd00::7]:8010"), ("[fd00::7]:8010", "[fd00::7]:8010"), ("10.0.0.7:8010", "10.0.0.7:8010")],
+)
+def test_an_own_address_may_lack_its_brackets(written: str, address: str) -> None:
+    assert bracketed(written) == address
 
 
 @pytest.mark.parametrize(
