@@ -17,7 +17,7 @@ from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
 from engine.memory.memory_plan import blocks_for_others
 from engine.model.config import ModelConfig, parse_model_config
-from engine.model.quantization import Stored
+from engine.model.quantization import AT_LOAD, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.weights.offloading import work_bytes
@@ -83,7 +83,9 @@ class Plan:
 
 
 def plan(config: ModelConfig, asked: Asked) -> Plan:
-    """Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
+    """Weights that another tool packed are planned as they are once quantized to W4A8, which a GPU needs.
+
+    Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
     cannot be offloaded.
     """
     gpu = GPUS.get(asked.gpu)
@@ -91,6 +93,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         raise ConfigError(f"--gpu {asked.gpu}: unknown; known are {', '.join(GPUS)}")
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
+    if config.quantization.packed:
+        config = replace(config, quantization=AT_LOAD["w4a8"])
     whole = weights_of(config, asked.gpus)
     weights = replace(whole, offloaded=asked.offloaded, slots=SLOTS if asked.offloaded else 0)
     if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:

@@ -46,8 +46,12 @@ def plan(
     if kv not in ("bf16", "fp8"):
         raise typer.BadParameter("expected bf16 or fp8", param_hint="--kv")
     asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2, offload)
-    found = make_plan(read_model_config(find_model(model, weights=False)), asked)
-    Console(width=140).print(_table(asked, found))
+    config = read_model_config(find_model(model, weights=False))
+    found = make_plan(config, asked)
+    table = _table(asked, found)
+    if config.quantization.packed:
+        table.caption = "INT4 of another tool, counted as deepmesh quantize --format w4a8 makes of it for a GPU"
+    Console(width=140).print(table)
     if costs is not None:
         save_costs(found.costs, costs)
     if not found.fits:

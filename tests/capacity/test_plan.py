@@ -7,6 +7,7 @@ from capacity.memory import weights_of
 from capacity.plan import Asked, plan, shipped_costs
 from capacity.shapes import DEEPSEEK_R1
 from engine.model.config import parse_model_config
+from engine.model.quantization import AT_LOAD, Quantization, Stored
 from mesh.errors import ConfigError
 
 R1 = parse_model_config(DEEPSEEK_R1)
@@ -82,6 +83,11 @@ def test_prompts_are_slower_if_copies_outlast_steps() -> None:
     copy = offloaded.host_bytes / 55e9
     assert offloaded.costs.costs.prefill_tokens_per_second == pytest.approx(16384 / copy)
     assert offloaded.prefill_per_minute < whole.prefill_per_minute / 1.1
+
+
+def test_packed_weights_are_planned_as_quantized_again() -> None:
+    packed, int4 = (replace(R1, quantization=each) for each in (Quantization(experts=Stored.PACKED), AT_LOAD["w4a8"]))
+    assert plan(packed, EIGHT) == plan(int4, EIGHT)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h20", "h800", "a100", "l40s", "rtx4090", "b200"])

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from capacity.shapes import DEEPSEEK_R1
 from cli.commands import build
+from tests.support.packed import CONFIGS
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,11 @@ def test_a_card_by_datasheet_is_said_to_be_unmeasured(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "not measured: NVIDIA HGX B200 datasheet" in done.stdout
     assert "180 GB; taken to keep up copy 7.07 TB/s" in done.stdout
+
+
+def test_packed_weights_are_said_to_be_counted_otherwise(tmp_path: Path) -> None:
+    packed = {**DEEPSEEK_R1, "quantization_config": CONFIGS["compressed-tensors"]}
+    (tmp_path / "config.json").write_text(json.dumps(packed, default=dict))
+    done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), "--gpus", "8"])
+    assert done.exit_code == 0
+    assert "counted as deepmesh quantize --format w4a8 makes" in done.stdout
