@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ KINDS = pytest.mark.parametrize("kind", HABITS)
 CALL = ToolCall("call_0", "weather", '{"city": "Oslo"}')
 
 
+@cache
 def template(source: str) -> ChatTemplate:
     tokenizer = model_texts()["oracle"].tokenizer
     assert tokenizer is not None
