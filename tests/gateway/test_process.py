@@ -23,7 +23,7 @@ from mesh.ports import free_port
 from tests.support.addresses import NOWHERE
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
-from tests.support.gateway_process import spawn
+from tests.support.gateway_process import run_to_its_end, spawn
 from tests.support.gateways import ids_request
 from tests.support.tokenizers import tokenizer_directory
 
@@ -140,20 +140,17 @@ async def test_a_signal_ends_readiness_first_and_then_streams() -> None:
 async def test_a_taken_http_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = await spawn(f"http.port={port}")
-        _, err = await asyncio.wait_for(process.communicate(), 60)
-    lines = err.decode().strip().splitlines()
-    assert process.returncode == 2
+        status, lines = await run_to_its_end(f"http.port={port}")
+    assert status == 2
     assert len(lines) == 1
     assert f"cannot listen on 127.0.0.1:{port} for HTTP" in lines[0]
     assert "http.port" in lines[0]
 
 
 async def test_a_model_without_a_tokenizer_file_is_one_clear_line(tmp_path: Path) -> None:
-    process = await spawn(f'models=[{{"tokenizer_dir": "{tmp_path}"}}]')
-    _, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    assert err.decode().strip() == f"gateway: {tmp_path} has no tokenizer: expected tokenizer.json or tiktoken.model"
+    status, lines = await run_to_its_end(f'models=[{{"tokenizer_dir": "{tmp_path}"}}]')
+    assert status == 2
+    assert lines == [f"gateway: {tmp_path} has no tokenizer: expected tokenizer.json or tiktoken.model"]
 
 
 def test_the_shipped_configuration_is_valid() -> None:

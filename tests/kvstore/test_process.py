@@ -15,6 +15,7 @@ from launcher.process import Child
 from mesh.channel import Channels
 from mesh.errors import ConfigError
 from mesh.ports import free_port
+from tests.support.forking import forked_services
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 
@@ -55,7 +56,8 @@ async def test_a_store_whose_path_is_a_file_does_not_start(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     for path, why in ((tmp_path / "file", "is not a directory"), (tmp_path / "file/below", "not a directory")):
         child = store(f"server.port={free_port()}", "server.metrics_port=0", f"disk.path={path}")
-        await child.start()
+        with forked_services():
+            await child.start()
         assert await child.wait() == 2
         assert f"disk.path: {path} {why}" in child.last_words or f"cannot write to {path}: {why}" in child.last_words
 
@@ -71,6 +73,7 @@ def test_a_directory_that_may_not_be_written_is_refused(tmp_path: Path, monkeypa
 
 async def test_a_store_with_an_invalid_redis_url_does_not_start() -> None:
     child = store(f"server.port={free_port()}", "server.metrics_port=0", "index.redis_url=http://localhost")
-    await child.start()
+    with forked_services():
+        await child.start()
     assert await child.wait() == 2
     assert "redis_url" in child.last_words
