@@ -98,7 +98,7 @@ async def test_an_interrupt_while_a_command_is_imported_is_no_fault() -> None:
 
 
 async def test_help_names_every_command_and_the_ports() -> None:
-    status, out, _ = await deepmesh_process("--help")
+    status, out, _ = await deepmesh("--help")
     assert status == 0
     assert all(word in out for word in ("up", "chat", "status", "make-checkpoint", "bench", "demo", "8002"))
 

@@ -99,14 +99,14 @@ def check_run(traffic: Traffic, seed: int, **engine_settings: Any) -> Transcript
 
 
 @pytest.mark.parametrize(("prefix_cache", "ahead"), [(True, True), (False, False)])
-def test_a_thousand_requests_get_their_tokens(prefix_cache: bool, ahead: bool) -> None:
-    traffic = Traffic(1000, longest_prompt=300, most_tokens=60, stop_tokens=2)
+def test_hundreds_of_requests_get_their_tokens(prefix_cache: bool, ahead: bool) -> None:
+    traffic = Traffic(400, longest_prompt=300, most_tokens=60, stop_tokens=2)
     check_run(traffic, seed=1, total_blocks=400, max_requests=64, prefix_cache=prefix_cache, ahead=ahead)
 
 
 @pytest.mark.parametrize(("next_n", "ahead"), [(1, False), (3, True)])
-def test_drafts_change_no_token_of_a_thousand_requests(next_n: int, ahead: bool) -> None:
-    traffic = Traffic(1000, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)
+def test_drafts_change_no_token_of_hundreds_of_requests(next_n: int, ahead: bool) -> None:
+    traffic = Traffic(400, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)
     check_run(traffic, seed=6, total_blocks=150, max_requests=64, drafts={"next_n": next_n}, ahead=ahead)
 
 
