@@ -29,7 +29,7 @@ SETTINGS = (
     "decode.grace_seconds=2",
     "scheduler.lease.seconds=2",
     "scheduler.store_link.poll_seconds=0.1",
-    "kvstore.offer_seconds=2",
+    "kvstore.offer_seconds=1",
     # On a busy machine the prefill worker takes long to come back.
     "gateway.dispatch.worker_seconds=60",
 )
@@ -94,7 +94,7 @@ async def test_a_store_that_freezes_past_its_deadlines_holds_nobody_up(slow_pair
     try:
         await assert_right(slow_pair, prompts, 20)
         # Wait for longer than the offers under way may take.
-        await asyncio.sleep(3)
+        await asyncio.sleep(1.5)
     finally:
         store.resume()
     await slow_pair.whole()
