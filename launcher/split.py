@@ -20,21 +20,22 @@ class Split:
     prefill_ranks: int = 0
 
 
-def split_gpus(gpus: int, split: str) -> Split:
+def split_gpus(gpus: int, split: str, words: tuple[str, str] = ("--gpus ", "--split ")) -> Split:
     """Divide `gpus` GPUs as `split` says: 1D, 1P+1D, 2P+1D, or with the number of GPUs of each worker 2Px1+1Dx2.
 
-    Workers without a given number of GPUs get equal parts of the rest. Raises ConfigError.
+    Workers without a given number of GPUs get equal parts of the rest. `words`: how the user says the two. Raises
+    ConfigError.
     """
     found = _SPLIT.fullmatch(split)
     counts = {role: int(found[role] or 0) for role in "PD"} if found else {}
     if found is None or not counts["D"]:
-        raise ConfigError(f"--split {split}: expected how many workers of each role, as in 1D, 1P+1D or 2Px1+1Dx2")
+        raise ConfigError(f"{words[1]}{split}: expected how many workers of each role, as in 1D, 1P+1D or 2Px1+1Dx2")
     sizes = {role: int(found[f"{role}x"]) for role in "PD" if found[f"{role}x"] is not None}
     rest = gpus - sum(counts[role] * size for role, size in sizes.items())
     takers = sum(counts[role] for role in "PD" if role not in sizes)
     if 0 in sizes.values() or (rest if not takers else rest < takers or rest % takers):
         raise ConfigError(
-            f"--split {split} does not divide --gpus {gpus}: give numbers that do, or the GPUs of each worker, "
+            f"{words[1]}{split} does not divide {words[0]}{gpus}: give numbers that do, or the GPUs of each worker, "
             "as in 2Px1+1Dx2"
         )
     each = {role: sizes.get(role, rest // takers if takers else 0) for role in "PD"}

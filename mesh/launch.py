@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import uvloop
@@ -46,12 +46,10 @@ class Program:
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         return {**inherited, SETTINGS_VARIABLE: json.dumps(list(self.settings)), **self.environment}
 
-    def replace_this(self) -> None:
-        """Replace this process by the program, which keeps the children and the inheritable descriptors. Never
-        returns.
-        """
+    def replace_this(self, *options: str) -> NoReturn:
+        """Replace this process by the program, which keeps the children and the inheritable descriptors."""
         logging.shutdown()
-        os.execve(sys.executable, self.command(), self.variables(os.environ))
+        os.execve(sys.executable, self.command(*options), self.variables(os.environ))
 
 
 def launch(
@@ -72,7 +70,7 @@ def launch(
     options = _parse(service, arguments)
     try:
         first, *overlays = options.config or [None]
-        config = load(config_model, first, (*_settings_of_environment(), *options.set), overlays=overlays)
+        config = load(config_model, first, (*settings_of_environment(), *options.set), overlays=overlays)
         if options.check:
             sys.stdout.write(config.model_dump_json() + "\n")
             return 0
@@ -102,9 +100,9 @@ async def _run(main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]], c
         following.replace_this()
 
 
-def _settings_of_environment() -> list[str]:
+def settings_of_environment() -> list[str]:
     """Settings that others must not read on a command line. The variable is removed, so that child processes lack
-    it.
+    it. Raises ConfigError.
     """
     text = os.environ.pop(SETTINGS_VARIABLE, "[]")
     try:

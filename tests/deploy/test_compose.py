@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.compose_files import services
 from tests.support.compose_mesh import ComposeMesh, build_image
 from tests.support.other_version import ROOT, extract_other_version
 
@@ -110,6 +111,24 @@ def test_an_upgrade_loses_no_request(mesh: ComposeMesh, tmp_path: Path) -> None:
     assert {mesh.container(service).image for service in SERVICES} == {OURS}
 
 
+@pytest.mark.parametrize("gpus", ["1", "2", "8"])
+@pytest.mark.parametrize(("split", "prefills"), [("", 0), ("1P+1D", 1)], ids=["whole", "split"])
+def test_compose_reads_the_files_as_our_tests_do(gpus: str, split: str, prefills: int, mesh: ComposeMesh) -> None:
+    variables = {"GPUS": gpus, "SPLIT": split}
+    command = ["docker", "compose", "-f", "compose.yaml", "-f", "compose.gpu.yaml", "config", "--format", "json"]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": mesh.environment(OURS) | variables}
+    done = subprocess.run(command, cwd=ROOT / "deploy", **options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["services"]
+    ours = services(("compose.yaml", "compose.gpu.yaml"), variables)
+    assert found["prefill"]["deploy"]["replicas"] == prefills
+    for role in ("prefill", "decode"):
+        for key in ("command", "ipc", "pid"):
+            assert found[role][key] == ours[role][key]
+        for name in ("GPUS", "SPLIT", "MODEL"):
+            assert found[role]["environment"][name] == ours[role]["environment"][name]
+
+
 def test_gpus_without_nvidias_runtime_are_refused(mesh: ComposeMesh) -> None:
     if shutil.which("nvidia-container-runtime"):
         pytest.skip("this engine has NVIDIA's runtime")
@@ -117,7 +136,7 @@ def test_gpus_without_nvidias_runtime_are_refused(mesh: ComposeMesh) -> None:
     compose = ["docker", "compose", *files, "-p", "deepmesh-gpus"]
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": mesh.environment(OURS)}
     try:
-        done = subprocess.run([*compose, "up", "--detach", "--no-build", "--no-deps", "decode"], **options)
+        done = subprocess.run([*compose, "up", "--detach", "--no-build", "--no-deps", "box", "decode"], **options)
         assert done.returncode != 0
         assert 'could not select device driver "nvidia"' in done.stderr.splitlines()[-1]
     finally:
