@@ -150,7 +150,7 @@ def test_random_experts_keep_the_magnitude_of_what_they_multiply(tmp_path: Path)
 
 ERRORS = [
     ({"group_size": 64}, r"group_size is 64: INT4 weights come in groups of 128"),
-    ({"quant_method": "awq"}, r"quantization 'awq' is not supported: expected 'fp8', 'w4afp8', 'modelopt' with"),
+    ({"quant_method": "hqq"}, r"quantization 'hqq' is not supported: expected 'fp8', 'w4afp8', 'modelopt' with"),
     ({"weight_block_size": [64, 64]}, r"weight_block_size is \[64, 64\]"),
 ]
 
