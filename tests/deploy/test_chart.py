@@ -20,6 +20,7 @@ from scheduler.config import SchedulerConfig
 from tests.support.chart import (
     CHART,
     KUBERNETES,
+    R1,
     SIZES,
     Resource,
     lint,
@@ -202,6 +203,27 @@ def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
     assert config["engine"]["device"] == "cuda"
 
 
+@pytest.mark.parametrize("size", R1)
+def test_r1_takes_the_eight_gpus_of_a_node(size: str, tmp_path: Path) -> None:
+    resources, gpus = of_size(size), 0
+    for role in ("prefill", "decode"):
+        config = started(resources, role, tmp_path)
+        assert isinstance(config, WorkerConfig)
+        taken = pods(resources)[role]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0)
+        workers = named(resources, "Deployment", role)["spec"]["replicas"]
+        assert not workers or config.engine.parallel.world == taken
+        gpus += workers * taken
+    assert gpus == 8
+
+
+def test_workers_on_gpus_and_their_store_have_large_slots(tmp_path: Path) -> None:
+    resources = of_size("values-r1-int4.yaml")
+    worker, store = started(resources, "decode", tmp_path), started(resources, "kvstore", tmp_path)
+    assert isinstance(worker, WorkerConfig) and isinstance(store, KvStoreConfig)
+    assert worker.engine.transfer is not None
+    assert worker.engine.transfer.slot_bytes == store.transfer.slot_bytes == 64 << 20
+
+
 def test_a_worker_on_several_hosts_is_a_leader_worker_set(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="make deploy-check installs it")
     kubernetes = pytest.importorskip("kubernetes_validate", reason="make deploy-check installs it")
@@ -370,6 +392,14 @@ def test_each_pod_gets_a_certificate_of_its_role(service: str, tmp_path: Path) -
 def test_a_sidecar_leaves_ucx_alone(mesh: str, annotation: str, value: str) -> None:
     deployment = named(rendered("--set", f"serviceMesh={mesh}"), "Deployment", "decode")
     assert deployment["spec"]["template"]["metadata"]["annotations"][annotation] == value
+
+
+def test_istios_sidecar_encrypts_every_port_that_is_called() -> None:
+    resources = rendered("--set", "serviceMesh=istio")
+    called = [each["spec"]["ports"] for each in resources if each["kind"] == "Service"]
+    inner = {str(port["port"]) for ports in called for port in ports if port["name"] in ("grpc", "redis")} - {"8001"}
+    annotations = named(resources, "StatefulSet", "kvstore")["spec"]["template"]["metadata"]["annotations"]
+    assert set(annotations["traffic.sidecar.istio.io/includeOutboundPorts"].split(",")) >= inner >= {"6379"}
 
 
 def test_without_stores_there_is_neither_redis_nor_a_store() -> None:

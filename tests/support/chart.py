@@ -12,7 +12,8 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/deepmesh"
-SIZES = ("values.yaml", "values-laptop.yaml", "values-one-node.yaml", "values-4p8d.yaml", "values-two-hosts.yaml")
+R1 = ("values-r1-int4.yaml", "values-r1-fp8.yaml", "values-r1-1p1d.yaml")
+SIZES = ("values.yaml", "values-laptop.yaml", "values-one-node.yaml", "values-4p8d.yaml", "values-two-hosts.yaml", *R1)
 KUBERNETES = "1.37"
 Resource = dict[str, Any]
 

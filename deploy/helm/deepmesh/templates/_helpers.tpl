@@ -59,6 +59,13 @@ models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{ mul (max 1 (int .gpus)) (int .hosts) }}
 {{- end }}
 
+{{/* How processes move KV, given the values of workers: if one computes on GPUs, in large slots. */}}
+{{- define "deepmesh.transfer" -}}
+{{- $large := false }}
+{{- range . }}{{- if int .gpus }}{{- $large = true }}{{- end }}{{- end }}
+{{- if $large }}{ slot_bytes: 67108864 }{{ else }}{}{{ end }}
+{{- end }}
+
 {{- define "deepmesh.config.worker" -}}
 {{ include "deepmesh.config.server" (dict "root" .root "port" .port "drainSeconds" .values.drainSeconds) }}
 {{ include "deepmesh.schedulers" .root }}
@@ -66,7 +73,7 @@ models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 engine:
   model_dir: {{ .root.Values.model.directory | quote }}
   device: {{ if gt (int .values.gpus) 0 }}cuda{{ else }}cpu{{ end }}
-  transfer: {}
+  transfer: {{ include "deepmesh.transfer" (list .values) }}
   {{- $ranks := include "deepmesh.ranks" .values | int }}
   {{- if gt $ranks 1 }}
   parallel: { ranks: {{ $ranks }}, hosts: {{ .values.hosts }} }
@@ -83,6 +90,7 @@ engine:
 
 {{- define "deepmesh.config.kvstore" -}}
 {{ include "deepmesh.config.server" (dict "root" . "port" 8030 "drainSeconds" .Values.kvstore.drainSeconds) }}
+transfer: {{ include "deepmesh.transfer" (list .Values.prefill .Values.decode) }}
 {{- if .Values.redis.enabled }}
 index: { redis_url: "redis://{{ .Release.Name }}-redis:6379/0" }
 {{- else if .Values.redis.url }}
@@ -118,7 +126,7 @@ disk: { path: /var/lib/deepmesh }
 {{- if eq .root.Values.serviceMesh "istio" }}
 traffic.sidecar.istio.io/includeInboundPorts: {{ .inbound | quote }}
 traffic.sidecar.istio.io/includeOutboundIPRanges: ""
-traffic.sidecar.istio.io/includeOutboundPorts: "8002,8010,8020,8030"
+traffic.sidecar.istio.io/includeOutboundPorts: "6379,8002,8010,8020,8030"
 {{- else if eq .root.Values.serviceMesh "linkerd" }}
 {{- $ucx := .root.Values.networkPolicies.ucxPorts }}
 config.linkerd.io/skip-inbound-ports: "{{ $ucx.from }}-{{ $ucx.to }},9000-9001"
