@@ -84,10 +84,11 @@ class GrpcClient:
 
 
 def _prompt(job: Job) -> gateway_pb2.Prompt:
-    if isinstance(job.prompt, str):
-        return gateway_pb2.Prompt(text=job.prompt)
-    messages = [gateway_pb2.ChatMessage(role=m.role, content=m.content) for m in job.prompt if isinstance(m, Message)]
-    if messages:
-        return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=messages))
-    ids = [token_id for token_id in job.prompt if isinstance(token_id, int)]
-    return gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=ids))
+    prompt = job.prompt
+    if isinstance(prompt, str):
+        return gateway_pb2.Prompt(text=prompt)
+    # The first item tells: prompts are long, and others are in flight.
+    if not isinstance(prompt[0], Message):
+        return gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt))
+    messages = [gateway_pb2.ChatMessage(role=each.role, content=each.content) for each in prompt]
+    return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=messages))

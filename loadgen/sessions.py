@@ -7,9 +7,7 @@ from functools import partial
 import numpy as np
 
 from loadgen.options import LoadOptions
-from loadgen.workload import Answer, Job, Message, Turn, draw_length, draw_tokens, words
-
-Prompt = tuple[int, ...] | tuple[Message, ...]
+from loadgen.workload import Answer, Job, Message, TokensOrMessages, Turn, draw_length, draw_tokens, words
 
 
 def session_jobs(options: LoadOptions, vocabulary_size: int, generator: np.random.Generator) -> Iterator[Job]:
@@ -38,12 +36,12 @@ class _Session:
         opening = (Message("system", words(system)),) if system else ()
         return self._job((*opening, Message("user", words(asked))), 1)
 
-    def _job(self, prompt: Prompt, turn: int) -> Job:
+    def _job(self, prompt: TokensOrMessages, turn: int) -> Job:
         following = partial(self._follow, prompt, turn + 1) if turn < self.options.turns else None
         most = draw_length(self.options.osl, self.options.range_ratio, self.generator)
         return Job(prompt, most, exact=True, following=following)
 
-    def _follow(self, prompt: Prompt, turn: int, answer: Answer) -> Turn:
+    def _follow(self, prompt: TokensOrMessages, turn: int, answer: Answer) -> Turn:
         """The next turn after this prompt was answered."""
         pause_s = float(self.generator.exponential(self.options.think_s))
         return Turn(self._job(_extended(prompt, answer, self._tokens(self.options.turn_tokens)), turn), pause_s)
@@ -53,8 +51,7 @@ class _Session:
         return draw_tokens(count, self.vocabulary_size, self.generator)
 
 
-def _extended(prompt: Prompt, answer: Answer, asked: tuple[int, ...]) -> Prompt:
-    messages = tuple(each for each in prompt if isinstance(each, Message))
-    if messages:
-        return (*messages, Message("assistant", answer.text), Message("user", words(asked)))
-    return (*(each for each in prompt if isinstance(each, int)), *answer.token_ids, *asked)
+def _extended(prompt: TokensOrMessages, answer: Answer, asked: tuple[int, ...]) -> TokensOrMessages:
+    if isinstance(prompt[0], Message):
+        return (*prompt, Message("assistant", answer.text), Message("user", words(asked)))
+    return (*prompt, *answer.token_ids, *asked)

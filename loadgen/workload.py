@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,11 +24,14 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
+TokensOrMessages: TypeAlias = tuple[int, ...] | tuple[Message, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request before it is sent. `prompt` is token ids, raw text, or chat messages."""
+    """One request before it is sent. `prompt` is token ids, raw text, or chat messages, and never empty."""
 
-    prompt: tuple[int, ...] | str | tuple[Message, ...]
+    prompt: str | TokensOrMessages
     max_tokens: int
     # Whether the answer is to have max_tokens tokens, wherever the model would end it.
     exact: bool = False
@@ -116,10 +119,8 @@ def as_messages(job: Job) -> Job:
     """The same job for an endpoint that only chats; token ids become `words`."""
     if isinstance(job.prompt, str):
         return replace(job, prompt=(Message("user", job.prompt),))
-    if isinstance(job.prompt[0], Message):
-        return job
-    token_ids = [token_id for token_id in job.prompt if isinstance(token_id, int)]
-    return replace(job, prompt=(Message("user", words(token_ids)),))
+    prompt = job.prompt
+    return job if isinstance(prompt[0], Message) else replace(job, prompt=(Message("user", words(prompt)),))
 
 
 def words(token_ids: Sequence[int]) -> str:
