@@ -15,6 +15,7 @@ from transfer.kept_macs import Keeping, KeptMacs
 from transfer.landing import CANCELLED
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
+from transfer.origin import LocalTcp, own_origin
 from transfer.outgoing import Outgoing
 from transfer.push import PushState
 from transfer.receiver import Receiver
@@ -24,6 +25,7 @@ from transfer.slots import SlotPool
 from transfer.tally import Tally
 from transfer.ticket import Ticket
 from transfer.transport import Transport
+from transfer.ucx_settings import chooses_transports
 
 # A message for a transfer that is not open: it is late, or there never was such a transfer.
 UNKNOWN_TAG = "unknown_tag"
@@ -79,10 +81,13 @@ class Exchange:
         # UCX wakes no thread when a transfer between GPUs has completed.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)
+        # Who was told to use TCP is not warned of it.
+        origin = own_origin() if chooses_transports(config.transports) else None
+        self._local_tcp = LocalTcp(origin)
         self._receiver = Receiver(
-            transport, self._mailbox, memory, self._slots, staging, self._refused, self._received_bytes
+            transport, self._mailbox, memory, self._slots, staging, self._refused, self._received_bytes, self._local_tcp
         )
-        self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes)
+        self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes, origin)
         self._author = author
         self.fetcher = Fetcher(
             transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
@@ -200,6 +205,7 @@ class Exchange:
             quarantined_slots=self._slots.quarantined,
             received_bytes=dict(self._received_bytes.counts),
             sent_bytes=dict(self._sent_bytes.counts),
+            local_tcp_bytes=dict(self._local_tcp.bytes.counts),
             refused=dict(self._refused.counts),
             fetches=self.fetcher.fetches,
             fetched_blocks=self.fetcher.fetched_blocks,

@@ -10,6 +10,7 @@ from transfer.incoming import Incoming
 from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_CHECKSUM, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending, staged_pieces
+from transfer.origin import LocalTcp
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
@@ -53,6 +54,7 @@ class Receiver:
         staging: Sequence[Any],
         refused: Tally,
         received_bytes: Tally,
+        local_tcp: LocalTcp,
     ) -> None:
         self._transport = transport
         self._mailbox = mailbox
@@ -61,6 +63,7 @@ class Receiver:
         self._staging = staging
         self._refused = refused
         self._received_bytes = received_bytes
+        self._local_tcp = local_tcp
         self._open: set[Incoming] = set()
         # Keyed by each of their tags.
         self._by_tag: dict[int, Incoming] = {}
@@ -122,6 +125,7 @@ class Receiver:
             self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
         elif announcement is not None and reason is None:
             incoming.transports.add(announcement.transport)
+            self._local_tcp.see(announcement.origin, announcement.transport, announcement.size_bytes)
             self._verify_later(incoming, announcement.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:

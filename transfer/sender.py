@@ -9,6 +9,7 @@ from typing import Any
 from mesh.observe import span
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending, staged_pieces
+from transfer.origin import Origin
 from transfer.outgoing import Outgoing
 from transfer.seal import Kind, seal
 from transfer.slots import Direction, SlotPool
@@ -73,13 +74,16 @@ class Sender:
         slots: SlotPool,
         staging: Sequence[Any],
         sent_bytes: Tally,
+        origin: Origin | None = None,
     ) -> None:
+        """`origin`: of this process, if receivers are to know it."""
         self._transport = transport
         self._mailbox = mailbox
         self._memory = memory
         self._slots = slots
         self._staging = staging
         self._sent_bytes = sent_bytes
+        self._origin = origin
         # The first one is next to send.
         self._open: deque[Outgoing] = deque()
         # In order of completion.
@@ -181,7 +185,7 @@ class Sender:
     def _announce(self, send: _Send, transport: str) -> None:
         outgoing = send.outgoing
         outgoing.transport = transport
-        message = Announcement(send.index, send.size_bytes, send.checksum, transport, self._macs_of(send))
+        message = Announcement(send.index, send.size_bytes, send.checksum, transport, self._macs_of(send), self._origin)
         sealed = seal(Kind.ANNOUNCEMENT, outgoing.secret, message)
         send.announcement = self._mailbox.send(send.address, outgoing.tag, sealed)
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from mesh.domain.workers import KvNamespace
+from transfer.origin import Origin
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +68,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     transport: str
     # MACs of the segment's blocks, if they go to or come from a store; empty between workers.
     macs: tuple[BlockMac | None, ...] = ()
+    # Where the sender runs; None if it was told which transports to use.
+    origin: Origin | None = None
 
 
 class StoreSession(msgspec.Struct, frozen=True):

@@ -29,6 +29,11 @@ def ucx_settings(transports: str | None, devices: str | None) -> dict[str, str]:
     return {name: value for name, value in settings.items() if f"UCX_{name}" not in os.environ}
 
 
+def chooses_transports(transports: str | None) -> bool:
+    """Whether UCX chooses among all transports."""
+    return transports is None and "UCX_TLS" not in os.environ
+
+
 def check_carries_gpu_memory(transports: str | None) -> None:
     """Raises ConfigError if these transports cannot read a GPU's memory: UCX would treat it as host memory."""
     chosen = os.environ.get("UCX_TLS", transports) or "all"

@@ -75,6 +75,7 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
         quarantined_slots=sum(rank.quarantined_slots for rank in ranks),
         received_bytes=_sum_by_name(rank.received_bytes for rank in ranks),
         sent_bytes=_sum_by_name(rank.sent_bytes for rank in ranks),
+        local_tcp_bytes=_sum_by_name(rank.local_tcp_bytes for rank in ranks),
         refused=_sum_by_name(rank.refused for rank in ranks),
         fetches=sum(rank.fetches for rank in ranks),
         fetched_blocks=sum(rank.fetched_blocks for rank in ranks),

@@ -206,6 +206,8 @@ class TransferCounters(msgspec.Struct, frozen=True):
     # Smoothed rates of fetches from stores' memory and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
     disk_fetch_bytes_per_second: float | None = None
+    # Received over TCP from this host, although memory would do; by the sender's container. Not sent to the scheduler.
+    local_tcp_bytes: dict[str, int] = {}
 
 
 class RankStatus(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import Phase
 from transfer.mailbox import Mailbox
+from transfer.origin import LocalTcp, Origin
 from transfer.receiver import Receiver
 from transfer.seal import Kind, seal
 from transfer.segments import plan_whole
@@ -42,11 +43,19 @@ class Scene:
         self.slots = SlotPool(SLOTS)
         self.refused = Tally()
         self.received = Tally()
+        self.local_tcp = LocalTcp(Origin("host", "here"))
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
         self.mailbox = Mailbox(self.transport, self.refused)
         self.receiver = Receiver(
-            self.transport, self.mailbox, self.memory, self.slots, staging, self.refused, self.received
+            self.transport,
+            self.mailbox,
+            self.memory,
+            self.slots,
+            staging,
+            self.refused,
+            self.received,
+            self.local_tcp,
         )
         self.tiles = plan_whole(LAYERS, BLOCKS, PIECE, SLOT)
         self.endings: list[Incoming] = []
@@ -298,3 +307,12 @@ def test_a_landing_without_segments_ends_at_once() -> None:
     ended: list[Incoming] = []
     scene.receiver.open(Incoming([], DEADLINE, [], 1, SECRET, [], ended.append))
     assert len(ended) == 1 and ended[0].failure is None
+
+
+def test_segments_that_take_tcp_within_a_host_are_counted() -> None:
+    scene = Scene()
+    scene.arrive(0)
+    data = scene.bytes_of(0)
+    checksum = segment_checksum(data, len(data), SECRET)
+    scene.hear(Announcement(0, len(data), checksum, "tcp", (), Origin("host", "there")))
+    assert scene.local_tcp.bytes.counts == {"there": len(data)}

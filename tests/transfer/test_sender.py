@@ -11,6 +11,7 @@ from tests.support.slow_memory import Copying, SlowMemory
 from transfer.checksum import segment_checksum
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
+from transfer.origin import Origin
 from transfer.outgoing import Outgoing
 from transfer.push import PushState
 from transfer.seal import Kind, unseal
@@ -26,6 +27,7 @@ SLOT = 3 * PIECE
 SLOTS = 4
 DEADLINE = 10.0
 SECRET = b"secret"
+ORIGIN = Origin("host", "here")
 TAG = 1000
 
 
@@ -40,7 +42,7 @@ class Scene:
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
         mailbox = Mailbox(self.transport, Tally())
-        self.sender = Sender(self.transport, mailbox, self.memory, self.slots, staging, self.sent_bytes)
+        self.sender = Sender(self.transport, mailbox, self.memory, self.slots, staging, self.sent_bytes, ORIGIN)
         self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
         self.endings: list[Outgoing] = []
         self.outgoing = self.open(address)
@@ -140,7 +142,7 @@ def test_each_segment_is_announced_with_its_slots_checksum() -> None:
     scene.sender.poll(0.0)
     (send,) = scene.segments
     checksum = segment_checksum(send.buffer, len(send.buffer), SECRET)
-    assert scene.announced == [Announcement(0, len(send.buffer), checksum, "fake")]
+    assert scene.announced == [Announcement(0, len(send.buffer), checksum, "fake", (), ORIGIN)]
     scene.settle()
     assert scene.sent_bytes.counts == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
 

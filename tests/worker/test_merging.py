@@ -54,3 +54,8 @@ def test_transfers_add_up_by_name() -> None:
     two = TransferCounters(1, 0, 0, 8, 8, 1, {"tcp": 5, "posix": 2}, {}, {"replayed": 2}, 1, 10, None)
     expected = TransferCounters(2, 2, 3, 16, 15, 1, {"tcp": 10, "posix": 2}, {"tcp": 1}, {"replayed": 3}, 5, 50, 100.0)
     assert merge_transfers([one, two]) == expected
+
+
+def test_bytes_over_tcp_add_up_by_their_sender() -> None:
+    ranks = [TransferCounters(local_tcp_bytes={"prefill-0": 5}), TransferCounters(local_tcp_bytes={"prefill-0": 2})]
+    assert merge_transfers(ranks).local_tcp_bytes == {"prefill-0": 7}

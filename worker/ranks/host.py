@@ -29,6 +29,7 @@ from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
 from worker.ranks.group import RankGroup, RankMessage
+from worker.ranks.local_tcp import LocalTcpWarning
 from worker.ranks.stores import RankStores, Stores
 from worker.status_report import StatusReport
 
@@ -69,6 +70,8 @@ class RankHost:
         self.draining = False
         self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
+        self._local_tcp = ReportedTotal(metrics.TRANSFER_LOCAL_TCP_BYTES)
+        self._local_tcp_warning = LocalTcpWarning()
         self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
         # None until a rank reports one; none does if experts do not move.
         self._balance: BalanceReport | None = None
@@ -248,6 +251,8 @@ class RankHost:
             self._moved.report(size_bytes, "received", transport)
         for transport, size_bytes in transfers.sent_bytes.items():
             self._moved.report(size_bytes, "sent", transport)
+        self._local_tcp.report(sum(transfers.local_tcp_bytes.values()))
+        self._local_tcp_warning.give(transfers.local_tcp_bytes)
         for reason, count in transfers.refused.items():
             self._refused.report(count, reason)
 
