@@ -13,7 +13,7 @@ from cli.endpoints import API_KEY_VARIABLE, HostOption
 from cli.settings.check import GatewayKeys, check_settings, check_weights, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
-from launcher.hub import find_model
+from launcher.hub import find_model, served_name
 from launcher.log_lines import NAME, LinePrinter
 from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
 from launcher.preflight import check_metrics_ports, check_plan
@@ -131,6 +131,7 @@ def up(
         gateway,
         resume_secret=token_hex(32),
         kv_secret=token_hex(32),
+        model_name=None if model is None else served_name(model),
     )
     specs = compose(plan)
     configs = check_settings(specs)

@@ -106,7 +106,8 @@ def _gateway_settings(plan: MeshPlan, http_port: int) -> list[str]:
         settings.append(f"resume.secret={plan.resume_secret}")
     if plan.model_dir is not None:
         # JSON is YAML, and quotes any character that a path may have.
-        settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))
+        name = {} if plan.model_name is None else {"name": plan.model_name}
+        settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve()), **name}]))
     return settings
 
 

@@ -32,6 +32,11 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     return _download(name, files)
 
 
+def served_name(model: str) -> str | None:
+    """The name of a model of the Hub, whose folder is named after a commit; None for a folder, which has its own."""
+    return model.rpartition("/")[2] if not Path(model).exists() and _ID.fullmatch(model) else None
+
+
 def _cached(name: str, files: tuple[str, ...]) -> Path | None:
     # Imported here: it takes a tenth of a second, and most models are folders.
     from huggingface_hub import snapshot_download

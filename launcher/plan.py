@@ -98,6 +98,8 @@ class MeshPlan:
     resume_secret: str | None = None
     # Secret with which workers sign the blocks that stores keep.
     kv_secret: str | None = None
+    # Clients know the model by this name; None is the folder's.
+    model_name: str | None = None
 
     @property
     def scheduler_endpoints(self) -> list[str]:

@@ -114,6 +114,8 @@ def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_cou
     settings = [f"scheduler={','.join(plan.scheduler_endpoints)}"]
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
+    if plan.model_name is not None:
+        settings.append("engine.model_name=" + json.dumps(plan.model_name))
     if plan.kv_secret is not None:
         settings.append(f"kv.secret={plan.kv_secret}")
     if plan.workers > 1:

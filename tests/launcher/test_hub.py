@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.composition import compose
+from launcher.hub import served_name
+from launcher.plan import MeshPlan
 from tests.support.hub_server import hub_server
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +74,11 @@ def test_an_id_that_the_hub_does_not_know_is_said(published: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", ["models/tiny-r1", "/no/such/folder", "file.gguf"])
 def test_what_is_no_id_is_a_folder(name: str, tmp_path: Path) -> None:
     assert find(name, tmp_path).stdout.strip() == name
+
+
+def test_a_model_of_the_hub_keeps_its_name(tmp_path: Path) -> None:
+    plan = MeshPlan(tmp_path, model_name=served_name(MODEL))
+    settings = [setting for spec in compose(plan) for setting in spec.settings]
+    assert 'engine.model_name="DeepSeek-Tiny"' in settings
+    assert any(setting.startswith("models=") and '"name": "DeepSeek-Tiny"' in setting for setting in settings)
+    assert served_name(str(tmp_path)) is None
