@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as VocabularyTokenizer
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.signs import Signs
 from gateway.tool_formats.choice import MARKERS
+from mesh.byte_level import letters_of_bytes
 from mesh.errors import ConfigError
 from mesh.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokenizer_path
 
@@ -45,7 +46,7 @@ class Tokenizer:
         self._hidden = {token.id for token in added if token.special and token.content not in SHOWN}
         # Without control tokens this is a pattern that matches nowhere.
         self._splitter = re.compile(f"({_prefix_pattern(list(self._control)) or '(?!)'})")
-        self._bytes_of_character = _bytes_of_character()
+        self._bytes_of_character = {letter: byte for byte, letter in letters_of_bytes().items()}
         self._token_bytes: dict[int, bytes] = {}
         self.settings = settings
         # How the tokens in SHOWN appear in the text of an answer while it is read.
@@ -177,14 +178,3 @@ def _prefix_pattern(words: Sequence[str]) -> str:
     branches = [re.escape(character) + _prefix_pattern(rest) for character, rest in rests.items()]
     pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
     return f"(?:{pattern})?" if ends_here and branches else pattern
-
-
-def _bytes_of_character() -> dict[str, int]:
-    """Byte-level BPE spells each byte as one visible character: itself if it is visible, else one from U+0100 up.
-
-    Source: the byte alphabet of GPT-2's BPE (Radford et al. 2019), which `tokenizers` calls ByteLevel.
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in visible}
-    hidden = (byte for byte in range(256) if byte not in set(visible))
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}

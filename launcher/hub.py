@@ -4,10 +4,10 @@ A model of the Hub is taken from its local cache (`HF_HUB_CACHE`, `HF_HOME`), or
 With `HF_HUB_OFFLINE=1` nothing is asked of the network. `HF_ENDPOINT` names another Hub, `HF_TOKEN` who asks.
 """
 
-import json
 import re
 from pathlib import Path
 
+from launcher.preflight import shard_files
 from mesh.errors import CheckpointError
 
 # ORGANISATION/NAME, as the Hub allows them.
@@ -15,7 +15,6 @@ _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # What a model is served from. Other formats of the same weights, which some repositories have too, are left out.
 DESCRIPTION = ("config.json", "generation_config.json", "hf_quant_config.json", "quant_cfg.json")
 FILES = ("*.json", "*.jinja", "tiktoken.model", "*.safetensors")
-INDEX = "model.safetensors.index.json"
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
@@ -52,14 +51,10 @@ def _cached(name: str, files: tuple[str, ...]) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     """Whether the cache has all weights. A download that was broken off leaves some out."""
-    index = folder / INDEX
-    if not index.exists():
-        return any(folder.glob("*.safetensors"))
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+        return all((folder / shard).exists() for shard in shard_files(folder))
+    except CheckpointError:
         return False
-    return all((folder / shard).exists() for shard in shards)
 
 
 def _download(name: str, files: tuple[str, ...]) -> Path:

@@ -71,7 +71,7 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
     """
     read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
-    needed = [vocabulary.name, *(_shards(directory) if weights else ())]
+    needed = [vocabulary.name, *(shard_files(directory) if weights else ())]
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
@@ -88,7 +88,8 @@ def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:
         raise ConfigError(f"{spec.name}: {PACKED_NEEDS}")
 
 
-def _shards(directory: Path) -> Iterable[str]:
+def shard_files(directory: Path) -> Iterable[str]:
+    """The names of the files that have the weights. Raises CheckpointError if their index cannot be read."""
     if not (directory / INDEX).exists():
         return [] if any(directory.glob("*.safetensors")) else ["model.safetensors"]
     try:

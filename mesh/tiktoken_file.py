@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mesh.byte_level import letters_of_bytes
 from mesh.errors import ConfigError
 
 TIKTOKEN_FILE = "tiktoken.model"
@@ -109,7 +110,7 @@ def _control_tokens(path: Path, first: int, settings: Mapping[str, Any]) -> dict
 
 
 def _description(ranks: Mapping[bytes, int], control: Mapping[int, str], pattern: str) -> dict[str, Any]:
-    letters = _letters()
+    letters = letters_of_bytes()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -129,10 +130,3 @@ def _description(ranks: Mapping[bytes, int], control: Mapping[int, str], pattern
             "merges": [[spelled[left], spelled[right]] for left, right in merges(ordered)],
         },
     }
-
-
-def _letters() -> dict[int, int]:
-    """For each byte the code point by which byte-level BPE spells it: itself if visible, else one from U+0100 up."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (byte for byte in range(256) if byte not in visible)
-    return {byte: byte for byte in visible} | {byte: 0x100 + index for index, byte in enumerate(hidden)}
