@@ -205,6 +205,10 @@ class GatewayClient:
             return self
         self.welcome = (await self._call.read()).welcome
         self._reader = asyncio.create_task(self._read(self._call))
+        # Asyncio logs an error that no code reads when the collector frees the task. On Python 3.11 the traceback of
+        # that log parses source, which breaks an `ast.parse` that is running then, as Hypothesis does at a test's start
+        # ("AST constructor recursion depth mismatch").
+        self._reader.add_done_callback(lambda reader: reader.cancelled() or reader.exception())
         return self
 
     async def send(self, **message: Any) -> None:
