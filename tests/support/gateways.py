@@ -56,6 +56,8 @@ class Mesh:
     http: httpx.AsyncClient
     grpc_port: int
     http_port: int
+    stack: AsyncExitStack
+    """Closes, before the servers, what a test adds to it."""
 
     @property
     def worker(self) -> FakeDecodeWorker:
@@ -113,7 +115,7 @@ async def running_mesh(
             httpx.AsyncClient(base_url=base, timeout=PATIENCE_SECONDS, trust_env=False, verify=False)
         )
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, grpc_port, http_port)
+        mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, grpc_port, http_port, stack)
         yield mesh
         await mesh.drained()
 

@@ -30,7 +30,9 @@ THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 
 
 def client(mesh: Mesh, key: str = "unused") -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{mesh.http_port}", api_key=key, max_retries=0)
+    made = anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{mesh.http_port}", api_key=key, max_retries=0)
+    mesh.stack.push_async_callback(made.close)
+    return made
 
 
 async def test_an_answer_is_its_thinking_and_a_text() -> None:
