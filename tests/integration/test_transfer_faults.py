@@ -14,8 +14,10 @@ from tests.support.mesh_requests import (
     ANSWER_SECONDS,
     assert_right,
     kill,
+    nothing_lands,
     prompt_of,
     request_of,
+    suspended,
     until_a_landing_is_open,
 )
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
@@ -43,10 +45,11 @@ async def slow_pair() -> AsyncIterator[ProcessMesh]:
 
 
 async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair: ProcessMesh) -> None:
-    answer = asyncio.create_task(assert_right(slow_pair, [prompt_of(PROMPT_TOKENS, 0)], 20))
-    await until_a_landing_is_open(slow_pair)
-    assert not answer.done()
-    kill(slow_pair, "prefill-0")
+    with suspended(slow_pair, "prefill-0"):
+        answer = asyncio.create_task(assert_right(slow_pair, [prompt_of(PROMPT_TOKENS, 0)], 20))
+        await until_a_landing_is_open(slow_pair)
+        assert not answer.done()
+        kill(slow_pair, "prefill-0")
     await answer
     await slow_pair.whole()
     await slow_pair.drained()
@@ -54,20 +57,10 @@ async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair:
 
 async def test_a_prefill_worker_killed_before_its_kv_costs_no_token(slow_pair: ProcessMesh) -> None:
     prompt = prompt_of(PROMPT_TOKENS, 2)
-    (rank,) = psutil.Process(slow_pair.supervisor.process_ids["decode-0"]).children()
-    answer = aiter(slow_pair.gateway.Generate(request_of(prompt, 20), timeout=ANSWER_SECONDS))
-    await until_a_landing_is_open(slow_pair)
-    tokens: list[int] = []
-    # The suspended rank makes no step, and nothing lands in it.
-    rank.suspend()
-    try:
-        while not tokens:
-            tokens += (await anext(answer)).delta.token_ids
+    async with nothing_lands(slow_pair, prompt, 20) as (call, tokens):
         kill(slow_pair, "prefill-0")
-    finally:
-        rank.resume()
     assert len(tokens) == 1
-    async for message in answer:
+    async for message in call:
         tokens += message.delta.token_ids
     assert tokens == oracle_tokens(prompt, 20, VOCABULARY)
     await slow_pair.whole()

@@ -9,18 +9,20 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import grpc
-import psutil
 import pytest
 import pytest_asyncio
 
 from engine.oracle.tokens import oracle_tokens
 from tests.support.mesh_requests import (
     ANSWER_SECONDS,
+    Call,
     assert_right,
     kill,
+    nothing_lands,
     prompt_of,
     request_of,
     stored_blocks,
+    suspended,
     until_a_landing_is_open,
     until_stored,
 )
@@ -50,6 +52,10 @@ async def abandoned(mesh: ProcessMesh, prompt: list[int], seconds: float) -> Non
     """Ask, and leave after some time."""
     call = mesh.gateway.Generate(request_of(prompt, 40), timeout=ANSWER_SECONDS)
     await asyncio.sleep(seconds)
+    await leave(call)
+
+
+async def leave(call: Call) -> None:
     call.cancel()
     with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await call.read()
@@ -81,9 +87,11 @@ async def test_a_thousand_aborts_at_once_hold_no_slot(pair: ProcessMesh) -> None
 
     https://github.com/vllm-project/vllm/pull/29906: prompts aborted as they ended held their KV for 5 minutes.
     """
-    storm = asyncio.gather(*(abandoned(pair, prompt_of(65, 1_000 + number), 0.5) for number in range(1_000)))
-    await until_a_landing_is_open(pair)
-    await storm
+    prompts = [prompt_of(65, 1_000 + number) for number in range(1_000)]
+    with suspended(pair, "prefill-0"):
+        calls = [pair.gateway.Generate(request_of(prompt, 40), timeout=ANSWER_SECONDS) for prompt in prompts]
+        await until_a_landing_is_open(pair)
+    await asyncio.gather(*map(leave, calls))
     assert await drained_seconds(pair) < LANDING_SECONDS / 4
     await assert_right(pair, [prompt_of(PROMPT_TOKENS, 400)])
 
@@ -93,20 +101,9 @@ async def test_a_client_gone_between_prefill_and_decode_leaves_nothing(pair: Pro
 
     https://github.com/llm-d/llm-d/pull/1138: the docs name the window, and a timeout that ends it.
     """
-    (rank,) = psutil.Process(pair.supervisor.process_ids["decode-0"]).children()
-    # It takes the prefill worker 0.4 s.
-    call = pair.gateway.Generate(request_of(prompt_of(8_000, 500), 40), timeout=ANSWER_SECONDS)
-    await until_a_landing_is_open(pair)
-    # Nothing lands in the suspended rank, and it hears of no abort.
-    rank.suspend()
-    try:
-        # The first token is the prefill worker's.
-        async for message in call:
-            if message.delta.token_ids:
-                break
+    # The suspended decode worker hears of no abort.
+    async with nothing_lands(pair, prompt_of(8_000, 500), 40) as (call, _):
         call.cancel()
-    finally:
-        rank.resume()
     assert await drained_seconds(pair) < LANDING_SECONDS / 4
 
 
@@ -130,15 +127,12 @@ async def test_a_decode_worker_slower_than_any_lease_gets_right_kv() -> None:
     """https://github.com/vllm-project/vllm/issues/21570: prefill released its blocks in time, and decode read them."""
     settings = (*SETTINGS, "decode.engine.transfer.landing_seconds=1", "prefill.engine.transfer.landing_seconds=1")
     async with process_mesh(prefill=1, settings=settings) as mesh:
-        (rank,) = psutil.Process(mesh.supervisor.process_ids["decode-0"]).children()
         prompts = [prompt_of(PROMPT_TOKENS, 700 + number) for number in range(8)]
         for seconds in (0.5, 1.5, 4.0):
             answers = [asyncio.create_task(answer(mesh, prompt)) for prompt in prompts]
             await asyncio.sleep(0.05)
-            with suppress(psutil.NoSuchProcess):
-                rank.suspend()
+            with suspended(mesh, "decode-0"):
                 await asyncio.sleep(seconds)
-                rank.resume()
             assert await asyncio.gather(*answers) == [oracle_tokens(prompt, 40, VOCABULARY) for prompt in prompts]
 
 

@@ -4,9 +4,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
+import grpc
 import httpx
+import psutil
 from deepmesh.v1 import gateway_pb2
 
 from engine.oracle.tokens import oracle_tokens
@@ -15,6 +18,8 @@ from tests.support.waiting import eventually
 
 # Only ends a hang, before the test's own limit does.
 ANSWER_SECONDS = 100.0
+
+Call = grpc.aio.UnaryStreamCall[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -68,10 +73,41 @@ async def until_stored(mesh: ProcessMesh, blocks: int) -> None:
 
 
 async def until_a_landing_is_open(mesh: ProcessMesh) -> None:
+    """Suspend the prefill worker meanwhile: on a busy machine a landing opens and closes between two reports."""
+
     async def is_open() -> bool:
         return any(worker.transfers.open_landings for worker in await mesh.workers())
 
     await eventually(is_open)
+
+
+@contextmanager
+def suspended(mesh: ProcessMesh, name: str) -> Iterator[None]:
+    """A worker whose only rank makes no step: a prefill worker computes nothing, nothing lands in a decode worker."""
+    (rank,) = psutil.Process(mesh.supervisor.process_ids[name]).children()
+    rank.suspend()
+    try:
+        yield
+    finally:
+        # The test may have killed it.
+        with suppress(psutil.NoSuchProcess):
+            rank.resume()
+
+
+@asynccontextmanager
+async def nothing_lands(
+    mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int
+) -> AsyncIterator[tuple[Call, list[int]]]:
+    """A request's call and first token, which is the prefill worker's; its KV lands after the block."""
+    with ExitStack() as decode:
+        with suspended(mesh, "prefill-0"):
+            call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=ANSWER_SECONDS)
+            await until_a_landing_is_open(mesh)
+            decode.enter_context(suspended(mesh, "decode-0"))
+        tokens: list[int] = []
+        while not tokens:
+            tokens += (await anext(aiter(call))).delta.token_ids
+        yield call, tokens
 
 
 async def fetched_blocks(mesh: ProcessMesh) -> int:
