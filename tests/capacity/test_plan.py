@@ -20,7 +20,7 @@ PEAK_FLOPS_A_BYTE = {
     "a100": 312 / 2.039,
     "l40s": 362 / 0.864,
     "rtx4090": 165.2 / 1.008,
-    "b200": 2250 / 8,
+    "b200": 2250 / 7.7,
 }
 
 
@@ -98,6 +98,11 @@ def test_a_card_by_datasheet_keeps_up_less_than_its_peaks(gpu: str) -> None:
     assert card.ceilings.bf16_flops / card.ceilings.bytes_per_second == pytest.approx(
         PEAK_FLOPS_A_BYTE[gpu] * 0.70 / 0.883, rel=0.01
     )
+
+
+@pytest.mark.parametrize(("gpu", "mib"), [("h100", 81_559), ("a100", 81_920), ("l40s", 46_068), ("b200", 183_359)])
+def test_memory_is_nearly_all_that_the_driver_shows(gpu: str, mib: int) -> None:
+    assert GPUS[gpu].memory_bytes == pytest.approx(0.99 * (mib << 20), rel=0.001)
 
 
 def test_a_slower_card_takes_longer_for_prompts_and_tokens() -> None:

@@ -31,7 +31,7 @@ def test_a_card_by_datasheet_is_said_to_be_unmeasured(tmp_path: Path) -> None:
     done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), "--gpu", "b200", "--gpus", "8"])
     assert done.exit_code == 0
     assert "not measured: NVIDIA HGX B200 datasheet" in done.stdout
-    assert "180 GB; taken to keep up copy 7.07 TB/s" in done.stdout
+    assert "190 GB; taken to keep up copy 6.80 TB/s" in done.stdout
 
 
 def test_packed_weights_are_said_to_be_counted_otherwise(tmp_path: Path) -> None:
