@@ -16,7 +16,7 @@ from launcher.gpus import find_gpus
 from launcher.hub import find_model, served_name
 from launcher.log_lines import NAME, LinePrinter
 from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
-from launcher.preflight import check_metrics_ports, check_plan
+from launcher.preflight import RANDOM_WEIGHTS, check_metrics_ports, check_plan
 from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
 from launcher.split import IN_FLIGHT, split_gpus
@@ -83,6 +83,9 @@ def up(
         ),
     ] = METRICS_PORT,
     host: HostOption = HOST,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Draw weights, for measurements: needs no safetensors.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="E.g. decode.engine.max_requests=8; repeatable."),
@@ -99,6 +102,8 @@ def up(
     kept running, except for prefill workers, stores, and a decode worker, scheduler or gateway while another serves.
     """
     asked = tuple(settings or ())
+    if random_weights:
+        asked += tuple(f"{role}.{RANDOM_WEIGHTS}" for role in ("decode", "prefill"))
     found, ranks = find_gpus(), {"decode": gpus_per_worker, "prefill": gpus_per_worker}
     if gpus is not None:
         if (decode, prefill, gpus_per_worker) != (1, 0, None):
@@ -109,7 +114,7 @@ def up(
     elif split is not None:
         raise ConfigError("--split says who gets which of --gpus: give their number, too")
     roles = ("decode", "prefill") if prefill else ("decode",)
-    model_dir = None if model is None else find_model(model)
+    model_dir = None if model is None else find_model(model, weights=not random_weights)
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model_dir = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,16 @@ from typer.testing import CliRunner
 from cli.commands import build
 from cli.config import Service
 from cli.main import INTERRUPTED
-from launcher.plan import MODULES
+from launcher.plan import MODULES, MeshPlan, ServiceSpec
 from mesh.config import ServerConfig
-from mesh.errors import ConfigError
+from mesh.errors import CheckpointError, ConfigError
+from mesh.ports import free_port
 from mesh.server import MeshServer, Registration
 from tests.support.addresses import NOWHERE
 from tests.support.command import run_here
 from tests.support.programs import ROOT, run_program
 from tests.support.scripted_gateway import Delta, ScriptedGateway
+from tools.make_checkpoint import checkpoint_config
 
 DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
 
@@ -238,6 +240,23 @@ def test_up_refuses_to_divide_more_gpus_than_there_are(monkeypatch: pytest.Monke
     monkeypatch.setattr("cli.up.find_gpus", lambda: ("0", "1"))
     with pytest.raises(ConfigError, match="--gpus 4: there are 2"):
         build()(["up", "--gpus", "4"], standalone_mode=False)
+
+
+def test_up_draws_weights_of_a_model_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ServiceSpec] = []
+
+    async def record(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: object) -> None:
+        started.extend(specs)
+
+    monkeypatch.setattr("cli.up._run", record)
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint_config("tiny")))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ports = ("--http-port", "--grpc-port", "--scheduler-port")
+    command = ["up", "--model", str(tmp_path), "--metrics-port", "0", *(f"{each}={free_port()}" for each in ports)]
+    with pytest.raises(CheckpointError, match=r"model\.safetensors missing"):
+        build()(command, standalone_mode=False)
+    build()([*command, "--random-weights"], standalone_mode=False)
+    assert any("engine.random_weights=true" in spec.settings for spec in started if spec.name == "decode-0")
 
 
 async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:
