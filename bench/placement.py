@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.placement import PlacementQuery
-from mesh.domain.workers import KvNamespace, PromptPace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import PromptPace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.config import LeaseConfig, ObjectivesConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog

@@ -12,10 +12,10 @@ import msgspec
 
 from engine.balance.report import BalanceReport
 from engine.requests.thinking import ThinkTokens
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.requests import ModelLimits
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
-from mesh.domain.workers import KvNamespace, WorkerRole
+from mesh.domain.workers import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)

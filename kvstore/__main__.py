@@ -19,7 +19,7 @@ from kvstore.redis_index import RedisIndex
 from kvstore.service import KvStoreServicer, OpenStore
 from kvstore.slab import OpenAgent
 from kvstore.store_memory import StoreMemory
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import IndexUnavailable
 from mesh.identity import Role
 from mesh.launch import launch

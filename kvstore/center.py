@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from kvstore.config import KvStoreConfig
 from kvstore.held_keys import HeldKeys
 from kvstore.index import Index, Location
-from kvstore.keys import keys_of, namespace_digest
+from kvstore.keys import keys_of
 from kvstore.offers import OfferAnswer
 from kvstore.publisher import Publisher
 from kvstore.quotas import Tenant
 from kvstore.sessions import RankSession, RankSessions
 from kvstore.slab import OpenAgent, Slab
 from kvstore.tenant_figures import TenantFigures
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters, WorkerIdentity
 from mesh.metrics import (
     KVSTORE_BLOCKS_TOTAL,
     KVSTORE_BLOCKS_USED,
@@ -92,7 +93,7 @@ class Center:
         """The store that holds the longest prefix of the chain, and how many of the blocks only its disk holds. Both
         are hints. The second is known only for this store: others do not tell their tiers.
         """
-        keys = keys_of(namespace_digest(namespace), hashes)
+        keys = keys_of(namespace.digest, hashes)
         with span("kvstore.match", blocks=len(hashes)):
             location = await self._index.match(keys)
         if location is None or location.store_id != self._store_id or self._slab is None:

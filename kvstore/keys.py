@@ -4,29 +4,17 @@ A block that also has draft layers has a separate key: the same bytes and a mark
 find each other's base layers, and a store may hold a block in both versions for a while.
 """
 
-import hashlib
 from collections.abc import Iterable
 from typing import TypeAlias
 
-import msgspec
-
 from mesh.blocks import HASH_BYTES
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import DIGEST_BYTES
 
-NAMESPACE_BYTES = 8
-
-# Namespace digest and chain hash, 24 bytes, optionally followed by the mark. Equal keys mean equal bytes of KV.
+# Namespace digest and chain hash, 24 bytes, optionally followed by the mark. `mesh.domain.kv_identity` says what equal
+# keys mean.
 Key: TypeAlias = bytes
-_BASE_BYTES = NAMESPACE_BYTES + HASH_BYTES
+_BASE_BYTES = DIGEST_BYTES + HASH_BYTES
 _MARK = b"d"
-
-
-def namespace_digest(namespace: KvNamespace) -> bytes:
-    """A digest that is the same in every process, for all namespaces with the same base."""
-    fields = msgspec.structs.asdict(namespace.base)
-    # Stores of the previous version do not know this field, and share an index with this one.
-    del fields["draft_layers"]
-    return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=NAMESPACE_BYTES, person=b"kv-namespace").digest()
 
 
 def whole_key(key: Key) -> Key:

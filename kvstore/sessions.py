@@ -5,8 +5,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.keys import namespace_digest
-from mesh.domain.workers import KvNamespace, WorkerIdentity
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import WorkerIdentity
 from mesh.errors import Overloaded, UnknownSession
 from mesh.metrics import KVSTORE_SESSIONS
 
@@ -93,7 +93,7 @@ class RankSessions:
             worker_id=worker.worker_id,
             rank=rank,
             namespace=worker.kv_namespace,
-            digest=namespace_digest(worker.kv_namespace),
+            digest=worker.kv_namespace.digest,
             slot_bytes=worker.slot_bytes,
             expires_at=0.0,
         )

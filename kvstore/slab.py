@@ -16,7 +16,8 @@ from kvstore.offers import OfferLandings, Offers
 from kvstore.quotas import disk_quotas, memory_quotas
 from kvstore.store_memory import StoreMemory
 from kvstore.tenant_figures import TenantFigures
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler

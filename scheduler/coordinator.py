@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, WorkerRole
+from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
 from scheduler.config import ObjectivesConfig

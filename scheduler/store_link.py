@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.channel import Channels
 from mesh.domain import worker_wire
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace
 from mesh.errors import MeshError, ShuttingDown
 from mesh.failures import from_rpc_error
 from mesh.identity import Role

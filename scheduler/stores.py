@@ -5,8 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.workers import TransferCounters
 from mesh.rendezvous import rendezvous
 
 

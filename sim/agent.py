@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from mesh.costs import CostModel
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters
 from mesh.tracing import TraceContext
 from sim.network import Link
 from sim.store import SimulatedStore

@@ -11,9 +11,9 @@ from engine.requests.request import Request
 from engine.requests.thinking import ThinkTokens
 from engine.step.step_work import StepWork
 from mesh.costs import CostModel
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sparse_prefill import sparse_part
-from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
 # A token's number says how many tokens follow it. A request therefore ends with token 0, and the last token of its

@@ -9,7 +9,8 @@ from engine.config import EngineConfig
 from engine.protocol.messages import StepResult, TransferNews
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.rendezvous import rendezvous
 from sim.agent import SimulatedAgent, SimulatedLandings
 from sim.asked import Asked

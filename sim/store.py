@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from kvstore.directory import BlockDirectory
-from kvstore.keys import keys_of, namespace_digest
+from kvstore.keys import keys_of
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.workers import TransferCounters
 from scheduler.stores import StoreStatus
 from sim.network import Link
 
@@ -34,11 +35,11 @@ class SimulatedStore:
 
     def lease(self, namespace: KvNamespace, chain: Sequence[bytes]) -> list[int]:
         """Lease the blocks of the longest stored prefix of the chain."""
-        return self.directory.match(keys_of(namespace_digest(namespace), chain)) if self.alive else []
+        return self.directory.match(keys_of(namespace.digest, chain)) if self.alive else []
 
     def put(self, namespace: KvNamespace, parent: bytes, block_hash: bytes) -> bool:
         """Store one offered block. False if the block is stored already, its parent is not, or there is no room."""
-        digest = namespace_digest(namespace)
+        digest = namespace.digest
         reservation = self.directory.reserve(digest + parent if parent else None, [digest + block_hash])
         if not self.alive or reservation is None or not reservation.blocks:
             return False

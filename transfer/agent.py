@@ -5,7 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters
 from mesh.errors import InvalidRequest
 from mesh.start_times import StartTimes
 from mesh.tracing import TraceContext

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from transfer.origin import Origin
 
 

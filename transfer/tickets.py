@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from transfer.segments import Tile, covers_once, tile_of
 from transfer.tags import are_landing_tags, draw_tags, landing_tags

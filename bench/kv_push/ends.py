@@ -14,7 +14,7 @@ import numpy as np
 from bench.kv_push.bare import BareReceiver, BareSender
 from bench.kv_push.lookup import GrpcLookups, GrpcStore, ShortMemory
 from bench.kv_push.pools import Geometry, make_pool
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.event_fd import EventFd
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from bench.kv_push.pools import Geometry, make_pool
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.event_fd import EventFd
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig

@@ -16,9 +16,9 @@ from engine.engine import Engine
 from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, StepResult, Submit, TransferNews
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
-from mesh.domain.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Landed, PushEnded

@@ -16,7 +16,8 @@ from kvstore.client import StoreClient
 from launcher.process import Child
 from mesh.channel import Channels
 from mesh.domain import worker_wire
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.event_fd import EventFd
 from mesh.ports import free_port
 from transfer.agent import TransferAgent
@@ -45,13 +46,15 @@ class KvWorker:
         secret: bytes | None = None,
         draft_layers: int = 0,
         dtype: str = "bytes",
+        scale: float = 1.0,
+        layout: str = "bytes",
     ) -> None:
         """secret: if given, the worker vouches for the blocks that it offers and checks those that it fetches.
         draft_layers: how many of the layers, the last ones, are draft layers.
         """
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
-        self.namespace = KvNamespace(weights, dtype, layers, f"bytes:{piece_bytes}", draft_layers=draft_layers)
+        self.namespace = KvNamespace(weights, dtype, layers, layout, scale, draft_layers=draft_layers)
         self.identity = WorkerIdentity(
             worker_id=uuid.uuid4().hex,
             incarnation="first",

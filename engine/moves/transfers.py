@@ -10,7 +10,8 @@ from engine.moves.pushes import Pushes
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters
 from mesh.errors import InvalidRequest, PrefillLost
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded

@@ -20,9 +20,9 @@ from engine.memory.memory_plan import check_room
 from engine.oracle.tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers
 from engine.requests.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
-from mesh.domain.workers import KvNamespace
 from transfer.host_memory import HostMemory
 
 DEFAULT_BLOCKS = 16384

@@ -13,10 +13,11 @@ import msgspec
 
 from engine.balance.report import BalanceReport
 from engine.batch import SparseMeasure
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad
 from transfer.block_macs import Authorship
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket

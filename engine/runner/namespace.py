@@ -5,7 +5,7 @@ from pathlib import Path
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.config import ModelConfig
 from engine.weights.fingerprint import weights_fingerprint
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 
 
 def kv_namespace(model: ModelConfig, resolved: ResolvedEngineConfig, kv_scale: float) -> KvNamespace:

@@ -7,9 +7,9 @@ from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain import wire, workers
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import (
-    KvNamespace,
     PromptPace,
     RankStatus,
     TransferCounters,

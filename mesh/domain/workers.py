@@ -1,4 +1,4 @@
-"""What a worker reports: its identity, the namespace of its KV, its load, and its transfers.
+"""What a worker reports: its identity, its load, and its transfers.
 
 These are msgspec Structs because they also travel in the frames between a service and its rank.
 """
@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 
@@ -24,44 +24,6 @@ class WorkerState(Enum):
 class WorkerRole(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class KvNamespace(msgspec.Struct, frozen=True, cache_hash=True):
-    """What cached KV bytes mean, for a block's base layers and for the draft layers after them, if there are any.
-
-    Base layers may move between workers with the same `base`; draft layers only if both have equally many of them.
-    """
-
-    # Digest of the weights that made the KV.
-    weights_fingerprint: str
-    dtype: str
-    # All layers, draft layers included.
-    layers: int
-    layout: str
-    scale: float = 1.0
-    block_tokens: int = BLOCK_TOKENS
-    # How many of `layers`, the last ones, are draft layers; only workers with drafts have them.
-    draft_layers: int = 0
-
-    @property
-    def base(self) -> "KvNamespace":
-        """The base layers alone."""
-        return msgspec.structs.replace(self, layers=self.layers - self.draft_layers, draft_layers=0)
-
-    def provides(self, other: "KvNamespace") -> bool:
-        """Whether blocks of this namespace contain all that blocks of `other` do. `other` may lack the draft layers."""
-        return other.draft_layers in (0, self.draft_layers) and self.shares_base(other)
-
-    def shares_base(self, other: "KvNamespace") -> bool:
-        """Whether the base layers of both mean the same, so that KV may move between their workers."""
-        return self == other or self.base == other.base
-
-    def differences(self, other: "KvNamespace") -> str:
-        """The differences of their base layers, in words; empty if KV may move between their workers."""
-        ours, theirs = msgspec.structs.asdict(self.base), msgspec.structs.asdict(other.base)
-        return ", ".join(
-            f"{field} {value} against {theirs[field]}" for field, value in ours.items() if value != theirs[field]
-        )
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):

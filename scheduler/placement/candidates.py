@@ -8,9 +8,10 @@ import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad
 from scheduler.placement.prompts import JointPrompts, LastStep, steps_of
 
 

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, PlacementRequest
 from scheduler.placement.constants import Constants
 from scheduler.placement.terms import Rejection, Verdict

@@ -9,7 +9,8 @@ without it a handful of slow workers would hide all others.
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from scheduler.prefix_index import numbers
 
 # Workers that are looked at, of each kind in each field; together at most three times as many.

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import MeshError
 from tests.support.fake_transport import FakeTransport
 from tests.support.transfer_peer import KnownChains

@@ -12,9 +12,9 @@ from engine.requests.thinking import ThinkTokens
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
-from mesh.domain.workers import KvNamespace
 from mesh.errors import ConfigError
 from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
 from transfer.memory import KvMemory

@@ -18,7 +18,7 @@ BUDGETS = {
     "gateway": 80,
     "integration": 150,
     "kernels": 70,
-    "kvstore": 35,
+    "kvstore": 40,
     "launcher": 18,
     "loadgen": 8,
     "mesh": 14,

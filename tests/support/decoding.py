@@ -7,12 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.protocol.messages import FirstToken, Output, Ready, StepResult, Submit
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
-from mesh.domain.workers import KvNamespace, WorkerLoad
+from mesh.domain.workers import WorkerLoad
 from mesh.errors import EngineFailed
 
 LOAD = WorkerLoad(0, 0, 0, 100)

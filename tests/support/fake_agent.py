@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.tracing import TraceContext
 from transfer.checksum import segment_checksum

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from tests.support.transfer_peer import KnownChains
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig

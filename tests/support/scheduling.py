@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from mesh.costs import CostModel
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.placement import PlacementQuery
-from mesh.domain.workers import KvNamespace, PromptPace, WorkerIdentity, WorkerLoad, WorkerRole
+from mesh.domain.workers import PromptPace, WorkerIdentity, WorkerLoad, WorkerRole
 from scheduler.config import PlacementConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.choose import best_first

@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from kvstore.store_memory import StoreMemory
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerRole
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.kept_macs import KeptMacs

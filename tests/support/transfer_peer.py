@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mesh.domain.workers import KvNamespace, TransferCounters
+from mesh.domain.kv_identity import KvNamespace
+from mesh.domain.workers import TransferCounters
 from tests.support.forking import FORK
 from tests.support.waiting import wait_until
 from transfer.agent import TransferAgent

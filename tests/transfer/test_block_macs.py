@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from transfer.block_macs import UNKNOWN_BLOCK_KEY, WRONG_BLOCK_MAC, Author, Authorship
 from transfer.kept_macs import Keeping, KeptMacs
 from transfer.segments import Tile, plan_whole

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from tests.support.fake_transport import FakeTransport
 from transfer.config import TransferConfig
 from transfer.exchange import Exchange

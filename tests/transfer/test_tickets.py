@@ -1,6 +1,6 @@
 import msgspec
 
-from mesh.domain.workers import KvNamespace
+from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.segments import plan_whole
 from transfer.tickets import OTHER_NAMESPACE, WRONG_SIZE, Geometry, make_ticket, refusal_of

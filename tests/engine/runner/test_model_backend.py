@@ -11,11 +11,8 @@ from engine.batch import execute as execute_batch
 from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, check_room, left_of_share, transfer_bytes
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
-from mesh.domain.workers import KvNamespace
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
-from tests.support.int4 import WIDE
-from tools.make_checkpoint import make_checkpoint
 from transfer.config import TransferConfig
 
 GIB = 1 << 30
@@ -28,21 +25,6 @@ def test_a_backend_reports_what_it_serves(tmp_path: Path) -> None:
     assert (backend.namespace.layers, backend.namespace.dtype) == (3, "float32")
 
 
-def namespace_of(directory: Path, **settings: Any) -> KvNamespace:
-    return model_backend(directory, **settings).namespace
-
-
-def test_fp8_and_int4_share_kv_only_if_told_to(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "fp8", "tiny", dtype="float8", overrides=WIDE)
-    make_checkpoint(tmp_path / "int4", "tiny", dtype="w4a8", overrides=WIDE)
-    assert namespace_of(tmp_path / "fp8") != namespace_of(tmp_path / "int4")
-    declared = namespace_of(tmp_path / "fp8", kv_namespace="r1")
-    assert declared == namespace_of(tmp_path / "int4", kv_namespace="r1")
-    assert declared != namespace_of(tmp_path / "int4", kv_namespace="v3")
-    assert declared != namespace_of(tmp_path / "int4", kv_namespace="r1", kv_dtype="float8_e4m3fn")
-    assert declared != namespace_of(tmp_path / "fp8")
-
-
 def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path), model_name="chat", context_tokens=1000)
     assert (backend.model, backend.context_tokens) == ("chat", 1000)
@@ -50,14 +32,6 @@ def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
 
 def test_the_context_is_never_longer_than_the_pool(tmp_path: Path) -> None:
     assert model_backend(tiny_checkpoint(tmp_path), total_blocks=3).context_tokens == 192
-
-
-def test_equal_checkpoints_share_a_namespace_and_others_do_not(tmp_path: Path) -> None:
-    first, same, other = (
-        model_backend(tiny_checkpoint(tmp_path / str(index), seed=seed)).namespace
-        for index, seed in enumerate([1, 1, 2])
-    )
-    assert first == same != other
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:

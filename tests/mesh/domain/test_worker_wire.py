@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain import worker_wire
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import (
-    KvNamespace,
     PromptPace,
     TransferCounters,
     WorkerIdentity,

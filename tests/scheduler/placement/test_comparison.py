@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.costs import CostModel
+from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace
 from scheduler.config import ObjectivesConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.choose import Comparison
