@@ -17,12 +17,12 @@ from rich.table import Table
 
 from cli.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from cli.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
-from cli.make_checkpoint import make_checkpoint
 from cli.settings.check import check_settings
 from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
+from launcher.hub import find_model
 from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, WORKER_MODULES, MeshPlan
 from launcher.preflight import check_plan
@@ -59,10 +59,10 @@ SECOND_QUESTION = "What is 82590 + 1946?"
 
 def demo(
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="DIR",
-            help="A checkpoint; a random one is made if it is not there.",
+            metavar="DIR|ID",
+            help="A checkpoint's directory, or an id of the Hugging Face Hub.",
             show_default="the shipped tiny-r1",
         ),
     ] = None,
@@ -79,14 +79,11 @@ def demo(
     workers' caches were emptied.
     """
     console = make_console()
-    model = model or shipped_model()
-    if not model.exists():
-        console.print(f"making a random checkpoint in {model}")
-        make_checkpoint(model)
+    folder = shipped_model() if model is None else find_model(model)
     stores = tuple(free_port() for _ in range(kvstore))
     asked = (*QUICK_SETTINGS, *(settings or ()))
     ports = (free_port(), free_port(), free_port())
-    plan = MeshPlan(model, decode, *ports, asked, prefill, stores, find_gpus(), kv_secret=token_hex(32))
+    plan = MeshPlan(folder, decode, *ports, asked, prefill, stores, find_gpus(), kv_secret=token_hex(32))
     check_settings(compose(plan))
     check_plan(plan)
     asyncio.run(_until_signal_or_done(plan, max_tokens, log, console))

@@ -79,7 +79,13 @@ def _compute(engine: Engine, load: RankLoad, tokens: int) -> None:
     """Take steps until at least this many tokens of the prompt have been launched."""
     first = load.prompt_tokens_left
     while first - load.prompt_tokens_left < tokens:
+        _check_is_running(load)
         engine.step()
+
+
+def _check_is_running(load: RankLoad) -> None:
+    if not load.prompt_tokens_left:
+        raise SystemExit("the prompt ended before enough of its steps were timed: give a longer --prompt")
 
 
 def measure_mixed(config: EngineConfig, backend: Backend, requests: int, prompt: int) -> Mixed:
@@ -104,6 +110,7 @@ def _chunks(load: RankLoad, chunks: int) -> list[float]:
     """The seconds of each step, up to the one that launches the last of `chunks` chunks of the prompt."""
     seconds: list[float] = []
     while chunks:
+        _check_is_running(load)
         left = load.prompt_tokens_left
         seconds += load.decode_seconds(1)
         chunks -= load.prompt_tokens_left < left

@@ -70,7 +70,7 @@ def compile_with_launchers(source: Path, folder: Path) -> Cubin:
 
 
 def compile_now(text: str, program: Path) -> Cubin:
-    program.write_text(text)
+    program.write_text(text, encoding="utf-8")
     compiled = import_module("kernels.nvrtc").compile_source(program, TARGET)
     return Cubin(compiled.code, compiled.log)
 

@@ -57,7 +57,7 @@ def test_another_models_folder_is_told_in_a_sentence(
     Path("ggufs").mkdir()
     Path("ggufs/model.gguf").touch()
     Path("llama").mkdir()
-    Path("llama/config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    Path("llama/config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=why) as refused:
         check_model_dir(Path(name))
     assert "\n" not in refused.value.message
