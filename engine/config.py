@@ -198,8 +198,8 @@ class EngineConfig(Config):
         """`balance` with an interval that is not "auto"."""
         if self.balance.interval_steps != "auto":
             return self.balance
-        # Between hosts all ranks get what one of them receives; experts in host memory stay where they are. Few rows of
-        # one TP group are limited by the experts' bytes, and counting would take 3% of a step.
+        # Moves between hosts were never measured over a network; experts in host memory stay where they are. Few rows
+        # of one TP group are limited by the experts' bytes, and counting would take 3% of a step.
         moves = self.parallel.hosts == 1 and (self.parallel.dp or 1) > 1 and self.offload.layers == 0
         return self.balance.model_copy(update={"interval_steps": AUTO_INTERVAL if moves else None})
 

@@ -21,6 +21,11 @@ class BalanceConfig(Config):
     """
     redundant: int = Field(default=0, ge=0)
     """How many copies of often chosen experts have room on each part of the experts (`engine.parallel.ep`)."""
+    groups_on_hosts: bool = False
+    """Keep each group of experts with its copies on one host, if the hosts can share the groups evenly, as DeepSeek's
+    EPLB does for prompts. Tokens, whose experts are all of a few groups, then go to fewer hosts with DeepEP, but loads
+    are less even; without it they go to all hosts in any case.
+    """
     threshold: float = Field(default=0.1, gt=0)
     """Experts of a layer move if that lowers the layer's imbalance, (largest - mean) / mean of its parts' load, by more
     than this.

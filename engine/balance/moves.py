@@ -18,12 +18,13 @@ class Move:
     placement: ExpertPlacement
 
 
-def moves(placement: ExpertPlacement, target: ExpertPlacement) -> Iterator[Move]:
+def moves(placement: ExpertPlacement, target: ExpertPlacement, hosts: int = 1) -> Iterator[Move]:
     """Moves that lead from one placement to the other; after each of them every expert still has a slot. A move
     overwrites a copy that can be spared, or else swaps two slots. In the end each part has the experts that it has in
-    the target, in whichever of its slots.
+    the target, in whichever of its slots. Contents come from the same host if one of its parts has them.
     """
     held, parts, slots = list(placement.experts), placement.parts, placement.slots
+    slots_a_host = len(held) // hosts
     wanted = [set(target.part(part)) for part in range(parts)]
     lacking = [wanted[part].difference(placement.part(part)) for part in range(parts)]
     # Slots with experts that their parts should not have: in each part as many as it lacks experts.
@@ -37,11 +38,16 @@ def moves(placement: ExpertPlacement, target: ExpertPlacement) -> Iterator[Move]
             lacking[part].remove(expert)
             wrong.remove(slot)
 
+    def nearest(expert: int, first: int) -> int:
+        """A slot with the expert, on the host with that first slot if there is one."""
+        own = held[first : first + slots_a_host]
+        return first + own.index(expert) if expert in own else held.index(expert)
+
     while wrong:
         spared = next((slot for slot in wrong if copies[held[slot]] > 1), None)
         if spared is not None:
             expert = min(lacking[spared // slots])
-            source = held.index(expert)
+            source = nearest(expert, spared // slots_a_host * slots_a_host)
             copies[held[spared]] -= 1
             copies[expert] += 1
             hold(spared, expert)

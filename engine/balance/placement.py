@@ -1,7 +1,7 @@
 """Which expert each slot holds. Pure.
 
 A part of the experts is a row of equally many slots, and ranks are divided into equally many parts. An expert may have
-several slots, on different parts: copies, which divide its tokens among them.
+several slots, on different parts: copies, which divide its tokens among them. Parts of one host lie next to each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 # Experts are exchanged only if that lowers the larger load by more than this share of the mean load.
 LEAST_GAIN = 0.005
+# The same for groups of experts and hosts. A group's experts, 32 of R1's, travel between hosts one after another.
+LEAST_GROUP_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,38 @@ class ExpertPlacement:
         return self.experts[index * self.slots : (index + 1) * self.slots]
 
 
-def first_placement(experts: int, parts: int, redundant: int) -> ExpertPlacement:
-    """Equally many experts on each part, in order, followed by copies of the next part's first experts."""
-    own = experts // parts
-    assert experts % parts == 0 and redundant <= (experts - own if parts > 1 else 0)
-    held = [(part * own + index) % experts for part in range(parts) for index in range(own + redundant)]
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Each host holds equally many groups of neighbouring experts, with all of their copies. So a token, whose experts
+    are all of a few groups, goes to few hosts.
+    """
+
+    hosts: int = 1
+    groups: int = 1
+
+
+# Experts and copies lie on any host.
+ANYWHERE = Grouping()
+
+
+def slots_of(experts: int, parts: int, redundant: int) -> int:
+    """Slots of each part: for its share of the experts, rounded up, and for `redundant` copies of others."""
+    return -(-experts // parts) + redundant
+
+
+def first_placement(experts: int, parts: int, redundant: int, grouping: Grouping = ANYWHERE) -> ExpertPlacement:
+    """The experts in order, from each part's share on; what is left of its slots has copies of the next part's first
+    experts, on each host of its own.
+    """
+    slots = slots_of(experts, parts, redundant)
+    parts_a_host, experts_a_host = parts // grouping.hosts, experts // grouping.hosts
+    assert parts % grouping.hosts == 0 and slots <= experts_a_host
+    held = [
+        host * experts_a_host + (part * experts_a_host // parts_a_host + slot) % experts_a_host
+        for host in range(grouping.hosts)
+        for part in range(parts_a_host)
+        for slot in range(slots)
+    ]
     return ExpertPlacement(tuple(held), parts)
 
 
@@ -66,28 +95,49 @@ def imbalance(placement: ExpertPlacement, loads: Sequence[float] | npt.NDArray[n
 
 
 def balancing(
-    placement: ExpertPlacement, loads: Sequence[float] | npt.NDArray[np.float64]
+    placement: ExpertPlacement, loads: Sequence[float] | npt.NDArray[np.float64], grouping: Grouping = ANYWHERE
 ) -> Iterator[ExpertPlacement | None]:
     """Yields at last a placement with the same slots, near the given one, whose parts have loads as even as possible.
 
     Before that it yields None after each piece of the work, some 20 us of a host's time: steps of a model wait for it.
 
-    Copies are counted as EPLB does (DeepSeek, 2025): spare slots go, one after another, to the expert with the largest
-    load a copy. Then, in place of EPLB's packing from nothing, which would move nearly all: copies that are too many
-    make room for those that lack, on the part with the least load, and experts of the heaviest part change places with
-    others for as long as that lowers its load.
+    Hierarchical as EPLB is (DeepSeek, 2025, `rebalance_experts_hierarchical`): groups of experts are shared out to
+    hosts, then each host's experts get copies, which are shared out to its parts. Copies are counted as EPLB does:
+    spare slots go, one after another, to the expert with the largest load a copy. Then, in place of EPLB's packing from
+    nothing, which would move nearly all: copies that are too many make room for those that lack, on the part with the
+    least load, and experts of the heaviest part change places with others for as long as that lowers its load. Groups
+    change hosts in the same way.
     """
     each = np.array(loads, np.float64)
     # [parts, experts]: which part holds which expert.
     holds = np.zeros((placement.parts, len(each)), np.bool_)
     holds[np.arange(len(placement.experts)) // placement.slots, placement.experts] = True
-    counts = _copies(each.tolist(), len(placement.experts), placement.parts)
-    yield None
-    shares = each / counts
-    for pieces in (_recount(holds, counts, shares), _even_out(holds, shares)):
-        for _ in pieces:
-            yield None
+    on_hosts = _groups_on_hosts(holds, grouping)
+    for _ in _even_out(on_hosts, each.reshape(grouping.groups, -1).cumsum(1)[:, -1], LEAST_GROUP_GAIN):
+        yield None
+    for on_host, parts in zip(on_hosts, np.split(holds, grouping.hosts), strict=True):
+        own = np.repeat(on_host, len(each) // grouping.groups)
+        counts = np.zeros(len(each), np.int64)
+        counts[own] = _copies(each[own].tolist(), len(parts) * placement.slots, len(parts))
+        yield None
+        # Experts of other hosts have no copy here, and no load.
+        shares = np.divide(each, counts, out=np.zeros_like(each), where=own)
+        # `parts` are rows of `holds`, which these change.
+        for pieces in (_recount(parts, counts, shares), _even_out(parts, shares, LEAST_GAIN)):
+            for _ in pieces:
+                yield None
     yield _in_slots(placement, holds)
+
+
+def _groups_on_hosts(holds: npt.NDArray[np.bool_], grouping: Grouping) -> npt.NDArray[np.bool_]:
+    """[hosts, groups]: the groups of each host. A placement that is not so divided counts as if its experts lay in
+    order. holds: [parts, experts].
+    """
+    hosts, groups = grouping.hosts, grouping.groups
+    found: npt.NDArray[np.bool_] = holds.reshape(hosts, len(holds) // hosts, groups, -1).sum((1, 3)) > 0
+    if (found.sum(0) == 1).all() and (found.sum(1) == groups // hosts).all():
+        return found
+    return np.repeat(np.eye(hosts, dtype=np.bool_), groups // hosts, axis=1)
 
 
 def _copies(loads: Sequence[float], slots: int, parts: int) -> npt.NDArray[np.int64]:
@@ -146,10 +196,13 @@ def _recount(
             yield
 
 
-def _even_out(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64]) -> Iterator[None]:
-    """Exchange experts of the heaviest part for lighter ones. Changes `holds`; yields after comparing two parts."""
+def _even_out(holds: npt.NDArray[np.bool_], shares: npt.NDArray[np.float64], least_gain: float) -> Iterator[None]:
+    """Exchange experts of the heaviest part for lighter ones. Changes `holds`; yields after comparing two parts.
+
+    least_gain: of an exchange, as a share of the parts' mean load.
+    """
     sums = _sums(holds, shares)
-    least = LEAST_GAIN * sums.sum() / len(sums)
+    least = least_gain * sums.sum() / len(sums)
     while True:
         heavy = sums.argmax()
         for light in np.argsort(sums, kind="stable"):

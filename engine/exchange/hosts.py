@@ -84,20 +84,53 @@ class HostsExchange:
         return self._within.broadcast(values, group, number)
 
     def copy_between(self, tensors: Sequence[torch.Tensor], group: Group, sources: Sequence[int]) -> None:
-        size = self._ranks_a_host
         if group is Group.TP:
             self._within.copy_between(tensors, group, sources)
-        elif all(rank // size == source // size for rank, source in enumerate(sources)):
-            first = self.place.host * size
-            self._within.copy_between(tensors, group, [source - first for source in sources[first : first + size]])
-        else:
-            # Viewed as bytes, because not every operation takes one-byte floats.
-            given = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
-            # All ranks get what any receives, before any tensor changes.
-            sent = sorted({source for rank, source in enumerate(sources) if source != rank})
-            found = {source: [self.broadcast(values, group, source) for values in given] for source in sent}
-            for values, received in zip(given, found.get(sources[self.place.rank], given), strict=True):
-                values.copy_(received)
+            return
+        # What other hosts send is there before any tensor changes.
+        arrived = self._from_other_hosts(tensors, sources)
+        first, size = self.place.host * self._ranks_a_host, self._ranks_a_host
+        within = [source - first for source in sources[first : first + size]]
+        own = [source if 0 <= source < size else number for number, source in enumerate(within)]
+        if own != list(range(size)):
+            self._within.copy_between(tensors, group, own)
+        for tensor, values in zip(tensors, arrived or tensors, strict=True):
+            tensor.copy_(values)
+
+    def _from_other_hosts(self, tensors: Sequence[torch.Tensor], sources: Sequence[int]) -> list[torch.Tensor]:
+        """The tensors of this rank's source if that lies on another host; else none. Nothing is sent to other ranks.
+
+        A rail carries them to the rank with the source's number, which passes them on within its host.
+        """
+        size, host, own = self._ranks_a_host, self.place.host, self.place.on_host.rank
+        arrived: list[torch.Tensor] = []
+        # The ranks of one number after those of another: on no rail does a rank get the tensors of two.
+        for number in range(size):
+            wanted = list(enumerate(sources[number::size]))
+            rail = [at // size if at % size == own else to for to, at in wanted]
+            carried: list[torch.Tensor] = []
+            if rail != list(range(self._hosts)):
+                carried = [self._rail.copy_between(tensor, rail) for tensor in tensors]
+            source_host, relay = divmod(sources[host * size + number], size)
+            if source_host == host:
+                continue
+            if relay != number:
+                carried = self._passed_on(carried, tensors, relay, number)
+            if own == number:
+                arrived = carried
+        return arrived
+
+    def _passed_on(
+        self, carried: list[torch.Tensor], like: Sequence[torch.Tensor], relay: int, number: int
+    ) -> list[torch.Tensor]:
+        """What the rank `relay` of this host has carried, on the rank `number`. Called by all ranks of the host."""
+        own, sources = self.place.on_host.rank, list(range(self._ranks_a_host))
+        sources[number] = relay
+        if own == number:
+            carried = [torch.empty_like(tensor) for tensor in like]
+        # Other ranks neither send nor receive.
+        self._within.copy_between(carried if own in (relay, number) else like, Group.WORLD, sources)
+        return carried
 
     def barrier(self, group: Group) -> None:
         if group is Group.WORLD:

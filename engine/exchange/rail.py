@@ -1,7 +1,7 @@
 """A rail: ranks with the same number on their hosts, one on each host. torch.distributed carries their tensors."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -48,16 +48,39 @@ class Rail:
         """The parts of all: [...] becomes [ranks, ...], bit by bit."""
         given = part.contiguous()
         gathered = given.new_empty(self.ranks, *given.shape)
+        if not gathered.numel():
+            return Begun(lambda: gathered)
         return self._begin("_allgather_base", gathered, _bytes(given))
 
     def begin_swap(self, parts: torch.Tensor) -> Begun[torch.Tensor]:
         """Each gets the part that every rank has for it: [ranks, ...], by receiver, becomes [ranks, ...], by sender."""
         given = parts.contiguous()
+        if not given.numel():
+            return Begun(lambda: given)
         return self._begin("alltoall_base", torch.empty_like(given), _bytes(given), [], [])
+
+    def copy_between(self, values: torch.Tensor, sources: Sequence[int]) -> torch.Tensor:
+        """The values of this rank's source, or an empty tensor if that is this rank itself. Nothing else travels.
+
+        sources: by the rail's rank, the number of its source.
+        """
+        if not values.numel():
+            return values
+        own, others = _bytes(values.contiguous()), range(self.ranks)
+        received = [len(own) * (other == sources[self.own] and other != self.own) for other in others]
+        sent = [len(own) * (sources[other] == self.own and other != self.own) for other in others]
+        result = (
+            torch.empty_like(values, memory_format=torch.contiguous_format) if any(received) else values.new_empty(0)
+        )
+        # A copy for each receiver.
+        given = own.repeat(sum(size > 0 for size in sent))
+        return self._begin("alltoall_base", result, given, received, sent).finish()
 
     def broadcast(self, values: torch.Tensor, source: int) -> torch.Tensor:
         """The values of one of the rail's ranks; source: its number among them, which is its host's."""
         sent = values.clone(memory_format=torch.contiguous_format)
+        if not sent.numel():
+            return sent
         return self._begin("broadcast", sent, source).finish()
 
     def _nccl(self, store: Store, device: torch.device) -> Any:
@@ -72,8 +95,6 @@ class Rail:
         return group
 
     def _begin(self, name: str, result: torch.Tensor, *given: Any) -> Begun[torch.Tensor]:
-        if not result.numel():
-            return Begun(lambda: result)
         group = self._of_device if result.is_cuda else self._of_host
         try:
             work = getattr(group, name)(_bytes(result), *given)

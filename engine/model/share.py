@@ -65,10 +65,6 @@ def check_experts(config: ModelConfig, layout: Layout, *, blocks: bool) -> None:
     blocks: they keep their quantized weights, so that parts of their width consist of whole blocks or groups of them.
     """
     ep, parts, width = layout.ep, layout.width_parts, config.moe_intermediate_size
-    if config.n_routed_experts % ep:
-        raise ConfigError(
-            f"engine.parallel.ep={ep} does not divide the model's {config.n_routed_experts} routed experts"
-        )
     cuts = f"engine.parallel.ep={ep} on {layout.world} ranks cuts the experts' width of {width} into {parts} parts"
     if width % parts:
         raise ConfigError(f"{cuts}, which cannot be equal: choose a larger ep")

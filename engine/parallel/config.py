@@ -25,7 +25,8 @@ class ParallelConfig(Config):
     """Groups of tp ranks; each has requests and a KV pool of its own (data parallelism of attention)."""
     ep: int | None = Field(default=None, ge=1)
     """Parts into which the routed experts are divided (expert parallelism); ranks / ep ranks share a part, each with
-    some of its width. By default one part a rank.
+    some of its width. By default one part a rank. If experts do not divide evenly, each part has room for its share
+    rounded up, and what is left holds copies: 256 experts and 64 copies on 320 parts of one.
     """
     two_batch: Literal["auto", "on", "off"] = "off"
     """Compute a step as two micro-batches, so that the tokens of one travel between ranks that divide the experts while

@@ -48,6 +48,11 @@ class Layout:
         return Layout(self.tp, self.dp // self.hosts, self.ranks_a_host)
 
     @property
+    def hosts_of_parts(self) -> int:
+        """Hosts, if each has equally many whole parts of the experts; else 1, as if all parts lay on one."""
+        return self.hosts if self.ep % self.hosts == 0 else 1
+
+    @property
     def width_parts(self) -> int:
         """Into how many parts the width of a routed expert is divided."""
         return self.world // self.ep

@@ -194,7 +194,7 @@ def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceC
     if exchange is None or config.interval_steps is None:
         return None
     layers = model.balanced_layers()
-    return Balancer(layers, exchange, config) if layers else None
+    return Balancer(layers, exchange, config, model.config.n_group) if layers else None
 
 
 def _relaxes(config: EngineConfig) -> bool:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from engine.balance.config import BalanceConfig
 from engine.balance.moves import Move, moves
 from engine.balance.placement import ExpertPlacement, balancing, imbalance, imbalances
+from engine.balance.placements import grouping_of
 from engine.balance.report import BalanceReport
 from engine.exchange.interface import RankExchange
 from engine.model.expert_slots import BalancedLayer
@@ -43,13 +44,18 @@ class Balancer:
     report: None before the first look.
     """
 
-    def __init__(self, layers: Mapping[int, BalancedLayer], exchange: RankExchange, config: BalanceConfig) -> None:
-        """Called by all ranks at once. layers: those whose experts may move, by their index in the model."""
+    def __init__(
+        self, layers: Mapping[int, BalancedLayer], exchange: RankExchange, config: BalanceConfig, groups: int
+    ) -> None:
+        """Called by all ranks at once. layers: those whose experts may move, by their index in the model; groups: of
+        the experts among which a token chooses, `ModelConfig.n_group`.
+        """
         assert isinstance(config.interval_steps, int)
         # The layers' indices in the model; elsewhere in this class they are numbered from 0.
         self._indices = list(layers)
         self._layers = list(layers.values())
         self._exchange = exchange
+        self._grouping = grouping_of(config, exchange.place.layout, groups)
         self._interval = config.interval_steps
         self._threshold = config.threshold
         self._file = config.placement_file
@@ -77,7 +83,7 @@ class Balancer:
             self._plan(*self._planning)
         elif self._to_plan:
             layer = self._to_plan.popleft()
-            self._plan(layer, balancing(self._layers[layer].slots.placement, self._loads[layer]))
+            self._plan(layer, balancing(self._layers[layer].slots.placement, self._loads[layer], self._grouping))
         elif self._counted is not None and self._steps % self._interval == LOOK_STEPS:
             self._look(self._counted)
         elif self._unsaved:
@@ -107,7 +113,7 @@ class Balancer:
         placement, loads = self._layers[layer].slots.placement, self._loads[layer]
         before, after = imbalance(placement, loads), imbalance(target, loads)
         if before - after > self._threshold:
-            self._moving = layer, moves(placement, target)
+            self._moving = layer, moves(placement, target, self._exchange.place.layout.hosts_of_parts)
             fields = {"layer": self._indices[layer], "imbalance": round(before, 3), "expected": round(after, 3)}
             _log.info("experts move between ranks", extra={"fields": fields})
 

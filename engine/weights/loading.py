@@ -37,6 +37,8 @@ _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 # The tensor by which a layer's folder is recognized as an MTP module.
 _MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 # What to do about a model without what drafts need.
+# Experts lie in order, and stay there.
+IN_ORDER = BalanceConfig(interval_steps=None)
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
 # How quantized weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say
 # how plain weights are quantized when they are loaded.
@@ -169,16 +171,14 @@ def make_allocator(
 
     drafts = config.draft_quantization or config.quantization
     placements: dict[int, ExpertPlacement] = {}
+    deep_ep = None
     if exchange is not None:
         layout, stored = exchange.place.layout, at_load or config.quantization
         check_division(config, layout.tp, blocks=quantized and (fp8_queries or stored.has_blocks))
         check_experts(config, layout, blocks=quantized and stored.experts is not Stored.PLAIN)
-    if exchange is not None and balance is not None:
-        layers = range(min(config.first_k_dense_replace, config.num_hidden_layers), config.num_hidden_layers)
-        own = first_placements(balance, exchange.place.layout, config.n_routed_experts, layers)
-        placements = _of_first_rank(own, exchange)
+        placements = _of_first_rank(first_placements(balance or IN_ORDER, layout, config), exchange)
+        deep_ep = _find_deep_ep(config, placements, exchange, device)
     formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
-    deep_ep = None if exchange is None else _find_deep_ep(config, placements, exchange, device)
     return Allocator(dtype, device, formats, exchange, of_drafts, placements, deep_ep)
 
 
@@ -201,11 +201,10 @@ def _of_first_rank(own: Mapping[int, ExpertPlacement], exchange: RankExchange) -
 def _find_deep_ep(
     config: ModelConfig, placements: Mapping[int, ExpertPlacement], exchange: RankExchange, device: torch.device
 ) -> DeepEp | None:
-    slots = {len(placement.experts) for placement in placements.values()}
-    if config.draft_layers or not placements:
-        slots.add(config.n_routed_experts)
-    # Its buffer is made for one number of experts. MTP modules have no copies of theirs.
-    if len(slots) > 1:
+    layers = range(min(config.first_k_dense_replace, config.kv_layers), config.kv_layers)
+    slots = {len(placements[layer].experts) if layer in placements else config.n_routed_experts for layer in layers}
+    # Its buffer is made for one number of experts. MTP modules have no copies of theirs unless experts do not divide.
+    if len(slots) != 1:
         return None
     ranks = exchange.place.layout.world
     traffic = Traffic(config.hidden_size, slots.pop(), config.num_experts_per_tok, chunk_tokens(ranks))

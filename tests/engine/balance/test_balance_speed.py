@@ -38,7 +38,7 @@ def test_experts_of_r1_move_for_loads_of_zipfs_law(tmp_path: Path, parts: int, r
     exchange = Alone()
     exchange.place = Place(Layout(dp=parts, ep=parts), 0)
     config = BalanceConfig(interval_steps=INTERVAL, redundant=redundant, threshold=0.02, placement_file=tmp_path / "p")
-    balancer = Balancer(dict(enumerate(layers)), exchange, config)
+    balancer = Balancer(dict(enumerate(layers)), exchange, config, groups=8)
     drawn = random.Random(0)
     for layer in layers:
         layer.slots.chosen += torch.tensor(zipf(drawn))

@@ -7,27 +7,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.balance.config import BalanceConfig
 from engine.balance.moves import moves
-from engine.balance.placement import ExpertPlacement, balancing, first_placement, imbalance, imbalances
+from engine.balance.placement import (
+    ANYWHERE,
+    LEAST_GROUP_GAIN,
+    ExpertPlacement,
+    Grouping,
+    balancing,
+    first_placement,
+    imbalance,
+    imbalances,
+    slots_of,
+)
+from engine.balance.placements import grouping_of
+from engine.parallel.layout import Layout
+
+KEPT = BalanceConfig(groups_on_hosts=True)
+Case = tuple[ExpertPlacement, list[float], Grouping]
 
 
-def balanced(placement: ExpertPlacement, loads: list[float]) -> ExpertPlacement:
-    *pieces, found = balancing(placement, loads)
+def balanced(placement: ExpertPlacement, loads: list[float], grouping: Grouping = ANYWHERE) -> ExpertPlacement:
+    *pieces, found = balancing(placement, loads, grouping)
     assert pieces == [None] * len(pieces) and found is not None
     return found
 
 
 @st.composite
-def loaded(draw: st.DrawFn) -> tuple[ExpertPlacement, list[float]]:
-    parts = draw(st.integers(1, 5))
-    own = draw(st.integers(1, 6))
-    experts = parts * own
-    redundant = draw(st.integers(0, min(4, experts - own))) if parts > 1 else 0
+def loaded(draw: st.DrawFn) -> Case:
+    """A placement that balancing made for earlier loads, and the next ones."""
+    hosts = draw(st.integers(1, 3))
+    parts = hosts * draw(st.integers(1, 5))
+    groups = draw(st.sampled_from([hosts, 2 * hosts, 7]))
+    experts = groups * draw(st.integers(1, 6))
+    grouping = grouping_of(KEPT, Layout(dp=parts, ep=parts, hosts=hosts), groups)
+    a_host = experts // grouping.hosts
+    redundant = draw(st.integers(0, max(0, min(4, a_host - slots_of(experts, parts, 0)))))
+    if parts == 1 or slots_of(experts, parts, redundant) > a_host:
+        redundant, parts = 0, grouping.hosts
     each = st.lists(st.floats(0, 1000), min_size=experts, max_size=experts)
-    placement = first_placement(experts, parts, redundant)
+    placement = first_placement(experts, parts, redundant, grouping)
     for earlier in draw(st.lists(each, max_size=2)):
-        placement = balanced(placement, earlier)
-    return placement, draw(each)
+        placement = balanced(placement, earlier, grouping)
+    return placement, draw(each), grouping
+
+
+def of_hosts(placement: ExpertPlacement, grouping: Grouping) -> list[ExpertPlacement]:
+    """Each host's part of a placement, by itself."""
+    size, parts = len(placement.experts) // grouping.hosts, placement.parts // grouping.hosts
+    cut = [placement.experts[host * size : (host + 1) * size] for host in range(grouping.hosts)]
+    return [ExpertPlacement(held, parts) for held in cut]
 
 
 def check_complete(placement: ExpertPlacement, experts: int) -> None:
@@ -35,49 +64,81 @@ def check_complete(placement: ExpertPlacement, experts: int) -> None:
 
 
 @given(loaded())
-def test_every_expert_is_somewhere_and_copies_lie_on_different_parts(case: tuple[ExpertPlacement, list[float]]) -> None:
-    placement, loads = case
-    for each in (placement, balanced(placement, loads)):
+def test_every_expert_is_somewhere_and_copies_lie_on_different_parts(case: Case) -> None:
+    placement, loads, grouping = case
+    for each in (placement, balanced(placement, loads, grouping)):
         check_complete(each, len(loads))
         for part in range(each.parts):
             assert len(set(each.part(part))) == each.slots
 
 
 @given(loaded())
-def test_no_exchange_of_two_experts_would_help_the_heaviest_part(case: tuple[ExpertPlacement, list[float]]) -> None:
-    placement, loads = case
-    found = balanced(placement, loads)
-    copies = Counter(found.experts)
-    shares = [loads[expert] / copies[expert] for expert in range(len(loads))]
-    contents = [set(found.part(part)) for part in range(found.parts)]
-    sums = [sum(shares[expert] for expert in held) for held in contents]
-    heavy = max(range(found.parts), key=lambda part: sums[part])
-    least = 0.005 * sum(sums) / len(sums)
+def test_each_group_of_experts_is_whole_on_one_host(case: Case) -> None:
+    placement, loads, grouping = case
+    size = len(loads) // grouping.groups
+    for each in (placement, balanced(placement, loads, grouping)):
+        groups = [{expert // size for expert in held.experts} for held in of_hosts(each, grouping)]
+        assert sorted(group for held in groups for group in held) == list(range(grouping.groups))
+        assert {len(held) for held in groups} == {grouping.groups // grouping.hosts}
+
+
+@given(loaded())
+def test_no_exchange_of_two_experts_would_help_the_heaviest_part(case: Case) -> None:
+    placement, loads, grouping = case
+    for found in of_hosts(balanced(placement, loads, grouping), grouping):
+        copies = Counter(found.experts)
+        shares = {expert: loads[expert] / copies[expert] for expert in copies}
+        contents = [set(found.part(part)) for part in range(found.parts)]
+        sums = [sum(shares[expert] for expert in held) for held in contents]
+        heavy = max(range(found.parts), key=lambda part: sums[part])
+        least = 0.005 * sum(sums) / len(sums)
+        for light, held in enumerate(contents):
+            for given_away in contents[heavy] - held:
+                for taken in held - contents[heavy]:
+                    moved = shares[given_away] - shares[taken]
+                    assert min(moved, sums[heavy] - sums[light] - moved) <= least * (1 + 1e-6) + 1e-9
+
+
+@given(loaded())
+def test_no_exchange_of_two_groups_would_help_the_heaviest_host(case: Case) -> None:
+    placement, loads, grouping = case
+    size = len(loads) // grouping.groups
+    of_group = [sum(loads[group * size : (group + 1) * size]) for group in range(grouping.groups)]
+    found = balanced(placement, loads, grouping)
+    contents = [{expert // size for expert in held.experts} for held in of_hosts(found, grouping)]
+    sums = [sum(of_group[group] for group in held) for held in contents]
+    heavy = max(range(grouping.hosts), key=lambda host: sums[host])
+    least = LEAST_GROUP_GAIN * sum(sums) / len(sums)
     for light, held in enumerate(contents):
         for given_away in contents[heavy] - held:
             for taken in held - contents[heavy]:
-                moved = shares[given_away] - shares[taken]
+                moved = of_group[given_away] - of_group[taken]
                 assert min(moved, sums[heavy] - sums[light] - moved) <= least * (1 + 1e-6) + 1e-9
 
 
 @given(loaded())
-def test_spare_slots_go_to_the_heaviest_copies(case: tuple[ExpertPlacement, list[float]]) -> None:
-    placement, loads = case
-    found = balanced(placement, loads)
-    copies = Counter(found.experts)
-    assert len(found.experts) == len(placement.experts)
-    for copied in (expert for expert, count in copies.items() if count > 1):
-        before = loads[copied] / (copies[copied] - 1)
-        others = (expert for expert in copies if copies[expert] < found.parts)
-        assert all(before >= loads[expert] / copies[expert] for expert in others)
+def test_spare_slots_go_to_the_heaviest_copies(case: Case) -> None:
+    placement, loads, grouping = case
+    balanced_placement = balanced(placement, loads, grouping)
+    assert len(balanced_placement.experts) == len(placement.experts)
+    for found in of_hosts(balanced_placement, grouping):
+        copies = Counter(found.experts)
+        for copied in (expert for expert, count in copies.items() if count > 1):
+            before = loads[copied] / (copies[copied] - 1)
+            others = (expert for expert in copies if copies[expert] < found.parts)
+            assert all(before >= loads[expert] / copies[expert] for expert in others)
 
 
 @given(loaded())
-def test_moves_lose_no_expert_on_their_way(case: tuple[ExpertPlacement, list[float]]) -> None:
-    placement, loads = case
-    target = balanced(placement, loads)
-    held = list(placement.experts)
-    for move in moves(placement, target):
+def test_moves_lose_no_expert_on_their_way(case: Case) -> None:
+    placement, loads, grouping = case
+    target = balanced(placement, loads, grouping)
+    held, a_host = list(placement.experts), len(placement.experts) // grouping.hosts
+    for move in moves(placement, target, grouping.hosts):
+        if len(move.sources) == 1:
+            ((slot, source),) = move.sources
+            own = held[slot // a_host * a_host : (slot // a_host + 1) * a_host]
+            assert slot // a_host == source // a_host or held[source] not in own
         contents = [(slot, held[source]) for slot, source in move.sources]
         assert all(slot // placement.slots != source // placement.slots for slot, source in move.sources)
         for slot, expert in contents:
@@ -107,3 +168,38 @@ def test_skewed_load_is_evened(redundant: int, most: float) -> None:
     placement = first_placement(256, 4, redundant)
     assert imbalance(placement, loads) > 1
     assert imbalance(balanced(placement, loads), loads) < most
+
+
+def test_experts_with_copies_have_a_part_each() -> None:
+    # R1's experts with 64 copies, as DeepSeek's decode deployment has them (DeepSeek-V3, 2024, section 3.4.2).
+    loads = [1 / (1 + expert) ** 0.8 for expert in range(256)]
+    placement = first_placement(256, 320, 0)
+    assert placement.slots == 1 and set(placement.experts) == set(range(256))
+    found = balanced(placement, loads)
+    assert set(found.experts) == set(range(256)) and Counter(found.experts)[0] > 10
+    assert imbalance(found, loads) < imbalance(placement, loads) / 10
+    *_, last = moves(placement, found, hosts=40)
+    assert sorted(last.placement.experts) == sorted(found.experts)
+
+
+def test_copies_are_taken_from_the_same_host_first() -> None:
+    # Four parts on two hosts. The last part gets expert 0, which a part of each host has.
+    placement = ExpertPlacement((0, 1, 2, 3, 0, 1, 4, 2), 4)
+    target = ExpertPlacement((0, 1, 2, 3, 0, 1, 4, 0), 4)
+    (near,), (first,) = moves(placement, target, hosts=2), moves(placement, target)
+    assert (near.sources, first.sources) == (((7, 4),), ((7, 0),))
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "hosts"),
+    [
+        (Layout(dp=16, ep=16, hosts=2), 8, 2),
+        # Hosts that groups do not divide, that have one part each, and that share a part with another.
+        (Layout(dp=320, ep=320, hosts=40), 8, 1),
+        (Layout(dp=2, ep=2, hosts=2), 8, 1),
+        (Layout(dp=6, ep=3, hosts=2), 8, 1),
+    ],
+)
+def test_groups_are_kept_on_hosts_that_can_share_them(layout: Layout, groups: int, hosts: int) -> None:
+    assert grouping_of(KEPT, layout, groups).hosts == hosts
+    assert grouping_of(BalanceConfig(), layout, groups) == ANYWHERE

@@ -83,7 +83,10 @@ def copies_between_ranks(own: RankExchange) -> None:
     within = [rank // a_host * a_host + (rank + 1) % a_host for rank in range(world)]
     across = [(rank + 1) % world for rank in range(world)]
     swap = [world - 1, *range(1, world - 1), 0]
-    for sources in (within, across, swap, [1, *range(1, world)]):
+    # All hosts get from one rank, and ranks of each host from ranks with their number on all others.
+    from_last = [world - 1] * world
+    reverse = [world - 1 - rank for rank in range(world)]
+    for sources in (within, across, swap, from_last, reverse, [1, *range(1, world)]):
         tensors = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 1, dtype=torch.bfloat16)]
         own.copy_between(tensors, Group.WORLD, sources)
         assert torch.equal(tensors[0], of_rank(sources[own.place.rank], 3, 4))
