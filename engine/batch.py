@@ -16,6 +16,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
+from mesh.domain.workers import WorkerSpeed
 from transfer.memory import KvMemory
 
 if TYPE_CHECKING:
@@ -244,6 +245,8 @@ class Backend(Protocol):
     think_tokens: ThinkTokens | None
     # How long steps take with each number of drafts; None if the engine is not to choose that number.
     step_times: StepTimes | None
+    # How fast steps were before any request came; None if that was not measured.
+    speed: WorkerSpeed | None
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool

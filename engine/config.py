@@ -137,7 +137,8 @@ class EngineConfig(Config):
     """
     warm_up: Literal["auto", "off"] = "auto"
     """Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a
-    GPU.
+    GPU. "auto" also measures, on any device, how long steps and prompts take, unless the cache folder has that from an
+    earlier start.
     """
     threads: int | None = Field(default=None, ge=1)
     """Compute threads of a rank on CPU; by default torch's choice, which several ranks divide."""

@@ -71,9 +71,10 @@ class PrefillWorker:
 
     def predicted_seconds(self, prompt: Prompt) -> float:
         """Predicted time until the prompt's first token; 0 while the ranks' pace is unknown."""
-        load = self.host.report.load
+        load, identity = self.host.report.load, self.host.identity
         tokens = load.queued_prefill_tokens + len(prompt.request.token_ids)
-        return tokens / load.prefill_tokens_per_second if load.prefill_tokens_per_second else 0.0
+        rate = load.prefill_tokens_per_second or identity.first_rate
+        return tokens / rate if rate else 0.0
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, give the live prompts `seconds` to end, then fail them."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mesh.costs import CostModel
 from mesh.domain.placement import PlacementKey
-from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, WorkerLoad, WorkerSpeed
 from mesh.rank_choice import RankOutlook
 from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
@@ -62,6 +62,8 @@ class Rank:
     # What its measurements are compared with, and the most tokens that it computes in a step.
     costs: CostModel
     step_tokens: int
+    # How fast it was before it served; None if it was not measured.
+    speed: WorkerSpeed | None = None
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
     # Placements that the last status may not include yet, and when they were made.
     placed: dict[PlacementKey, tuple[float, PlacedWork]] = field(default_factory=dict)
@@ -146,7 +148,7 @@ class Rank:
     def measures(self) -> Measures:
         """Its measurements, relative to the cost model."""
         if self._measures is None:
-            self._measures = measures(self.status.load, self.status.transfers, self.measured_at, self.costs)
+            self._measures = measures(self.status.load, self.status.transfers, self.measured_at, self.costs, self.speed)
         return self._measures
 
     def known_ends(self, most: int) -> Sequence[float]:

@@ -241,7 +241,10 @@ class Registry:
 
     def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
         free = (number for number in count() if number not in self._by_number)
-        ranks = [Rank(number, self._costs, identity.max_step_tokens) for number in islice(free, identity.ranks)]
+        ranks = [
+            Rank(number, self._costs, identity.max_step_tokens, identity.speed)
+            for number in islice(free, identity.ranks)
+        ]
         worker = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
         self._workers[identity.worker_id] = worker
         self._roles[identity.role] += 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
+from math import isqrt
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
@@ -14,6 +15,7 @@ from mesh.costs import CostModel
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sparse_prefill import sparse_part
+from mesh.domain.workers import PromptPace, WorkerSpeed
 from transfer.memory import KvMemory
 
 # A token's number says how many tokens follow it. A request therefore ends with token 0, and the last token of its
@@ -58,6 +60,17 @@ class DeviceSpec:
     block_bytes: int
     # See engine.batch.Backend.
     captured_rows: int = 0
+    speed: WorkerSpeed | None = None
+
+
+def speed_of(costs: CostModel, requests: int, step_tokens: int, slowness: float) -> WorkerSpeed:
+    """What a device measures before it serves: see engine.pace.first_speed. slowness: see SimulatedDevice."""
+    prompt_seconds = costs.step_ms(0, 0, costs.prefill_ms(step_tokens)) / 1000 * slowness
+    return WorkerSpeed(
+        costs.decode_ms(isqrt(requests)) * slowness,
+        float(isqrt(requests)),
+        PromptPace(step_tokens / prompt_seconds, step_tokens / 2, float(step_tokens)),
+    )
 
 
 class SimulatedDevice:
@@ -88,7 +101,7 @@ class SimulatedDevice:
             spec.total_blocks,
             spec.block_bytes,
         )
-        self.captured_rows = spec.captured_rows
+        self.captured_rows, self.speed = spec.captured_rows, spec.speed
         self.slowness = 1.0
         # Seconds of the next step, the same on all ranks of a worker; None if the worker has a single rank.
         self.together_seconds: float | None = None

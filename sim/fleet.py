@@ -138,6 +138,8 @@ class FleetConfig(Config):
     decode_queue: DecodeQueueConfig = DecodeQueueConfig()
     sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
     """How all workers attend to long prompts: `sparse_pairs_ms` of the cost file says what that takes."""
+    speeds: bool = True
+    """Whether workers tell the scheduler how fast they measured themselves before they served."""
     fair: bool = True
     """Whether tenants are told apart where they wait."""
     shortest_first: bool = True

@@ -10,11 +10,11 @@ from engine.protocol.messages import StepResult, TransferNews
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
 from mesh.domain.kv_identity import KvNamespace
-from mesh.domain.workers import WorkerIdentity, WorkerRole
+from mesh.domain.workers import WorkerIdentity, WorkerRole, WorkerSpeed
 from mesh.rendezvous import rendezvous
 from sim.agent import SimulatedAgent, SimulatedLandings
 from sim.asked import Asked
-from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice
+from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice, speed_of
 from sim.faults import Faults
 from sim.fleet import FleetConfig, GroupConfig
 from sim.gateway import Live, SimulatedGateway
@@ -102,6 +102,12 @@ class SimulatedMesh:
     def _group(self, role: WorkerRole) -> GroupConfig:
         return self._fleet.decode if role is WorkerRole.DECODE else self._fleet.prefill
 
+    def _speed(self, role: WorkerRole, slowness: float) -> WorkerSpeed | None:
+        group = self._group(role)
+        if not self._fleet.speeds:
+            return None
+        return speed_of(self._costs[role], group.max_requests, group.max_step_tokens, slowness)
+
     def _make_stores(self) -> list[SimulatedStore]:
         config = self._fleet.stores
         rate = config.bytes_per_second or self._costs[WorkerRole.DECODE].fetch_bytes_per_second
@@ -112,6 +118,7 @@ class SimulatedMesh:
 
     def _make_worker(self, role: WorkerRole) -> SimulatedWorker:
         group, number = self._group(role), len(self.lifecycle.workers[role])
+        slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         identity = WorkerIdentity(
             worker_id=f"{role.value}-{number:05}",
             incarnation="0",
@@ -133,8 +140,8 @@ class SimulatedMesh:
             max_step_tokens=group.max_step_tokens,
             prompt_wait_steps=group.prompt_wait_steps,
             divided_tokens=group.parallel.divided_tokens,
+            speed=self._speed(role, slowness),
         )
-        slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         worker = SimulatedWorker(
             self.timeline,
             identity,
@@ -194,6 +201,7 @@ class SimulatedMesh:
             group.total_blocks,
             self._fleet.block_bytes,
             group.captured_rows,
+            self._speed(role, slowness),
         )
         device = SimulatedDevice(spec, costs, clock, self.timeline.at)
         device.slowness = slowness

@@ -8,6 +8,7 @@ import sys
 from itertools import compress
 from operator import not_
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 import pytest
@@ -39,6 +40,12 @@ sys.dont_write_bytecode = False
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.
 if not has_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# What workers measure of themselves on a machine that tests keep busy must not stay in the user's cache. What Go has
+# compiled may.
+os.environ.setdefault("GOCACHE", str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "go-build"))
+_cache = TemporaryDirectory(prefix="deepmesh-cache-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 # A command that a test gives no address must not find a mesh that happens to run on this machine.
 os.environ["DEEPMESH_GATEWAY"] = os.environ["DEEPMESH_SCHEDULER"] = NOWHERE

@@ -42,4 +42,5 @@ def worker_identity(
         max_step_tokens=engine.max_step_tokens,
         prompt_wait_steps=engine.parallel.prompt_wait_steps,
         divided_tokens=engine.parallel.divided_tokens,
+        speed=ready.speed,
     )

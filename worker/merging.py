@@ -7,7 +7,7 @@ import msgspec
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
 from mesh.errors import CheckpointError
 
 
@@ -34,6 +34,7 @@ def merge_ready(ranks: Sequence[Ready]) -> Ready:
         total_blocks=sum(rank.total_blocks for rank in ranks),
         max_requests=sum(rank.max_requests for rank in ranks),
         peak_bytes=sum(rank.peak_bytes for rank in ranks),
+        speed=_merge_speeds([rank.speed for rank in ranks]),
         # The ranks load in parallel.
         start_seconds={
             phase: max(rank.start_seconds.get(phase, 0.0) for rank in ranks) for phase in first.start_seconds
@@ -60,6 +61,16 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
         queued_sparse_tokens=sum(rank.queued_sparse_tokens for rank in ranks),
         waiting_blocks=sum(rank.waiting_blocks for rank in ranks),
     )
+
+
+def _merge_speeds(ranks: Sequence[WorkerSpeed | None]) -> WorkerSpeed | None:
+    """The slowest rank's, since ranks that step together wait for it; None if one is unknown."""
+    known = [speed for speed in ranks if speed is not None]
+    if len(known) < len(ranks):
+        return None
+    steps = max(known, key=lambda speed: speed.decode_step_ms)
+    prompts = min((speed.prompts for speed in known), key=lambda pace: pace.tokens_per_second)
+    return msgspec.structs.replace(steps, prompts=prompts)
 
 
 def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:

@@ -1,11 +1,10 @@
 """What a decode step takes with more or fewer drafts, measured before a worker serves."""
 
 import logging
-import time
 from collections.abc import Sequence
-from itertools import pairwise
 
-from engine.batch import Backend, Batch, Launched, Row, StepShape, StepTimes
+from engine.batch import Backend, Batch, Row, StepShape, StepTimes
+from engine.pace.timed_steps import quickest_step
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.progress import ProgressLog
@@ -16,8 +15,6 @@ _log = logging.getLogger("deepmesh.engine")
 # them decides what drafts cost: 64 rows with two drafts took R1's rank 39 ms with 1,024 tokens and 53 with 3,500.
 CONTEXT_TOKENS = 1024
 CONTEXT_TOKENS_AHEAD = 4096
-# The quickest of this many steps counts, since others may use the machine. One step before them is not counted.
-REPEATS = 3
 
 
 def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
@@ -42,19 +39,7 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     blocks = [block] * blocks_for(start + 1 + 2 * depth)
     batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
     shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows, rows=rows)
-    # Each step is launched before the one before it is collected, as the engine does if the device computes meanwhile.
-    collected: list[float] = []
-    before: Launched | None = None
-    for _ in range(2 + REPEATS):
-        launched = backend.launch(batch, shape)
-        launched.draw()
-        if before is not None:
-            before.collect()
-            collected.append(time.perf_counter())
-        before = launched
-    if before is not None:
-        before.collect()
-    return min(later - earlier for earlier, later in pairwise(collected))
+    return quickest_step(backend, batch, shape)
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

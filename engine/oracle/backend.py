@@ -23,6 +23,7 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import PromptPace, WorkerSpeed
 from transfer.host_memory import HostMemory
 
 DEFAULT_BLOCKS = 16384
@@ -65,6 +66,7 @@ class OracleBackend:
         # Inverse powers scale a chunk's tokens, and weight a prefix's blocks.
         longest = max(config.max_step_tokens, (self.context_tokens + MOST_DRAFTS) // BLOCK_TOKENS + 1)
         self._inverse_powers = powers(INVERSE_BASE, longest)
+        self.speed = _speed(config)
         self._step_seconds = oracle.step_ms / 1000.0
         self._prefill_tokens_per_second = oracle.prefill_tokens_per_second
         self._clock = clock
@@ -182,6 +184,14 @@ class OracleBackend:
         if last_cells is not None:
             cells[last] = last_cells
         return np.add.reduceat(cells * self._inverse_powers[order], last + 1 - counts)
+
+
+def _speed(config: EngineConfig) -> WorkerSpeed | None:
+    """As configured; None if steps or prompts are as fast as possible."""
+    oracle = config.oracle
+    if not oracle.step_ms or not oracle.prefill_tokens_per_second:
+        return None
+    return WorkerSpeed(oracle.step_ms, float(config.max_requests), PromptPace(oracle.prefill_tokens_per_second))
 
 
 class OracleStep:

@@ -17,7 +17,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerSpeed
 from transfer.block_macs import Authorship
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
@@ -134,6 +134,8 @@ class Ready(msgspec.Struct, tag="ready"):
     device_name: str = ""
     # Seconds of each phase of the rank's start, in order.
     start_seconds: dict[str, float] = {}
+    # None if it was not measured.
+    speed: WorkerSpeed | None = None
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -50,6 +50,7 @@ class Backends:
 
         from engine.exchange.interface import STARTING_SECONDS
         from engine.runner.backend import ModelBackend
+        from kernels.cache_files import cache_folder
 
         times.mark("imports")
         # This asks NVML, not the CUDA driver, which must not settle yet which GPUs this process sees.
@@ -58,7 +59,8 @@ class Backends:
         if self._peers is not None and self._exchange is None:
             self._connect(self._peers, resolved.device, hardware)
         self._limit(STARTING_SECONDS)
-        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm)
+        speeds = None if config.warm_up == "off" else cache_folder()
+        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, speeds)
         if resolved.warm_up:
             # Without the warm-up a rank may still compile while it serves.
             self._limit(SERVING_SECONDS)

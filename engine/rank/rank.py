@@ -185,6 +185,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         transfer_address=None if agent is None else agent.address,
         device_name=backend.device_name,
         start_seconds=times.seconds,
+        speed=backend.speed,
     )
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -19,10 +20,12 @@ from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.pool_plan import device_state, plan_pool
 from engine.model.model import Model
+from engine.pace.first_speed import measure_speed
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
 from engine.runner.following import Following
+from engine.runner.kept_speed import keep_speed, read_speed, speed_file
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
@@ -35,6 +38,7 @@ from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, warm_up
 from engine.weights.loading import make_model
 from kernels.host_copy import to_indices
+from mesh.domain.workers import WorkerSpeed
 from mesh.observe import span
 from mesh.start_times import StartTimes
 from transfer.host_memory import HostMemory
@@ -59,10 +63,12 @@ class ModelBackend:
         exchange: RankExchange | None = None,
         times: StartTimes | None = None,
         warm: set[StepKind] | None = None,
+        speeds: Path | None = None,
     ) -> None:
         """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
         any. `times` is told what each phase took. warm: kinds of steps that earlier backends of this process ran with
-        this model; this one adds its own.
+        this model; this one adds its own. speeds: the folder that keeps the speed of workers like this one; None leaves
+        the speed unknown.
         """
         times = times or StartTimes()
         config = resolved.config
@@ -106,6 +112,7 @@ class ModelBackend:
         if sizes and resolved.warm_up:
             warm_up(self, self.steps, self.state, config, sizes, set() if warm is None else warm)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
+        self.speed = None if speeds is None else self._known_speed(speeds, resolved)
         times.mark("warm-up")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
@@ -188,6 +195,18 @@ class ModelBackend:
     def _measured_depths(self, config: EngineConfig) -> StepTimes:
         with span("engine.measure_drafts"):
             return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
+
+    def _known_speed(self, folder: Path, resolved: ResolvedEngineConfig) -> WorkerSpeed:
+        file = speed_file(folder, self._model.config, self.namespace, resolved)
+        known = read_speed(file)
+        # All ranks measure, or none does: some may have found what others have just written.
+        lacking = self._model.expert_group.largest(float(known is None))
+        if known is not None and not lacking:
+            return known
+        with span("engine.measure_speed"):
+            known = measure_speed(self, resolved.config, self.state.padding_block)
+        keep_speed(file, known)
+        return known
 
 
 def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:

@@ -1,18 +1,14 @@
 """The fastest tilings of a product, measured on the card when weights are loaded and kept on disk."""
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from tempfile import NamedTemporaryFile
 
 import torch
 
+from kernels.cache_files import cache_folder, package_version, read_cached, write_cached
 from kernels.moe_permute.layout import MaskedLayout
 from kernels.w4a8_gemm.operands import Int4Experts, ScaledRows
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling, TilingTable
@@ -40,21 +36,17 @@ def profiled(weight: Int4Experts, folder: Path | None = None) -> Int4Experts:
 
     if not warpgroups.takes(weight):
         return weight
-    file = (folder or default_folder()) / f"w4a8-{_key(weight.tiles.device, warpgroups.SOURCE.parent)}.json"
+    file = (folder or cache_folder()) / f"w4a8-{_key(weight.tiles.device, warpgroups.SOURCE.parent)}.json"
     table = find_or_measure(file, "x".join(map(str, weight.shape)), lambda *case: _measure(weight, *case))
     return replace(weight, tilings=table)
 
 
-def default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepmesh"
-
-
 def find_or_measure(file: Path, shape: str, measure: Measure) -> TilingTable:
     """The shape's table in the file; if it has none, a new one, which is added to it."""
-    tables = _read(file)
+    tables = read_cached(file)
     if shape not in tables:
         tables[shape] = list(measure_table(measure).most_rows)
-        _write(file, tables)
+        write_cached(file, tables)
     return TilingTable(tuple(tables[shape]))
 
 
@@ -120,32 +112,7 @@ def _key(device: torch.device, sources: Path) -> str:
     """Made of the package's version, the sources and the card."""
     card = torch.cuda.get_device_properties(device)
     told: Sequence[bytes] = [
-        f"{_version()} {card.name} {card.multi_processor_count}".encode(),
+        f"{package_version()} {card.name} {card.multi_processor_count}".encode(),
         *(path.read_bytes() for path in sorted(sources.iterdir())),
     ]
     return hashlib.sha256(b"\0".join(told)).hexdigest()[:16]
-
-
-def _version() -> str:
-    try:
-        return version("deepmesh")
-    except PackageNotFoundError:
-        # It runs from a checkout; the sources are part of the key anyway.
-        return "none"
-
-
-def _read(file: Path) -> dict[str, list[int]]:
-    try:
-        found: dict[str, list[int]] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return found
-
-
-def _write(file: Path, tables: dict[str, list[int]]) -> None:
-    """Other ranks may read meanwhile: they see the old file or the new one. If writing fails, nothing is kept."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".json", delete=False) as written:
-            json.dump(tables, written)
-        Path(written.name).replace(file)

@@ -16,6 +16,7 @@ from mesh.domain.workers import (
     WorkerIdentity,
     WorkerLoad,
     WorkerRole,
+    WorkerSpeed,
     WorkerState,
 )
 from mesh.errors import InvalidRequest
@@ -98,6 +99,7 @@ def reported_identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         max_step_tokens=message.max_step_tokens,
         prompt_wait_steps=message.prompt_wait_steps,
         divided_tokens=message.divided_tokens or None,
+        speed=_speed(message.speed),
     )
 
 
@@ -138,6 +140,7 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
         max_step_tokens=worker.max_step_tokens,
         prompt_wait_steps=worker.prompt_wait_steps,
         divided_tokens=worker.divided_tokens,
+        speed=_speed_message(worker.speed),
     )
 
 
@@ -281,6 +284,25 @@ def rank_message(rank: RankStatus) -> workers_pb2.RankStatus:
         load=load_message(rank.load),
         transfers=transfers_message(rank.transfers),
         cached_blocks=rank.cached_blocks,
+    )
+
+
+def _speed(message: workers_pb2.WorkerSpeed) -> WorkerSpeed | None:
+    """None unless all of it was measured."""
+    step_ms, requests = _measured(message.decode_step_ms), _measured(message.decode_step_requests)
+    prompts = _prompt_pace(message.prompts)
+    if step_ms is None or requests is None or prompts is None:
+        return None
+    return WorkerSpeed(step_ms, requests, prompts)
+
+
+def _speed_message(speed: WorkerSpeed | None) -> workers_pb2.WorkerSpeed | None:
+    if speed is None:
+        return None
+    return workers_pb2.WorkerSpeed(
+        decode_step_ms=speed.decode_step_ms,
+        decode_step_requests=speed.decode_step_requests,
+        prompts=_prompt_pace_message(speed.prompts),
     )
 
 

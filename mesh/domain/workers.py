@@ -26,6 +26,27 @@ class WorkerRole(Enum):
     DECODE = "decode"
 
 
+class PromptPace(msgspec.Struct, frozen=True):
+    """How fast prompt tokens of one kind are computed: measured and smoothed."""
+
+    tokens_per_second: float
+    # Mean number of tokens before each computed token: attention takes longer the more there are.
+    context_tokens: float = 0.0
+    # Mean number of these tokens in a step that computes no others, i.e. over how many tokens the time is spread that
+    # such a step takes whatever it computes. None while unknown.
+    step_tokens: float | None = None
+
+
+class WorkerSpeed(msgspec.Struct, frozen=True):
+    """How fast each rank of a worker was before it served its first request."""
+
+    # Milliseconds that a step takes for each token of a request, with this many requests and no prompts.
+    decode_step_ms: float
+    decode_step_requests: float
+    # Prompts without any requests that decode, with exact attention.
+    prompts: PromptPace
+
+
 class WorkerIdentity(msgspec.Struct, frozen=True):
     """Who a worker is. Fixed for the lifetime of its process."""
 
@@ -68,6 +89,13 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # Least size, in tokens, of a chunk that all its ranks compute together; such prompts wait for no others. None if
     # they never do.
     divided_tokens: int | None = None
+    # What placement takes for its speed while it has not served for a while; None if it was not measured.
+    speed: WorkerSpeed | None = None
+
+    @property
+    def first_rate(self) -> float | None:
+        """Prompt tokens per second of all its ranks before it served; None if that was not measured."""
+        return None if self.speed is None else self.ranks * self.speed.prompts.tokens_per_second
 
     @property
     def target(self) -> WorkerTarget:
@@ -99,17 +127,6 @@ def unreadable_kv(workers: Iterable[WorkerIdentity]) -> dict[str, str]:
 def _why_unreadable(namespace: KvNamespace, read: Iterable[KvNamespace]) -> str:
     other = next(iter(read), None)
     return "they receive no KV" if other is None else namespace.differences(other)
-
-
-class PromptPace(msgspec.Struct, frozen=True):
-    """How fast prompt tokens of one kind are computed: measured and smoothed."""
-
-    tokens_per_second: float
-    # Mean number of tokens before each computed token: attention takes longer the more there are.
-    context_tokens: float = 0.0
-    # Mean number of these tokens in a step that computes no others, i.e. over how many tokens the time is spread that
-    # such a step takes whatever it computes. None while unknown.
-    step_tokens: float | None = None
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

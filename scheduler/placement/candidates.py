@@ -76,9 +76,10 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     sparse: float = 0.0
 
 
-# A measured value, the logarithm of its ratio to the constant that replaces it if it is missing, and when it changed.
-# Without a measurement: the constant, 0 and minus infinity.
-Measured: TypeAlias = tuple[float, float, float]
+# A measured value, the logarithm of its ratio to the constant that replaces it if it is missing, when it changed, and
+# the same logarithm of what the worker measured before it served, None if nothing. Without a measurement: the constant,
+# 0 and minus infinity.
+Measured: TypeAlias = tuple[float, float, float, float | None]
 
 
 class Measures(msgspec.Struct, frozen=True, gc=False):

@@ -4,9 +4,10 @@ as it ages. Pure.
 A worker that measured slow once gets less work, and so no occasion to measure again. Its measurement therefore loses
 half of its weight every few seconds, in favour of what the others of its class measure: workers with the same card and
 the same layout. In time it is estimated like them, is given some work again, and measures again. A worker that is truly
-slower than its class costs a few requests each time; a slower class does so once a minute at most. A class that has
-measured nothing is estimated like the others. Rates and times span orders of magnitude, so the mean is taken of their
-logarithms: it is then consistent for a rate and its inverse.
+slower than its class costs a few requests each time; a slower class does so once a minute at most. Once all that its
+class has measured is old, a worker is estimated by what it measured before it served; one that measured nothing then
+is estimated like the other classes. Rates and times span orders of magnitude, so the mean is taken of their logarithms:
+it is then consistent for a rate and its inverse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from math import exp, exp2, fsum, log
 from operator import mul
 
 from mesh.costs import CostModel
-from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
 from scheduler.placement.candidates import Candidates, CandidateWorker, Measured, MeasurementTimes, Measures, Pace
 from scheduler.placement.constants import Constants
 
@@ -24,8 +25,8 @@ from scheduler.placement.constants import Constants
 # with twenty requests (whose step takes 1.4 times an idle worker's). A worker that is truly ten times slower gets one
 # request in a hundred because of it.
 HALF_LIFE_SECONDS = 3.0
-# The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it
-# outweighs measurements that are older.
+# What a worker measured before it served, or else the configured constant, counts like a measurement of this age: it
+# hardly matters next to a fresh measurement, and it outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
 ASSUMED_WEIGHT: float = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
 # The time of a measurement that does not exist.
@@ -59,13 +60,19 @@ def paces(candidates: Candidates, constants: Constants) -> tuple[list[Pace], lis
 
 
 def measures(
-    load: WorkerLoad, transfers: TransferCounters, measured_at: MeasurementTimes, costs: CostModel
+    load: WorkerLoad,
+    transfers: TransferCounters,
+    measured_at: MeasurementTimes,
+    costs: CostModel,
+    speed: WorkerSpeed | None,
 ) -> Measures:
-    """A worker's measurements, in the form that `paces` compares."""
+    """A worker's measurements, in the form that `paces` compares. speed: what it measured before it served."""
+    first_prompts = None if speed is None else _relative(speed.prompts, costs, sparse=False)
+    first_step = None if speed is None else first_slowness(speed, costs)
     return Measures(
-        prompts=measured(prompt_slowness(load, costs), measured_at.prefill),
+        prompts=measured(prompt_slowness(load, costs), measured_at.prefill, first=first_prompts),
         sparse_gain=measured(_sparse_gain(load, costs), measured_at.sparse),
-        step=measured(_slowness(load, costs), measured_at.step),
+        step=measured(_slowness(load, costs), measured_at.step, first=first_step),
         push=measured(load.push_bytes_per_second, measured_at.push, costs.push_bytes_per_second),
         fetch=measured(transfers.fetch_bytes_per_second, measured_at.fetch, costs.fetch_bytes_per_second),
         disk_fetch=measured(
@@ -74,19 +81,22 @@ def measures(
     )
 
 
-def measured(value: float | None, changed_at: float, constant: float = 1.0) -> Measured:
-    """A measurement in comparable form. constant: replaces the value if there is none."""
-    return (value, log(value / constant), changed_at) if value else (constant, 0.0, NEVER)
+def measured(value: float | None, changed_at: float, constant: float = 1.0, first: float | None = None) -> Measured:
+    """A measurement in comparable form. constant: replaces the value if there is none; first: what was measured before
+    the worker served.
+    """
+    assumed = log(first / constant) if first else None
+    return (value, log(value / constant), changed_at, assumed) if value else (constant, 0.0, NEVER, assumed)
 
 
 def prompt_rates(candidates: Candidates, costs: CostModel) -> dict[str, float]:
     """Prompt tokens per second of each worker, by its id, over exact and sparse prompts as they come."""
     workers, constant = (*candidates.decode, *candidates.prefill), costs.prefill_tokens_per_second
-    rates = estimates(
-        [each.identity.worker_class for each in workers],
-        [measured(each.load.prefill_tokens_per_second, each.measured_at.prefill, constant) for each in workers],
-        candidates.now,
-    )
+    known = [
+        measured(each.load.prefill_tokens_per_second, each.measured_at.prefill, constant, each.identity.first_rate)
+        for each in workers
+    ]
+    rates = estimates([each.identity.worker_class for each in workers], known, candidates.now)
     return {worker.identity.worker_id: rate for worker, rate in zip(workers, rates, strict=True)}
 
 
@@ -98,36 +108,35 @@ def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) 
     if not measured:
         return []
     # 1 for a fresh measurement, 0 for an infinitely old one, which stands for a missing one.
-    weights = [exp2((now - changed_at) / -HALF_LIFE_SECONDS) for _, _, changed_at in measured]
-    weighted = [weight * logarithm for weight, (_, logarithm, _) in zip(weights, measured, strict=True)]
-    # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    weight, total = fsum(weights), fsum(weighted)
-    if classes.count(classes[0]) == len(classes):
-        mean = _mean(weight, total, total / (ASSUMED_WEIGHT + weight))
-        return [
-            value * exp((1.0 - weight) * (mean - logarithm))
-            for (value, logarithm, _), weight in zip(measured, weights, strict=True)
-        ]
-    means = _class_means(classes, weights, weighted)
+    weights = [exp2((now - changed_at) / -HALF_LIFE_SECONDS) for _, _, changed_at, _ in measured]
+    weighted = [weight * logarithm for weight, (_, logarithm, _, _) in zip(weights, measured, strict=True)]
+    sums = _class_sums(classes, weights, weighted)
+    weight, total = fsum(of_class for of_class, _ in sums.values()), fsum(of_class for _, of_class in sums.values())
+    # The mean of all measurements.
+    everyone = total / (ASSUMED_WEIGHT + weight)
     return [
-        value * exp((1.0 - weight) * (means[name] - logarithm))
-        for name, (value, logarithm, _), weight in zip(classes, measured, weights, strict=True)
+        value * exp((1.0 - weight) * (_mean(*sums[name], everyone if assumed is None else assumed) - logarithm))
+        for name, (value, logarithm, _, assumed), weight in zip(classes, measured, weights, strict=True)
     ]
 
 
 def _measures(worker: CandidateWorker, costs: CostModel) -> Measures:
-    return measures(worker.load, worker.transfers, worker.measured_at, costs)
+    return measures(worker.load, worker.transfers, worker.measured_at, costs, worker.identity.speed)
 
 
-def _class_means(classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]) -> dict[str, float]:
-    """The weighted mean of each class's measurements. The mean of all measurements is included with a small weight."""
+def _class_sums(
+    classes: Sequence[str], weights: Sequence[float], weighted: Sequence[float]
+) -> dict[str, tuple[float, float]]:
+    """The sums of each class's weights and weighted values. They are exact, so that the order of the workers makes no
+    difference, not even in the last bit.
+    """
+    if classes.count(classes[0]) == len(classes):
+        return {classes[0]: (fsum(weights), fsum(weighted))}
     sums: dict[str, tuple[float, float]] = {}
     for name in set(classes):
         mine = [each == name for each in classes]
         sums[name] = fsum(compress(weights, mine)), fsum(compress(weighted, mine))
-    weight, total = fsum(of_class for of_class, _ in sums.values()), fsum(of_class for _, of_class in sums.values())
-    everyone = total / (ASSUMED_WEIGHT + weight)
-    return {name: _mean(*of_class, everyone) for name, of_class in sums.items()}
+    return sums
 
 
 def _mean(weight: float, total: float, assumed: float) -> float:
@@ -167,6 +176,11 @@ def paced_token_ms(pace: PromptPace, costs: CostModel, sparse: bool) -> float:
     """The cost model's milliseconds of a token at this pace's context, with its part of the step that computes it."""
     token_ms = costs.prompt_token_ms(pace.context_tokens, sparse)
     return token_ms if pace.step_tokens is None else token_ms + costs.prefill_step_ms / pace.step_tokens
+
+
+def first_slowness(speed: WorkerSpeed, costs: CostModel) -> float:
+    """The time of a decode step that a worker measured before it served, relative to the cost model's."""
+    return speed.decode_step_ms / costs.decode_ms(max(1.0, speed.decode_step_requests))
 
 
 def _slowness(load: WorkerLoad, costs: CostModel) -> float | None:

@@ -19,6 +19,7 @@ from mesh.domain.targets import StoreTarget
 from mesh.tails import is_tail
 from scheduler.placement.candidates import CandidateWorker, Pace, PlacementRequest, blocks
 from scheduler.placement.constants import Constants
+from scheduler.placement.estimates import first_slowness
 from scheduler.placement.prompts import JointPrompts
 
 # Workers report at the end of a step, but at most once within this time, so ends of shorter steps are not known.
@@ -236,5 +237,6 @@ def quiet_step_ms(candidate: CandidateWorker, pace: Pace, constants: Constants) 
         found_ms = candidate.quiet_step_ms
     if candidate.joint_prompts is not None:
         # What such a rank measures includes other ranks' prompts.
-        return min(found_ms, constants.costs.decode_ms(min(requests, candidate.max_requests)))
+        first_ms, speed = constants.costs.decode_ms(min(requests, candidate.max_requests)), candidate.identity.speed
+        return min(found_ms, first_ms if speed is None else first_ms * first_slowness(speed, constants.costs))
     return found_ms

@@ -15,6 +15,7 @@ from mesh.config import load
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import WorkerSpeed
 from mesh.errors import ConfigError
 from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
 from transfer.memory import KvMemory
@@ -37,6 +38,7 @@ class CountingBackend:
     captured_rows = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
+    speed: WorkerSpeed | None = None
     balance: BalanceReport | None = None
 
     def __init__(self, total_blocks: int) -> None:

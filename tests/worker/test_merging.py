@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
 from mesh.errors import CheckpointError
 from tests.support.decoding import READY
 from worker.merging import merge_loads, merge_ready, merge_transfers
@@ -25,6 +25,13 @@ def test_ranks_of_different_weights_are_no_worker() -> None:
     namespace = msgspec.structs.replace(READY.namespace, weights_fingerprint="other")
     with pytest.raises(CheckpointError, match="dp rank 1 has loaded another model than the first: its namespace is"):
         merge_ready([READY, msgspec.structs.replace(READY, namespace=namespace)])
+
+
+def test_a_worker_is_as_fast_as_its_slowest_rank() -> None:
+    one, other = WorkerSpeed(10.0, 8.0, PromptPace(900.0)), WorkerSpeed(12.0, 8.0, PromptPace(1000.0))
+    ranks = [msgspec.structs.replace(READY, speed=speed) for speed in (one, other)]
+    assert merge_ready(ranks).speed == WorkerSpeed(12.0, 8.0, PromptPace(900.0))
+    assert merge_ready([*ranks, READY]).speed is None
 
 
 def test_loads_add_up_and_times_are_means() -> None:

@@ -14,6 +14,7 @@ from mesh.domain.workers import (
     WorkerIdentity,
     WorkerLoad,
     WorkerRole,
+    WorkerSpeed,
     WorkerState,
 )
 from mesh.errors import InvalidRequest
@@ -25,9 +26,11 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min
 counts = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)
 sizes = st.integers(0, 2**63)
-rates = st.none() | st.floats(0, 1e6, width=32, exclude_min=True)
+above_0 = st.floats(0, 1e6, width=32, exclude_min=True)
+rates = st.none() | above_0
 counted = st.dictionaries(names, sizes, max_size=4)
 namespaces = st.builds(KvNamespace, names, names, counts, names, scale=st.floats(0, 1e6), block_tokens=st.just(64))
+paces = st.builds(PromptPace, above_0, st.floats(0, 1e6, width=32), rates)
 identities = st.builds(
     WorkerIdentity,
     worker_id=names,
@@ -51,8 +54,8 @@ identities = st.builds(
     max_step_tokens=positive,
     prompt_wait_steps=counts,
     divided_tokens=st.none() | positive,
+    speed=st.none() | st.builds(WorkerSpeed, above_0, above_0, paces),
 )
-paces = st.builds(PromptPace, st.floats(0, 1e6, width=32, exclude_min=True), st.floats(0, 1e6, width=32), rates)
 loads = st.builds(
     WorkerLoad,
     counts,

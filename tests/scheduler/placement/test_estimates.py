@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import TransferCounters
+from mesh.domain.workers import PromptPace, TransferCounters, WorkerSpeed
 from scheduler.placement.candidates import Candidates, CandidateWorker, MeasurementTimes
 from scheduler.placement.constants import Constants
-from scheduler.placement.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, estimates, paces
+from scheduler.placement.estimates import (
+    CONSTANT_AGE_SECONDS,
+    HALF_LIFE_SECONDS,
+    estimates,
+    paces,
+    prompt_rates,
+)
 from scheduler.placement.estimates import measured as measured_of
 from scheduler.placement.placed_work import placed_work
 from tests.support.scheduling import choose, make_candidate, make_load, make_request, predict_alone
@@ -120,6 +126,30 @@ def test_a_measurement_that_is_not_repeated_is_forgotten_within_minutes() -> Non
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)
     assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(CONSTANTS.costs.fetch_bytes_per_second, rel=0.01)
+
+
+def first_speed(slower: float) -> WorkerSpeed:
+    """What a worker measures that takes `slower` times as long as the cost model says."""
+    rate = CONSTANTS.costs.prefill_tokens_per_second / slower
+    return WorkerSpeed(CONSTANTS.costs.decode_ms(8) * slower, 8.0, PromptPace(rate, 500.0, 1000.0))
+
+
+def test_a_new_worker_is_as_fast_as_it_measured_itself() -> None:
+    nothing = make_load(prefill_tokens_per_second=None, decode_step_ms=None)
+    workers = [make_candidate(f"{slower}", load=nothing, speed=first_speed(slower)) for slower in (0.25, 8.0)]
+    found, _ = paces(Candidates(workers), CONSTANTS)
+    assert [pace.prompt_slowness for pace in found] == pytest.approx([0.25, 8.0])
+    assert [pace.slowness for pace in found] == pytest.approx([0.25, 8.0])
+
+
+def test_an_idle_worker_is_as_fast_as_at_its_start() -> None:
+    long_ago = MeasurementTimes(prefill=-LONG_AGO, step=-LONG_AGO)
+    slowed = make_load(prefill_tokens_per_second=10.0, decode_step_ms=9000.0)
+    worker = make_candidate(load=slowed, measured_at=long_ago, speed=first_speed(8.0), max_requests=64)
+    ((pace,), _) = paces(Candidates([worker]), CONSTANTS)
+    assert (pace.prompt_slowness, pace.slowness) == pytest.approx((8.0, 8.0), rel=1e-3)
+    rate = prompt_rates(Candidates([worker]), CONSTANTS.costs)["decode-1"]
+    assert rate == pytest.approx(CONSTANTS.costs.prefill_tokens_per_second / 8.0, rel=1e-3)
 
 
 def test_prefill_and_decode_workers_share_the_rate_of_prompts() -> None:

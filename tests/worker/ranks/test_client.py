@@ -21,6 +21,7 @@ from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Failed, StepResult
 from mesh.config import ObserveConfig
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import PromptPace, WorkerSpeed
 from mesh.errors import CheckpointError, ConfigError, EngineFailed, MeshError, NamespaceMismatch, RemoteError
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from tests.support.forking import forked_services
@@ -75,6 +76,11 @@ async def test_a_rank_says_what_it_serves() -> None:
         assert (ready.model, ready.vocabulary_size, ready.total_blocks) == ("served-as", VOCABULARY, 10)
         assert (ready.max_requests, ready.context_tokens) == (7, 640)
         assert 10_000_000 < ready.peak_bytes < 1_000_000_000
+
+
+async def test_a_rank_says_how_fast_it_is() -> None:
+    async with rank(max_requests=7, oracle={"step_ms": 5.0, "prefill_tokens_per_second": 800.0}) as client:
+        assert client.ready.speed == WorkerSpeed(5.0, 7.0, PromptPace(800.0))
 
 
 async def test_concurrent_requests_get_their_tokens() -> None:

@@ -43,6 +43,7 @@ async def test_a_model_over_two_processes_generates_the_tokens_of_transformers(t
     checkpoint, prompts = tiny_checkpoint(tmp_path), [random_prompt(length, seed=length) for length in (1, 70)]
     config = EngineConfig(model_dir=checkpoint, device="cpu", total_blocks=16, threads=1, parallel=ParallelConfig(tp=2))
     async with running_group(config) as (group, transcript):
+        assert group.ready.speed is not None
         keys = [submit_to(group, prompt, 10) for prompt in prompts]
         await eventually(lambda: transcript.ends.keys() == set(keys))
     for key, prompt in zip(keys, prompts, strict=True):

@@ -47,7 +47,7 @@ class KvNamespace(_message.Message):
     def __init__(self, weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., scale: _Optional[float] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., draft_layers: _Optional[int] = ...) -> None: ...
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes", "receives_kv", "layerwise_tokens", "slot_bytes", "ranks", "worker_class", "sparse_prefill", "max_step_tokens", "prompt_wait_steps", "divided_tokens")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes", "receives_kv", "layerwise_tokens", "slot_bytes", "ranks", "worker_class", "sparse_prefill", "max_step_tokens", "prompt_wait_steps", "divided_tokens", "speed")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class WorkerIdentity(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_WAIT_STEPS_FIELD_NUMBER: _ClassVar[int]
     DIVIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: WorkerRole
@@ -90,7 +91,18 @@ class WorkerIdentity(_message.Message):
     max_step_tokens: int
     prompt_wait_steps: int
     divided_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., worker_class: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ..., max_step_tokens: _Optional[int] = ..., prompt_wait_steps: _Optional[int] = ..., divided_tokens: _Optional[int] = ...) -> None: ...
+    speed: WorkerSpeed
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., worker_class: _Optional[str] = ..., sparse_prefill: _Optional[_Union[_sparse_prefill_pb2.SparsePrefill, _Mapping]] = ..., max_step_tokens: _Optional[int] = ..., prompt_wait_steps: _Optional[int] = ..., divided_tokens: _Optional[int] = ..., speed: _Optional[_Union[WorkerSpeed, _Mapping]] = ...) -> None: ...
+
+class WorkerSpeed(_message.Message):
+    __slots__ = ("decode_step_ms", "decode_step_requests", "prompts")
+    DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    decode_step_ms: float
+    decode_step_requests: float
+    prompts: PromptPace
+    def __init__(self, decode_step_ms: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., prompts: _Optional[_Union[PromptPace, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens", "waiting_blocks")
