@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gateway.requests import validate_text
 from mesh.errors import InvalidRequest
 
@@ -75,6 +77,14 @@ class ToolCall:
     name: str
     # JSON, as the model wrote it.
     arguments: str
+
+    @property
+    def decoded(self) -> str | Mapping[str, Any]:
+        """The arguments as an object; as they are if they are none, for example because they were cut off."""
+        try:
+            return msgspec.json.decode(self.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            return self.arguments
 
 
 @dataclass(frozen=True, slots=True)

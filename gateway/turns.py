@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from gateway.control_text import ControlTextShield
 from gateway.template_skills import Message, TemplateSkills
 from gateway.tool_formats.choice import written_tools
@@ -78,9 +76,7 @@ class Turns:
     def _arguments(self, message: ChatMessage) -> list[str | Mapping[str, Any]]:
         """Arguments must be decoded before they are disguised: escapes in JSON spell any character."""
         style = self._skills.calls
-        return [
-            _decoded(call) if style is not None and style.decoded else call.arguments for call in message.tool_calls
-        ]
+        return [call.decoded if style is not None and style.decoded else call.arguments for call in message.tool_calls]
 
     def _disguised(self, turn: _Turn) -> _Turn:
         disguised = self.shield.disguised(turn)
@@ -119,14 +115,6 @@ class Turns:
             for call, arguments in zip(message.tool_calls, turn.arguments, strict=True)
         ]
         return self._skills.calls.turn(message.content, calls, **said)
-
-
-def _decoded(call: ToolCall) -> str | Mapping[str, Any]:
-    """The call's arguments as an object; as they are if they are none, for example because they were cut off."""
-    try:
-        return msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return call.arguments
 
 
 def in_order_of_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -7,12 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from gateway.answer_forms import json_rule, literal
-from gateway.schema_keywords import COMBINING, DEFINITIONS
-from gateway.schema_refs import resolved
+from gateway.answer_forms import literal
 from gateway.signs import Signs
+from gateway.tool_formats.argument_values import TEXT, value_kinds
 from gateway.tool_formats.glm_reader import (
     CALL_BEGIN,
     CALL_END,
@@ -23,10 +20,9 @@ from gateway.tool_formats.glm_reader import (
     VALUE_END,
     GlmReader,
 )
-from gateway.tool_formats.glm_values import TEXT, value_kinds
 from gateway.tool_formats.interface import CallReader, Piece, ToolFormat
+from gateway.tool_formats.pair_rules import json_value, pair_rules, texts_of
 from gateway.tools import ToolCall
-from mesh.errors import InvalidConstraint
 
 
 class Glm(ToolFormat):
@@ -53,12 +49,10 @@ class Glm(ToolFormat):
         return GlmReader(signs, parallel, new_id, tools)
 
     def _call(self, index: int, call: ToolCall) -> str:
-        try:
-            arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            return f"{CALL_BEGIN}{call.name}{self._break}{call.arguments}{CALL_END}"
-        pairs = (self._pair(key, value) for key, value in arguments.items())
-        return f"{CALL_BEGIN}{call.name}{self._break}{''.join(pairs)}{CALL_END}"
+        arguments = call.decoded
+        if not isinstance(arguments, str):
+            arguments = "".join(self._pair(key, value) for key, value in arguments.items())
+        return f"{CALL_BEGIN}{call.name}{self._break}{arguments}{CALL_END}"
 
     def _pair(self, key: str, value: Any) -> str:
         written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -67,40 +61,20 @@ class Glm(ToolFormat):
     def argument_rules(
         self, name: str, schema: Mapping[str, Any], lenient: bool, piece: Callable[[str], str]
     ) -> list[str]:
-        properties = schema.get("properties")
-        named: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
         text = "/[^<]*/" if piece(VALUE_END).startswith('"') else r"/(.|\n)*/"
         line = f"{literal(self._break)} " if self._break else ""
 
-        def pair(key: str, value: str) -> str:
-            keyed = f"{piece(KEY_BEGIN)} {key} {piece(KEY_END)} {line}"
+        def pair(key: str | None, value: str) -> str:
+            written = "/[^<>]+/" if key is None else literal(key)
+            keyed = f"{piece(KEY_BEGIN)} {written} {piece(KEY_END)} {line}"
             return f"{keyed}{piece(VALUE_BEGIN)} {value} {piece(VALUE_END)} {line}".rstrip()
 
-        rules, parts = list[str](), list[str]()
-        for index, (key, value) in enumerate(named.items()):
-            rule = f"{name}_{index}"
-            rules.append(f"{rule}: {_value_rule(schema, key, value, lenient, text)}")
-            written = pair(literal(key), rule)
-            parts.append(written if key in schema.get("required", ()) else f"({written})?")
-        if schema.get("additionalProperties") is not False or not COMBINING.isdisjoint(schema):
-            parts.append(f"({pair('/[^<>]+/', text)})*")
-        return [f"{name}: {' '.join(parts) or EMPTY}", *rules]
+        def rule(key: str, value: Any) -> str:
+            if value_kinds(schema, key) != TEXT:
+                return json_value(schema, value, lenient)
+            return " | ".join(map(literal, texts_of(schema, key, value, lenient))) or text
 
-
-EMPTY = '""'
-_TEXT_LIMITS = frozenset(("pattern", "minLength", "maxLength", "format", "anyOf", "oneOf"))
-
-
-def _value_rule(schema: Mapping[str, Any], key: str, value: Any, lenient: bool, text: str) -> str:
-    if value_kinds(schema, key) != TEXT:
-        definitions = {name: schema[name] for name in DEFINITIONS & schema.keys()}
-        return json_rule({**value, **definitions} if isinstance(value, dict) else definitions, lenient)
-    while isinstance(target := resolved(schema, value.get("$ref", "")), dict):
-        value = target
-    if not lenient and (limits := _TEXT_LIMITS & value.keys()):
-        raise InvalidConstraint(f"{min(limits)} of {key!r} cannot be enforced in this model's calls: leave strict out")
-    choices = value.get("enum", [value["const"]] if "const" in value else [])
-    return " | ".join(map(literal, choices)) or text
+        return pair_rules(name, schema, pair, rule, text)
 
 
 LINES, COMPACT = Glm("\n"), Glm("")
