@@ -182,7 +182,7 @@ def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
     lines = [f"start: {'lead ' if opened else ''}{'answer' if tools is None else '(answer | calls)'}"]
     lines += [f"answer: {form.rule()}", *(["lead: /\\n{0,2}/"] if opened else [])]
     if tools is not None:
-        lines += [f"calls: {tools.piece(tools.format.trigger)} {tools.unbegun()}", tools.rules()]
+        lines += [f"calls: {tools.whole()}", tools.rules()]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """The grammar of tool calls: only names that exist, and arguments that match their schema."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ class ToolGrammar:
         self._toolbox = toolbox
         self.format = format
         self.control = control
+        # Markers that are tokens.
+        self._tokens = {text: token_id for text in format.markers if (token_id := control(text)) is not None}
+        self._splitter = re.compile(f"({'|'.join(map(re.escape, self._tokens)) or '(?!)'})")
 
     def begun(self) -> str:
         """The rest of calls that begin in the prompt: from the name on, or from the arguments on if only one tool is
@@ -32,12 +36,17 @@ class ToolGrammar:
         (index,) = (index for index, tool in enumerate(self._toolbox.tools) if tool.name == name)
         return f"{self._arguments(index)} more"
 
+    def whole(self) -> str:
+        """The calls from their beginning on."""
+        return f"{self.piece(self.format.start)} {self._first_call()}"
+
     def unbegun(self) -> str:
-        """The calls after the marker that begins them."""
-        return "call more" if self.format.begin else f"{self._named_call()} more"
+        """The calls after the marker with which they begin."""
+        _, _, rest = self.format.start.partition(self.format.trigger)
+        return f"{self.piece(rest)} {self._first_call()}" if rest else self._first_call()
 
     def rules(self) -> str:
-        """Definitions of the rules that `begun` and `unbegun` name."""
+        """Definitions of the rules that the others name."""
         end = self.piece(self.format.end) if self.format.end else ""
         between = f"{literal(self.format.between)}? " if self.format.between else ""
         several = self._toolbox.parallel and self._toolbox.named is None
@@ -50,6 +59,9 @@ class ToolGrammar:
 
     def _argument_rules(self, index: int, tool: Tool) -> list[str]:
         return self.format.argument_rules(f"arguments{index}", arguments_schema(tool), not tool.strict, self.piece)
+
+    def _first_call(self) -> str:
+        return "call more" if self.format.begin else f"{self._named_call()} more"
 
     def _named_call(self) -> str:
         """A call from its name on."""
@@ -64,11 +76,11 @@ class ToolGrammar:
         return " ".join(map(self.piece, pieces))
 
     def piece(self, text: str | Piece) -> str:
-        """One piece of a call's text: a token if it is a marker that the vocabulary has."""
+        """A piece of a call's text: markers in it that the vocabulary has are tokens."""
         if isinstance(text, Piece):
             return text.rule
-        token_id = self.control(text) if text in self.format.markers else None
-        return literal(text) if token_id is None else f"<[{token_id}]>"
+        parts = filter(None, self._splitter.split(text))
+        return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else literal(part) for part in parts)
 
 
 def wrong_tool(toolbox: Toolbox) -> Tool | None:

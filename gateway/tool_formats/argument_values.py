@@ -1,7 +1,7 @@
 """Values that a model writes without quotes, and the JSON that they mean: the tool's schema tells text from numbers."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +9,10 @@ import msgspec
 from gateway.schema_refs import resolved
 
 TEXT = frozenset(("string",))
+# Keywords that limit no value.
+ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+)
 # Bounds how far references and alternatives are followed.
 MAX_LEVELS = 8
 _BY_FIRST = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
@@ -18,6 +22,27 @@ def value_kinds(schema: Mapping[str, Any], name: str) -> Collection[str]:
     """The JSON types that the argument of this name may have; empty if it may be anything."""
     properties = schema.get("properties")
     return _kinds(schema, properties.get(name) if isinstance(properties, dict) else None, MAX_LEVELS) or frozenset()
+
+
+def written_forms(root: Mapping[str, Any], schema: Any) -> Iterator[tuple[bool, Any]]:
+    """The forms of a value whose model says whether it is text: whether it is, and the schema of this form.
+
+    A schema that allows text among others gives JSON alone, which may be quoted text, if it cannot be divided.
+    """
+    kinds = _kinds(root, schema, MAX_LEVELS)
+    limits = schema.keys() - ANNOTATIONS if isinstance(schema, dict) else frozenset[str]()
+    if kinds == TEXT:
+        yield True, schema
+    elif not limits:
+        yield from ((True, {}), (False, {}))
+    elif kinds is not None and "string" in kinds and "type" in limits:
+        yield True, {**schema, "type": "string"}
+        yield False, {**schema, "type": sorted(kinds - TEXT)}
+    elif len(limits) == 1 and limits <= {"anyOf", "oneOf"} and isinstance(schema[min(limits)], list):
+        for each in schema[min(limits)]:
+            yield from written_forms(root, each)
+    else:
+        yield False, schema
 
 
 def as_json(written: str, kinds: Collection[str]) -> str:

@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 
 from gateway.tool_formats.deepseek import V3, V31
+from gateway.tool_formats.dsml import V32
+from gateway.tool_formats.dsml_reader import DSML
 from gateway.tool_formats.glm import COMPACT, LINES
 from gateway.tool_formats.glm_reader import KEY_BEGIN, KEY_END, VALUE_BEGIN
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tool_formats.kimi import K2
 from gateway.tools import ToolCall
 
-FORMATS: Sequence[ToolFormat] = (V3, V31, K2, LINES, COMPACT)
+FORMATS: Sequence[ToolFormat] = (V3, V31, V32, K2, LINES, COMPACT)
 MARKERS = frozenset[str]().union(*(each.markers for each in FORMATS))
 
 
@@ -21,9 +23,9 @@ def format_of(template: str, control_id: Callable[[str], int | None]) -> ToolFor
 
     control_id: the id of the token with this text; None if there is none.
     """
-    shown = {V31.begin: _deepseek, K2.begin: lambda _: K2, KEY_BEGIN: _glm}
+    shown = {V31.begin: _deepseek, DSML: lambda _: V32, K2.begin: lambda _: K2, KEY_BEGIN: _glm}
     found = [each for each in shown if each in template]
-    found += [each for each in (K2.begin, KEY_BEGIN) if control_id(each) is not None]
+    found += [each for each in (DSML, K2.begin, KEY_BEGIN) if control_id(each) is not None]
     return shown[found[0] if found else V31.begin](template)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answer_forms import json_rule
+from gateway.reasoning import THINK_CLOSE
 from gateway.signs import Signs
 from gateway.tools import ToolCall, ToolCallDelta
 
@@ -65,6 +66,8 @@ class ToolFormat(ABC):
     begin: str
     end: str
     between: str
+    # What ends reasoning before the first call, if the model has had no chance to.
+    reasoning_end = f"\n{THINK_CLOSE}\n\n"
     # Whether arguments are written as JSON.
     json_arguments = True
     # From a call's beginning to its name, and from its arguments to its end.
@@ -86,9 +89,14 @@ class ToolFormat(ABC):
         """parallel: whether to report calls after the first. tools: schemas of arguments by the tools' names."""
 
     @property
-    def trigger(self) -> str:
-        """The marker with which a model begins to call."""
+    def start(self) -> str:
+        """The text with which a model begins to call."""
         return self.begin or self.head[0]
+
+    @property
+    def trigger(self) -> str:
+        """The marker in `start` that shows that the model begins to call."""
+        return self.start
 
     def argument_rules(
         self, name: str, schema: Mapping[str, Any], lenient: bool, piece: Callable[[str], str]
