@@ -90,6 +90,16 @@ class GrammarForm:
 AnswerForm: TypeAlias = JsonForm | RegexForm | ChoiceForm | GrammarForm
 
 
+def schema_of(form: AnswerForm | None) -> Mapping[str, Any] | None:
+    """The schema that the client wrote; None if it asked for something else. Raises InvalidConstraint if it is nested
+    too deep.
+    """
+    if not isinstance(form, JsonForm) or form.schema is ANY_OBJECT:
+        return None
+    check_nesting(form.schema, form.field)
+    return form.schema
+
+
 def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
     """Raises InvalidConstraint if the schema has numbers that would be enforced as others."""
     check_exact(schema)

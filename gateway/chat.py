@@ -1,17 +1,17 @@
-"""Turns chat messages into a prompt, with the checkpoint's own template, in a sandbox."""
+"""Turns chat messages into a prompt, with the checkpoint's own template, or with the encoding that it has instead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
+import msgspec
 
 from gateway.control_text import strings_in
+from gateway.deepseek_v32 import MODEL_TYPE, DeepSeekV32
+from gateway.jinja_template import JinjaTemplate
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import validate_text
-from gateway.template_environment import template_environment
 from gateway.template_skills import TemplateSkills
 from gateway.tokenizer import Tokenizer
 from gateway.tool_formats.interface import ToolReading
@@ -20,9 +20,8 @@ from gateway.turns import ChatMessage, Turns
 from mesh.errors import ConfigError, InvalidRequest
 from mesh.text_files import read_text
 
-ROLES = ("system", "user", "assistant", "tool")
-TEMPLATE_FILE = "chat_template.jinja"
-TEMPLATE_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +56,52 @@ class RenderedChat:
     tools: ToolReading | None = None
 
 
-class ChatTemplate:
-    """A checkpoint's chat template.
+class PromptWriter(Protocol):
+    """Writes chats as a model reads them."""
 
-    Only the template itself can write control tokens: in a client's text theirs is ordinary text.
+    skills: TemplateSkills
+
+    def write(self, variables: Mapping[str, Any]) -> str:
+        """The prompt of a chat. Raises InvalidRequest if there can be none."""
+        ...
+
+
+class ChatTemplate:
+    """How a checkpoint's chats become prompts.
+
+    Only the writer can write control tokens: in a client's text theirs is ordinary text.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, clock: Callable[[], datetime] = datetime.now) -> None:
-        """clock: the local time, for templates that write it into a prompt."""
-        environment = template_environment(clock)
-        try:
-            self._template = environment.from_string(source)
-            variables = meta.find_undeclared_variables(environment.parse(source))
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
+    def __init__(self, writer: PromptWriter, tokenizer: Tokenizer) -> None:
+        self._writer = writer
         self._tokenizer = tokenizer
-        self._skills = TemplateSkills.of(source, variables, self._run, tokenizer.control_id)
 
     def render(
         self,
         messages: Sequence[ChatMessage],
         options: TemplateOptions = DEFAULT_OPTIONS,
         toolbox: Toolbox | None = None,
+        answer_schema: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses the
         messages.
 
-        toolbox: must have passed `check_toolbox`.
+        toolbox: must have passed `check_toolbox`. answer_schema: that the answer must match, for models that are told.
 
         If a tool must be called, the prompt ends inside the call, and the model continues with the name or the
         arguments.
         """
         _validate(messages)
-        turns = Turns(messages, toolbox, self._skills, self._tokenizer.control_starts)
-        text = self._run({**turns.variables(), **options.variables()})
+        skills = self._writer.skills
+        turns = Turns(messages, toolbox, answer_schema, skills, self._tokenizer.control_starts)
+        text = self._writer.write({**turns.variables(), **options.variables()})
         opened, closed = (text.rstrip().endswith(tag) for tag in (THINK_OPEN, THINK_CLOSE))
         reasoning = ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE
         begun = ""
         if toolbox is not None and (toolbox.required or toolbox.named is not None):
             earlier = sum(len(message.tool_calls) for message in messages)
-            begun = self._skills.format.opening(toolbox.forced_name, earlier)
-            text += f"\n{THINK_CLOSE}\n\n{begun}" if opened else begun
+            begun = skills.format.opening(toolbox.forced_name, earlier)
+            text += skills.format.reasoning_end + begun if opened else begun
             reasoning, closed = ReasoningStart.NONE, False
         return RenderedChat(
             token_ids=turns.shield.encode(text, self._tokenizer),
@@ -109,33 +113,48 @@ class ChatTemplate:
 
     def _reading(self, toolbox: Toolbox, begun: str) -> ToolReading:
         schemas = {tool.name: tool.parameters for tool in toolbox.tools}
-        return ToolReading(self._skills.format, toolbox.parallel, begun, schemas)
-
-    def _run(self, variables: dict[str, Any]) -> str:
-        try:
-            return self._template.render(
-                add_generation_prompt=True,
-                documents=None,
-                bos_token=self._tokenizer.beginning or "",
-                eos_token=self._tokenizer.end or "",
-                **variables,
-            )
-        # A template is a program. Whatever its expressions raise for these messages counts as the request's fault.
-        except TEMPLATE_FAULTS as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
+        return ToolReading(self._writer.skills.format, toolbox.parallel, begun, schemas)
 
 
 def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The checkpoint's template, from its own file or from tokenizer_config.json; None if it has none. Raises
-    ConfigError if the file cannot be read.
+    """The checkpoint's template, from its own file or from tokenizer_config.json; without one, the encoding of models
+    that have one instead. None if it takes no chats. Raises ConfigError if a file cannot be read.
     """
+    source = _source_of(directory, tokenizer)
+    if source is not None:
+        return ChatTemplate(JinjaTemplate(source, tokenizer), tokenizer)
+    if _model_type(directory) == MODEL_TYPE:
+        return ChatTemplate(DeepSeekV32(tokenizer), tokenizer)
+    return None
+
+
+def _source_of(directory: Path, tokenizer: Tokenizer) -> str | None:
     path = directory / TEMPLATE_FILE
     if path.is_file():
-        return ChatTemplate(_source_in(path), tokenizer)
+        return _source_in(path)
     source = tokenizer.settings.get("chat_template")
     if isinstance(source, list):
         source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-    return ChatTemplate(source, tokenizer) if isinstance(source, str) else None
+    return source if isinstance(source, str) else None
+
+
+class _Described(msgspec.Struct):
+    """The part of config.json that is read here."""
+
+    model_type: str | None = None
+
+
+def _model_type(directory: Path) -> str | None:
+    """None if the directory has only a tokenizer."""
+    path = directory / CONFIG_FILE
+    try:
+        return msgspec.json.decode(read_text(path), type=_Described).model_type
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _source_in(path: Path) -> str:

@@ -2,15 +2,15 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
-from gateway.answer_forms import AnswerForm, GrammarForm, JsonForm
+from gateway.answer_forms import AnswerForm, GrammarForm, JsonForm, schema_of
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
@@ -99,7 +99,7 @@ class Intake:
             raise no_tokenizer(model, "stop")
         with span("gateway.encode"):
             try:
-                encoded = await self._encode(ask.prompt, model)
+                encoded = await self._encode(ask.prompt, model, ask.form)
             except InvalidRequest as error:
                 raise ask.names.of(error) from error
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
@@ -144,9 +144,12 @@ class Intake:
             form_field=None if constraint is None or constraint.grammar is None else _form_field(ask.form),
         )
 
-    async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
-        """The prompt's token ids, as `prepare` would encode them. Raises as `prepare` does."""
-        encoded = await self._encode(prompt, self._catalog.resolve(model))
+    async def count(self, model: str, prompt: Prompt, form: AnswerForm | None = None) -> Sequence[int]:
+        """The prompt's token ids, as `prepare` would encode them. Raises as `prepare` does.
+
+        form: that the answer is to have.
+        """
+        encoded = await self._encode(prompt, self._catalog.resolve(model), form)
         return encoded.token_ids
 
     async def _constraint(
@@ -183,14 +186,15 @@ class Intake:
             shape = replace(shape, toolbox=replace(shape.toolbox, tools=tools))
         return form, shape
 
-    async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
+    async def _encode(self, prompt: Prompt, model: str, form: AnswerForm | None) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)
+        schema = schema_of(form)
         size = self._size(prompt)
         if isinstance(prompt, ChatPrompt):
             size += MESSAGE_CHARACTERS * len(prompt.messages)
 
         def encode() -> _Encoded:
-            encoded = _encoded(prompt, model, text, limits)
+            encoded = _encoded(prompt, schema, model, text, limits)
             if size > HUGE_PROMPT:
                 release_freed_memory()
             return encoded
@@ -222,7 +226,9 @@ class Intake:
         return size
 
 
-def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -> _Encoded:
+def _encoded(
+    prompt: Prompt, answer_schema: Mapping[str, Any] | None, model: str, text: ModelText, limits: ModelLimits
+) -> _Encoded:
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest("the prompt is empty: send at least one token id", field="prompt")
@@ -238,7 +244,7 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
         return _Encoded(array("I", encode(prompt.text)))
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
-    rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
+    rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox, answer_schema)
     closed_by = text.tokenizer.control_id(THINK_CLOSE) if rendered.closed else None
     shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools, closed_by)
     return _Encoded(array("I", rendered.token_ids), shape)

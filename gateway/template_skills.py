@@ -45,20 +45,24 @@ class CallStyle:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSkills:
-    """The parts of tools that a chat template writes by itself."""
+    """The parts of a chat that a template writes by itself."""
 
     tools: bool
     # None if the template cannot write calls, or loses a part of them whatever their form.
     calls: CallStyle | None
     # How the model writes calls in its answers.
     format: ToolFormat
+    # Whether a developer is another role than the system.
+    developers: bool = False
+    # Whether the prompt tells the model the schema that its answer must match.
+    schemas: bool = False
 
     @classmethod
     def of(
         cls,
         source: str,
         variables: set[str],
-        run: Callable[[dict[str, Any]], str],
+        run: Callable[[Mapping[str, Any]], str],
         control_id: Callable[[str], int | None] = lambda text: None,
     ) -> "TemplateSkills":
         """variables: those that the template reads. run: renders it; raises InvalidRequest if it fails. control_id: of
@@ -91,7 +95,7 @@ def _probes(style: CallStyle) -> Iterator[tuple[list[Message], list[str]]]:
 
 
 def _writes(
-    probe: tuple[list[Message], list[str]], run: Callable[[dict[str, Any]], str], given: dict[str, Any]
+    probe: tuple[list[Message], list[str]], run: Callable[[Mapping[str, Any]], str], given: dict[str, Any]
 ) -> bool:
     messages, words = probe
     try:

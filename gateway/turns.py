@@ -51,27 +51,31 @@ class Turns:
         self,
         messages: Sequence[ChatMessage],
         toolbox: Toolbox | None,
+        answer_schema: Mapping[str, Any] | None,
         skills: TemplateSkills,
         starts: Sequence[str],
     ) -> None:
+        """answer_schema: that the answer must match. starts: what control tokens can begin with."""
         self._skills = skills
         chat = [_Turn(message, self._arguments(message)) for message in in_order_of_calls(messages)]
         tools = [tool.form for tool in toolbox.tools] if toolbox is not None else []
-        self.shield = ControlTextShield(starts, (chat, tools))
+        schema = answer_schema if skills.schemas else None
+        self.shield = ControlTextShield(starts, (chat, tools, schema))
         self._turns = [self._disguised(turn) for turn in chat]
         self._tools = self.shield.disguised(tools)
+        self._schema = self.shield.disguised(schema)
 
     def variables(self) -> dict[str, Any]:
-        """The template's `messages` and, if it writes tools itself, `tools`."""
-        messages = self._written()
-        if not self._tools or self._skills.tools:
-            return {"messages": messages, "tools": self._tools or None}
-        text = written_tools(self._tools, self._skills.format)
-        if messages and messages[0]["role"] == "system":
-            messages[0]["content"] += "\n\n" + text
-        else:
-            messages.insert(0, {"role": "system", "content": text})
-        return {"messages": messages, "tools": None}
+        """The template's `messages`, and `tools` and `answer_schema` if it writes them itself."""
+        messages, tools = self._written(), self._tools or None
+        if tools is not None and not self._skills.tools:
+            text, tools = written_tools(tools, self._skills.format), None
+            if messages and messages[0]["role"] == "system":
+                messages[0]["content"] += "\n\n" + text
+            else:
+                messages.insert(0, {"role": "system", "content": text})
+        schema = {} if self._schema is None else {"answer_schema": self._schema}
+        return {"messages": messages, "tools": tools, **schema}
 
     def _arguments(self, message: ChatMessage) -> list[str | Mapping[str, Any]]:
         """Arguments must be decoded before they are disguised: escapes in JSON spell any character."""
@@ -106,7 +110,8 @@ class Turns:
         fields |= dict.fromkeys(REASONING_NAMES, message.reasoning)
         said = {name: value for name, value in fields.items() if value is not None}
         if not message.tool_calls:
-            return [{"role": message.role, "content": message.content, **said}]
+            role = "system" if message.role == "developer" and not self._skills.developers else message.role
+            return [{"role": role, "content": message.content, **said}]
         if self._skills.calls is None:
             content = message.content + self._skills.format.calls(message.tool_calls)
             return [{"role": message.role, "content": content, **said}]

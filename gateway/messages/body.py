@@ -80,6 +80,11 @@ class PromptBody(RequestBody, kw_only=True):
         options = TemplateOptions(thinking, effort if thinking else None)
         return ChatPrompt(messages_of(self.system, self.messages), options, self._toolbox())
 
+    def form(self) -> AnswerForm | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        return JsonForm(self.output_config.format.schema, "output_config.format.schema")
+
     def _toolbox(self) -> Toolbox | None:
         check_tool_count(len(self.tools or ()))
         choice = self.tool_choice or ToolChoice("auto")
@@ -115,14 +120,9 @@ class MessageRequest(PromptBody, kw_only=True):
                 cache_salt=self.cache_salt,
                 priority=self.priority or 0,
                 sparse_prefill=self.sparse_prefill,
-                form=self._form(),
+                form=self.form(),
             )
         ]
-
-    def _form(self) -> AnswerForm | None:
-        if self.output_config is None or self.output_config.format is None:
-            return None
-        return JsonForm(self.output_config.format.schema, "output_config.format.schema")
 
 
 def _tool(tool: ToolParam, index: int) -> Tool:

@@ -30,4 +30,4 @@ class TokenCounter:
         content = await read_body(request.headers, request.receive, http.body_bytes, http.body_seconds)
         body = parse(PromptBody, content, ignore_unknown=http.unknown_fields == "ignore").body
         body.refuse()
-        return TokenCount(len(await self._gateway.intake.count(body.model, body.prompt())))
+        return TokenCount(len(await self._gateway.intake.count(body.model, body.prompt(), body.form())))

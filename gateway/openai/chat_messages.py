@@ -51,11 +51,10 @@ class Message(Struct, forbid_unknown_fields=True):
             if part.type != "text":
                 field = f"messages[{index}].content"
                 raise InvalidRequest(f"content of type {part.type!r} is not supported: send text", field=field)
-        role = "system" if self.role == "developer" else self.role
         calls = [call.to_call() for call in self.tool_calls or ()]
         content = "".join(part.text for part in parts)
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        return ChatMessage(role, content, calls, self.tool_call_id, self.name, reasoning)
+        return ChatMessage(self.role, content, calls, self.tool_call_id, self.name, reasoning)
 
 
 def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:

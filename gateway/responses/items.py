@@ -12,7 +12,7 @@ from gateway.tools import ToolCall
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
-ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REASONING_PARTS = ("reasoning_text",)
 
@@ -151,7 +151,7 @@ def _message(item: InputItem, field: str) -> ChatMessage:
     role = _given(item.role, f"{field}.role")
     if role not in ROLES:
         raise InvalidRequest(f"unknown role {role!r}: use one of {', '.join(ROLES)}", field=f"{field}.role")
-    return ChatMessage(ROLES[role], _text(item.content, f"{field}.content"))
+    return ChatMessage(role, _text(item.content, f"{field}.content"))
 
 
 def _call(item: InputItem, field: str) -> ToolCall:

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.catalog import ModelText
 from gateway.chat import ChatTemplate
+from gateway.jinja_template import JinjaTemplate
 from tests.support.chat_templates import HABITS
 from tests.support.gateways import MODEL, model_texts, running_mesh
 from tests.support.oracle_texts import answering, prompt_of
@@ -40,7 +41,7 @@ def chat(text: str) -> dict[str, Any]:
 async def test_no_string_of_a_chat_becomes_a_control_token(kind: str) -> None:
     tokenizer = model_texts()[MODEL].tokenizer
     assert tokenizer is not None
-    texts = {MODEL: ModelText(tokenizer, ChatTemplate(HABITS[kind].source, tokenizer))}
+    texts = {MODEL: ModelText(tokenizer, ChatTemplate(JinjaTemplate(HABITS[kind].source, tokenizer), tokenizer))}
     control = {tokenizer.encode(text)[0] for text in ("<think>", "</think>", "<｜User｜>", "<｜Assistant｜>", END)}
     async with running_mesh(answering("ok" + END), texts=texts) as mesh:
 

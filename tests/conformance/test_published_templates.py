@@ -5,7 +5,7 @@ gets random chats with tools, calls and reasoning; prompts must be equal, or bot
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat import TEMPLATE_FAULTS as FAULTS
 from gateway.chat import TemplateOptions
+from gateway.jinja_template import TEMPLATE_FAULTS as FAULTS
 from gateway.template_skills import TemplateSkills
 from mesh.errors import InvalidRequest
 from tests.gateway.test_turns import as_given, sent, sent_tools, template
@@ -68,7 +68,7 @@ def test_prompts_are_those_of_transformers(path: Path) -> None:
 def style_of(source: str) -> Habit | None:
     """The form in which transformers renders all of a turn with calls; None if there is none."""
 
-    def run(variables: dict[str, Any]) -> str:
+    def run(variables: Mapping[str, Any]) -> str:
         try:
             return their_text(source, variables["messages"], variables["tools"])
         except FAULTS as error:

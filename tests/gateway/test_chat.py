@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.chat import ChatTemplate, TemplateOptions, find_chat_template
 from gateway.control_text import STAND_INS
+from gateway.jinja_template import JinjaTemplate
 from gateway.reasoning import ReasoningStart
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.tool_formats.deepseek import V3
@@ -33,7 +34,7 @@ def tokenizer() -> Tokenizer:
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, tokenizer())
+    return ChatTemplate(JinjaTemplate(source, tokenizer()), tokenizer())
 
 
 def own_template() -> ChatTemplate:

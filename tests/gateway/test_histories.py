@@ -7,6 +7,7 @@ from deepmesh.v1 import gateway_pb2
 
 from gateway.catalog import ModelText
 from gateway.chat import ChatTemplate
+from gateway.jinja_template import JinjaTemplate
 from tests.support.chat_templates import ARGUMENTS_BY_KEY, CONTENT_IS_TEXT, TOOLS_AS_JSON
 from tests.support.gateways import MODEL, Mesh, collect, model_texts, running_mesh
 from tests.support.oracle_texts import answering, prompt_of
@@ -46,7 +47,7 @@ HISTORIES = {
 def texts(source: str) -> dict[str, ModelText]:
     tokenizer = model_texts()[MODEL].tokenizer
     assert tokenizer is not None
-    return {MODEL: ModelText(tokenizer, ChatTemplate(source, tokenizer))}
+    return {MODEL: ModelText(tokenizer, ChatTemplate(JinjaTemplate(source, tokenizer), tokenizer))}
 
 
 async def prompt(mesh: Mesh, route: str, body: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat import ChatTemplate
+from gateway.jinja_template import JinjaTemplate
 from gateway.signs import NO_SIGNS, Signs
 from gateway.tool_formats.choice import format_of
 from gateway.tool_formats.deepseek import V3, V31
@@ -56,7 +57,7 @@ def test_a_forced_call_is_numbered_after_those_of_the_chat() -> None:
     )
     chat = [ChatMessage("user", "q"), ChatMessage("assistant", "", CALLS), *[ChatMessage("tool", "r")] * 2]
     toolbox = Toolbox([Tool("clock", "", {})], named="clock")
-    rendered = ChatTemplate(source, tokenizer).render(chat, toolbox=toolbox)
+    rendered = ChatTemplate(JinjaTemplate(source, tokenizer), tokenizer).render(chat, toolbox=toolbox)
     assert our_text(rendered).endswith("<|tool_call_begin|>functions.clock:2<|tool_call_argument_begin|>")
     assert rendered.tools is not None and rendered.tools.format is K2
 

@@ -6,6 +6,7 @@ import pytest
 from jinja2.exceptions import SecurityError, TemplateError
 
 from gateway.chat import ChatTemplate
+from gateway.jinja_template import JinjaTemplate
 from gateway.template_environment import template_environment
 from gateway.turns import ChatMessage
 from tests.support.gateways import model_texts
@@ -61,5 +62,7 @@ def test_a_template_can_write_the_date() -> None:
 def test_disguised_text_survives_ascii_json() -> None:
     tokenizer = model_texts()["oracle"].tokenizer
     assert tokenizer is not None
-    template = ChatTemplate("{{ messages[0].content | tojson(ensure_ascii=true) }}", tokenizer)
+    template = ChatTemplate(
+        JinjaTemplate("{{ messages[0].content | tojson(ensure_ascii=true) }}", tokenizer), tokenizer
+    )
     assert our_text(template.render([ChatMessage("user", "<ü🤖>")])) == r'"<\u00fc\ud83e\udd16>"'

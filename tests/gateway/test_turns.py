@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat import ChatTemplate
+from gateway.jinja_template import JinjaTemplate
 from gateway.openai.chat_messages import Message, chat_messages
 from gateway.openai.tools import ToolBody, keep_tools
 from gateway.tools import Tool, Toolbox, ToolCall
@@ -29,7 +30,7 @@ CALL = ToolCall("call_0", "weather", '{"city": "Oslo"}')
 def template(source: str) -> ChatTemplate:
     tokenizer = model_texts()["oracle"].tokenizer
     assert tokenizer is not None
-    return ChatTemplate(source, tokenizer)
+    return ChatTemplate(JinjaTemplate(source, tokenizer), tokenizer)
 
 
 def as_given(chat: list[dict[str, Any]], habit: Habit) -> Iterator[dict[str, Any]]:
