@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from engine.moves.host_slots import HostSlots
+
 
 class History(msgspec.Struct, frozen=True):
     """The tokens of a request, for penalties on tokens that it already has."""
@@ -269,6 +271,12 @@ class Backend(Protocol):
 
     def kv_memory(self) -> KvMemory:
         """The KV pool as transfers see it."""
+        ...
+
+    def host_slots(self) -> "HostSlots | None":
+        """Host memory for blocks that the pool evicts; None if there is to be none, or if it cannot be had.
+        To be called once, by the engine.
+        """
         ...
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:

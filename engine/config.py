@@ -157,6 +157,11 @@ class EngineConfig(Config):
     """
     total_blocks: int | None = Field(default=None, ge=2)
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""
+    host_blocks: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Blocks of 64 tokens that each rank keeps in host memory once its KV pool evicts them; requests read them back
+    instead of computing them. "auto" takes a tenth of the memory that is available on a CPU, and none on a GPU. 0 keeps
+    none. Without room for as many as are asked for, a warning is logged and none are kept.
+    """
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
     """Share that the KV pool may take of the memory that nothing else needs; by default 0.25 on CPU, 0.95 on a GPU."""
     memory_share: float = Field(default=1.0, gt=0, le=1)
@@ -192,6 +197,12 @@ class EngineConfig(Config):
             raise ValueError("engine.model_dir is required for backend 'model'")
         if self.backend == "oracle" and self.drafts.acceptance == "relaxed":
             raise ValueError("engine.drafts.acceptance=relaxed needs a model: the oracle's tokens must be exact")
+        return self
+
+    @model_validator(mode="after")
+    def _host_memory_is_for_prefixes(self) -> Self:
+        if self.host_blocks not in (0, "auto") and not self.prefix_cache:
+            raise ValueError("engine.host_blocks keeps prefixes: leave it out, or set engine.prefix_cache=true")
         return self
 
     @property

@@ -13,6 +13,7 @@ from engine.batch import Backend, StepShape
 from engine.blocks.kv_pool import BlockPool
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
+from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
 from engine.pace.pacing import Pacing
 from engine.plan.schedule import RequestSchedule
@@ -63,14 +64,17 @@ class Engine:
         self._backend = backend
         self._agreement = agreement or OneRank()
         self._intake = Intake(config, backend, constraints)
-        self.pool = BlockPool(backend.total_blocks)
+        slots = backend.host_slots()
+        host = None if slots is None else HostTier(slots, backend.block_bytes)
+        self.pool = BlockPool(backend.total_blocks, None if host is None else host.keep)
         self._pacing = Pacing(config, backend)
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
         transfer = config.transfer or TransferConfig()
-        self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts)
+        self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts, host)
         limits = Limits(config.max_step_tokens, config.max_requests)
-        self._schedule = RequestSchedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
-        self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter)
+        hosted = None if host is None else host.blocks
+        self._schedule = RequestSchedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait, hosted)
+        self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter, host)
         self._requests: dict[int, Request] = {}
         self._wakefulness = Wakefulness(
             self._requests, self._intake, self.transfers, self._pipeline, self._report, self._agreement
@@ -218,7 +222,11 @@ class Engine:
                 self._enqueue(request)
 
     def _resume_arrived(self) -> None:
-        """Run requests whose KV has arrived, and end those whose transfer failed."""
+        """Go on with requests whose KV has arrived, and end those whose transfer failed."""
+        for request in self.transfers.drain_read():
+            if not request.ended:
+                self._schedule.register(request)
+                self._begin(request)
         for request, error in self.transfers.drain_arrived():
             if error is not None and not request.ended:
                 self._outcomes.refuse(request, error)
@@ -236,7 +244,7 @@ class Engine:
         if self._wakefulness.stopping:
             return StepWork()
         limits = self._pacing.limits(len(self._schedule.decoding))
-        plan = self._schedule.plan(self.transfers.awaited, limits)
+        plan = self._schedule.plan(self.transfers.awaited, limits, self.transfers.arriving)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
@@ -252,14 +260,24 @@ class Engine:
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request
         if request.cached_tokens is None:
-            request.cached_tokens = len(candidate.cached_blocks) * BLOCK_TOKENS
-        if candidate.waits:
+            request.host_cached_tokens = len(candidate.hosted) * BLOCK_TOKENS
+            request.cached_tokens = len(candidate.cached_blocks) * BLOCK_TOKENS + request.host_cached_tokens
+        if candidate.hosted:
+            request.stages.enter("engine.await_kv")
+            self.transfers.read_host(request, candidate.hosted)
+        else:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        """Let the request run, or wait for what this rank's memory lacks of its KV."""
+        waits = self.transfers.would_wait(request, request.progress.registered_blocks)
+        if waits:
             request.stages.enter("engine.await_kv")
         try:
-            self.transfers.begin(request, candidate.waits)
+            self.transfers.begin(request, waits)
         except (InvalidRequest, NamespaceMismatch) as error:
             self.transfers.cancel_push(request.key)
             self._outcomes.refuse(request, error)
             return
-        if not candidate.waits:
+        if not waits:
             self._run(request)

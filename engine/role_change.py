@@ -23,6 +23,7 @@ MAY_DIFFER = frozenset(
         "mixed_step_ms",
         "prompt_share",
         "total_blocks",
+        "host_blocks",
         "kv_memory_fraction",
         "memory_share",
         "context_tokens",

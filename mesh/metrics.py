@@ -130,6 +130,14 @@ ENGINE_SPARSE_DENSITY = Histogram(
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )
+ENGINE_HOST_CACHED_TOKENS = Counter(
+    "deepmesh_engine_host_cached_tokens_total", "Prompt tokens of requests that came from the ranks' host memory"
+)
+ENGINE_HOST_BLOCKS_TOTAL = Gauge("deepmesh_engine_host_blocks", "Places for evicted blocks in host memory")
+ENGINE_HOST_BLOCKS_USED = Gauge("deepmesh_engine_host_blocks_used", "Blocks in host memory")
+ENGINE_HOST_BLOCKS = Counter(
+    "deepmesh_engine_host_copied_blocks_total", "Blocks copied between the KV pool and host memory", ["direction"]
+)
 # Figures of single DP ranks.
 RANK_BLOCKS_FREE = Gauge("deepmesh_rank_blocks_free", "Blocks of a rank that no live request holds", ["rank"])
 RANK_RUNNING = Gauge("deepmesh_rank_running_requests", "Requests in a rank's running batch", ["rank"])

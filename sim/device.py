@@ -113,6 +113,9 @@ class SimulatedDevice:
     def kv_memory(self) -> KvMemory:
         raise AssertionError("a simulated device has no bytes")
 
+    def host_slots(self) -> None:
+        """None are simulated."""
+
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """There are no draft layers."""
 

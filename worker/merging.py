@@ -7,7 +7,7 @@ import msgspec
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
+from mesh.domain.workers import HostTierStatus, PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
 from mesh.errors import CheckpointError
 
 
@@ -60,6 +60,7 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
         sparse_prompts=_merge_paces([rank.sparse_prompts for rank in ranks]),
         queued_sparse_tokens=sum(rank.queued_sparse_tokens for rank in ranks),
         waiting_blocks=sum(rank.waiting_blocks for rank in ranks),
+        host_tier=_merge_host_tiers([rank.host_tier for rank in ranks if rank.host_tier is not None]),
     )
 
 
@@ -92,6 +93,19 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
         fetched_blocks=sum(rank.fetched_blocks for rank in ranks),
         fetch_bytes_per_second=_mean_of_known(rank.fetch_bytes_per_second for rank in ranks),
         disk_fetch_bytes_per_second=_mean_of_known(rank.disk_fetch_bytes_per_second for rank in ranks),
+    )
+
+
+def _merge_host_tiers(ranks: Sequence[HostTierStatus]) -> HostTierStatus | None:
+    """Sums; but the rate of a read is a mean over the ranks that know it."""
+    if not ranks:
+        return None
+    return HostTierStatus(
+        total_blocks=sum(rank.total_blocks for rank in ranks),
+        used_blocks=sum(rank.used_blocks for rank in ranks),
+        written_blocks=sum(rank.written_blocks for rank in ranks),
+        read_blocks=sum(rank.read_blocks for rank in ranks),
+        read_bytes_per_second=_mean_of_known(rank.read_bytes_per_second for rank in ranks),
     )
 
 

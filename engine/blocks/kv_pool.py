@@ -1,9 +1,11 @@
 """Which KV block is whose. The bytes themselves belong to the backend."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+
+from engine.blocks.host_blocks import Evicted
 
 
 class ReleaseOrder:
@@ -62,10 +64,15 @@ class BlockPool:
     may have draft layers that are not whole: see `engine.requests.progress.Progress.drafts_end`.
     """
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, on_evicted: Callable[[Sequence[Evicted]], None] | None = None) -> None:
+        """on_evicted: called before blocks lose their content to others. The backend still has their KV."""
         self.total_blocks = total_blocks
+        self._on_evicted = on_evicted
         self._references = [0] * total_blocks
         self._hashes: list[bytes | None] = [None] * total_blocks
+        # For blocks with content: the content before it in its chain, and how many are before it.
+        self._parents: list[bytes] = [b""] * total_blocks
+        self._indices = array("i", [0]) * total_blocks
         self._block_by_hash: dict[bytes, int] = {}
         # Addressable content whose draft layers are not whole.
         self._draftless: set[bytes] = set()
@@ -98,7 +105,10 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with no content; cached blocks are evicted once no blank ones are left."""
         assert self.can_allocate(count)
-        blocks = [self._blank.pop() if self._blank else self._next() for _ in range(count)]
+        evicted: list[Evicted] = []
+        blocks = [self._blank.pop() if self._blank else self._next(evicted) for _ in range(count)]
+        if evicted and self._on_evicted is not None:
+            self._on_evicted(evicted)
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -144,18 +154,19 @@ class BlockPool:
                 self._cached.add(block)
 
     def register(
-        self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False, tenant: str = ""
+        self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False, tenant: str = "", index: int = 0
     ) -> None:
         """Make a held, full block addressable, unless another with that content already is.
 
         `parent` is the content before it in its chain; empty at the root, where `tenant` counts. `draftless`: its draft
-        layers are not whole.
+        layers are not whole. `index`: how many blocks of its chain are before it.
         """
         assert self._references[block] > 0
         assert self._hashes[block] is None
         if content in self._block_by_hash:
             return
         self._hashes[block] = content
+        self._parents[block], self._indices[block] = parent, index
         self._block_by_hash[content] = block
         if draftless:
             self._draftless.add(content)
@@ -176,16 +187,22 @@ class BlockPool:
         self._removed.clear()
         return changes
 
-    def _next(self) -> int:
+    def _next(self, evicted: list[Evicted]) -> int:
+        """A block without content: one that was never taken, or else the cached one released first, which is noted in
+        `evicted`.
+        """
         if self._fresh == self.total_blocks:
-            return self._evict()
+            evicted.append(self._evict())
+            return evicted[-1].block
         self._fresh += 1
         return self._fresh - 1
 
-    def _evict(self) -> int:
+    def _evict(self) -> Evicted:
         block = self._cached.take_first()
         content = self._hashes[block]
         assert content is not None
+        draftless = content in self._draftless
+        evicted = Evicted(block, content, self._parents[block], self._indices[block], draftless)
         del self._block_by_hash[content]
         self._hashes[block] = None
         self._draftless.discard(content)
@@ -194,4 +211,4 @@ class BlockPool:
             self._tenants.pop(content, None)
         else:
             self._removed[content] = None
-        return block
+        return evicted

@@ -67,16 +67,6 @@ def affordable_blocks(
 MOST_TOKENS, LEAST_POOL_PART = 32768, 10
 
 
-def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
-    """Raises ConfigError if a pool of this many blocks takes more than there is."""
-    if total_blocks * block_bytes > there_bytes:
-        asked, there = (f"{size / 1e9:,.1f} GB" for size in (total_blocks * block_bytes, there_bytes))
-        raise ConfigError(
-            f"engine.total_blocks={total_blocks} takes {asked} and {there} are free: lower it to"
-            f" {there_bytes // block_bytes}, or leave it out"
-        )
-
-
 def blocks_for_others(longest: int, affordable: int, reach: int | None = None) -> int:
     """Blocks, in addition to the pool, for keys of other ranks' prompts, which have `longest` tokens at most.
 

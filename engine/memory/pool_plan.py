@@ -9,11 +9,11 @@ from engine.memory.memory_plan import (
     CPU_POOL_BYTES,
     affordable_blocks,
     blocks_for_others,
-    check_room,
     free_bytes,
     transfer_bytes,
 )
 from engine.memory.profiling import graph_bytes, workspace_bytes
+from engine.memory.room import check_room
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
@@ -26,6 +26,7 @@ from engine.runner.sizes import (
     graph_sizes,
     most_draft_positions,
 )
+from engine.runner.staged_slots import staged_blocks
 from engine.runner.two_batch_times import may_take_two
 from engine.step.two_batch import ALWAYS, NEVER
 from mesh.blocks import BLOCK_TOKENS, blocks_for
@@ -86,7 +87,7 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
 def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> tuple[int, int]:
     """How many blocks the pool can have, and how many more there can be for prompts of other ranks."""
     config, on_cpu = resolved.config, resolved.device == "cpu"
-    reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest)
+    reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest, block_bytes)
     left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
     # Ranks on a CPU share its memory.
     budget = int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1)
@@ -101,10 +102,14 @@ def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: in
     return blocks, foreign
 
 
-def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
-    """Memory that steps, graphs and transfers need next to weights and pool; steps and graphs are run to find out."""
+def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> int:
+    """Memory that steps, graphs and copies of KV need next to weights and pool; steps and graphs are run to find
+    out.
+    """
     config = resolved.config
     transfers = transfer_bytes(config.transfer)
+    if config.host_blocks not in (0, "auto"):
+        transfers += staged_blocks(block_bytes) * block_bytes
     state = device_state(model, resolved, 1, longest)
     with torch.inference_mode():
         decoding = config.max_requests * (1 + config.drafts.most)

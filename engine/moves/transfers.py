@@ -1,10 +1,16 @@
-"""The KV that moves in and out of this rank's pool."""
+"""The KV that moves in and out of this rank's pool.
 
-from collections.abc import Callable, Iterable, Sequence
+A request first reads what host memory has of its prefix, and then waits for what other processes send, if it still
+lacks any.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from engine.blocks.kv_pool import BlockPool
 from engine.moves.fetches import Fetches
+from engine.moves.host_reads import HostReads
+from engine.moves.host_tier import HostTier
 from engine.moves.landings import DraftParts, PromptLandings
 from engine.moves.pushes import Pushes
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
@@ -36,8 +42,11 @@ class Transfers:
         namespace: KvNamespace,
         config: TransferConfig,
         clear_drafts: Callable[[Sequence[int]], None],
+        host: HostTier | None = None,
     ) -> None:
-        """namespace: of this rank's KV; clear_drafts: empties the draft layers of blocks."""
+        """namespace: of this rank's KV; clear_drafts: empties the draft layers of blocks; host: KV in host memory, None
+        if none is kept there.
+        """
         self._agent = agent
         # None is never used: `check` lets no request in that would begin a transfer.
         used = cast("TransferAgent", agent)
@@ -45,6 +54,7 @@ class Transfers:
         self._landings = PromptLandings(used, pool, config, namespace.draft_layers, drafts)
         self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens)
         self._fetches = Fetches(used, pool, namespace.draft_layers, drafts)
+        self._host_reads = None if host is None else HostReads(host, pool)
         # Requests whose wait is over; with an error if their KV is not coming.
         self._arrived: list[tuple[Request, PrefillLost | None]] = []
         self._news: list[TransferNews] = []
@@ -53,12 +63,28 @@ class Transfers:
     @property
     def awaited(self) -> int:
         """How many requests hold blocks and take part in no step until their KV is there."""
-        return self._landings.awaited + self._fetches.awaited
+        reads = 0 if self._host_reads is None else self._host_reads.awaited
+        return self._landings.awaited + self._fetches.awaited + reads
 
     @property
     def open(self) -> int:
         """How many transfers hold blocks."""
-        return self._landings.open + self._pushes.open + self._fetches.open
+        return self._landings.open + self._pushes.open + self._fetches.open + self.open_reads
+
+    @property
+    def open_reads(self) -> int:
+        """How many reads from host memory are under way. Nothing but `poll` notices their ends."""
+        return 0 if self._host_reads is None else self._host_reads.open
+
+    @property
+    def arriving(self) -> Collection[bytes]:
+        """Contents that are being read from host memory."""
+        return () if self._host_reads is None else self._host_reads.arriving
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether requests that waited can go on."""
+        return bool(self._arrived) or (self._host_reads is not None and self._host_reads.done)
 
     @property
     def push_bytes_per_second(self) -> float | None:
@@ -73,7 +99,7 @@ class Transfers:
     @property
     def has_news(self) -> bool:
         """Whether the next step goes on with requests that waited, tells the service something, or feeds a push."""
-        return bool(self._arrived or self._news or self._pushes.open)
+        return bool(self.can_resume or self._news or self._pushes.open)
 
     @property
     def settled(self) -> bool:
@@ -99,14 +125,23 @@ class Transfers:
             self._pushes.expect(request)
 
     def would_wait(self, request: Request, held_blocks: int) -> bool:
-        """Whether a request that finds `held_blocks` blocks in the pool waits for KV from elsewhere."""
+        """Whether a request that finds `held_blocks` blocks in this rank's memory waits for KV from elsewhere."""
         if request.remote_prefill:
             # The last block alone is computed sooner than a prefill worker has computed the prompt.
             return not held_blocks or held_blocks < request.matchable_blocks
         return request.fetch is not None and held_blocks < min(request.fetch.blocks, request.matchable_blocks)
 
+    def read_host(self, request: Request, hosted: Sequence[bytes]) -> None:
+        """The request is admitted and has its blocks: read these contents, which are pinned for it, from host memory.
+        `begin` follows once they are read.
+        """
+        assert self._host_reads is not None
+        self._host_reads.begin(request, hosted)
+
     def begin(self, request: Request, waits: bool) -> None:
-        """The request is admitted and has its blocks. Raises InvalidRequest or NamespaceMismatch for a bad ticket."""
+        """The request is admitted, and has its blocks and what this rank's memory had of its prefix. Raises
+        InvalidRequest or NamespaceMismatch for a bad ticket.
+        """
         if request.push is not None:
             self._pushes.begin(request)
         if waits and request.remote_prefill:
@@ -160,12 +195,17 @@ class Transfers:
         events = [] if self._agent is None else self._agent.events()
         for event in events:
             self._on_event(event)
-        return bool(events)
+        read = self._host_reads is not None and self._host_reads.poll()
+        return bool(events) or read
 
     def drain_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
         """Requests that can go on, or that cannot, with the error. Some may have ended since."""
         arrived, self._arrived = self._arrived, []
         return arrived
+
+    def drain_read(self) -> list[Request]:
+        """Requests whose reads from host memory have ended. Some may have ended since."""
+        return [] if self._host_reads is None else self._host_reads.drain()
 
     def drain_news(self) -> list[TransferNews]:
         news, self._news = self._news, []

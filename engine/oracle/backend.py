@@ -16,7 +16,8 @@ import psutil
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
-from engine.memory.memory_plan import check_room
+from engine.memory.room import check_room, host_slots
+from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.oracle.tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers
 from engine.requests.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
@@ -24,7 +25,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import PromptPace, WorkerSpeed
-from transfer.host_memory import HostMemory
+from transfer.host_memory import HostMemory, Pool
 
 DEFAULT_BLOCKS = 16384
 # Shifts and masks cost numpy a quarter of what division does.
@@ -51,6 +52,7 @@ class OracleBackend:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         oracle = config.oracle
+        self._config = config
         self.model = config.model_name or oracle.model
         self.vocabulary_size = oracle.vocabulary_size
         self.context_tokens = min(oracle.context_tokens, config.context_tokens or oracle.context_tokens)
@@ -60,7 +62,7 @@ class OracleBackend:
         )
         self.block_bytes = BLOCK_TOKENS * 8
         check_room(self.total_blocks, self.block_bytes, psutil.virtual_memory().available)
-        # The KV pool, [total_blocks * 64].
+        # The KV, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = powers(BASE, config.max_step_tokens)
         # Inverse powers scale a chunk's tokens, and weight a prefix's blocks.
@@ -77,7 +79,15 @@ class OracleBackend:
         self._samples: list[Sample | None] = []
 
     def kv_memory(self) -> HostMemory:
-        return HostMemory(self.cells.view(np.uint8).reshape(1, self.total_blocks, self.block_bytes))
+        return HostMemory(self.pool)
+
+    def host_slots(self) -> HostSlots | None:
+        return host_slots(self._config, "oracle", self.block_bytes, partial(PlainSlots, self.pool))
+
+    @property
+    def pool(self) -> Pool:
+        """The KV as bytes: one layer."""
+        return self.cells.view(np.uint8).reshape(1, self.total_blocks, self.block_bytes)
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """There are no draft layers."""

@@ -4,14 +4,14 @@ The earliest running request is never preempted and always advances, and no requ
 every request that fits the pool alone completes. Blocks that transfers hold can make the earliest one wait, until one
 of them ends.
 
-A waiting request whose next block is being computed for another is passed over meanwhile: it finds the block in the
-pool once that step is collected.
+A waiting request whose next block is being computed for another, or read from host memory, is passed over meanwhile:
+it finds the block in the pool once that step is collected, or that read has ended.
 
 Among several tenants the one that was served least goes first, with its prompts as with its waiting requests, and a
 tenant that holds more than its part gives way to one that holds less: see `engine/plan/preemption.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Generic, NamedTuple
 
@@ -35,13 +35,14 @@ def plan_step(
     suspended: int = 0,
     prompt_limits: PromptLimits = UNLIMITED,
     standing: TenantStanding = ALONE,
+    arriving: Collection[bytes] = (),
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
     Requests in `decoding` have one token left to compute; those in `prompts` have more, and hold blocks for all their
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
-    `references[block]` says how many requests hold a block.
+    `references[block]` says how many requests hold a block. `arriving`: contents that are being read into the pool.
     """
     decoding, prompts, growing, preempted, free_blocks = _grow(decoding, prompts, free_blocks, references)
     budget = _prompt_budget(decoding, limits, prompt_limits)
@@ -50,7 +51,7 @@ def plan_step(
     if not preempted:
         running = len(decoding) + len(prompts) + suspended
         head: list[Candidate[RequestT]] = []
-        under_way = BlocksUnderWay(decoding, prompts, standing)
+        under_way = BlocksUnderWay(decoding, prompts, standing, arriving)
         if standing is not ALONE:
             head = list(islice(waiting := iter(waiting), 1))
         # A request that waits for blocks which another one computes needs no place yet.
@@ -186,6 +187,7 @@ def _admit(
         admitted.append(candidate)
         if tokens:
             under_way.admit(candidate.request)
+        under_way.read(candidate.hosted)
         running += 1
         free_blocks -= candidate.free_blocks_taken
         budget.take(tokens)

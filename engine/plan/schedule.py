@@ -1,10 +1,11 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 
 from engine.blocks.block_tables import BlockTables
+from engine.blocks.host_blocks import HostBlocks
 from engine.blocks.kv_pool import BlockPool
 from engine.plan.batcher import plan_step
 from engine.plan.queues import Running, WaitingQueue
@@ -31,12 +32,15 @@ class RequestSchedule:
         limits: Limits,
         prefix_cache: bool,
         would_wait: Callable[[Request, int], bool],
+        host: HostBlocks | None = None,
     ) -> None:
-        """would_wait: whether a request that finds that many of its blocks in the pool waits for KV from elsewhere."""
+        """would_wait: whether a request that finds that many of its blocks in this rank's memory waits for KV from
+        elsewhere; host: blocks in host memory, None if none are kept there.
+        """
         self._pool = pool
         self._limits = limits
         self._would_wait = would_wait
-        self._block_tables = BlockTables(pool, prefix_cache)
+        self._block_tables = BlockTables(pool, prefix_cache, host)
         self._waiting = WaitingQueue()
         self._running = Running()
         self._tenants = Tenants()
@@ -63,7 +67,8 @@ class RequestSchedule:
     def enqueue(self, request: Request) -> None:
         self._tenants.enter(request.key, request.share)
         cached = self._block_tables.match(request)
-        uncached_tokens = len(request.progress.token_ids) - len(cached) * BLOCK_TOKENS
+        found = len(cached) + len(self._block_tables.match_host(request, cached))
+        uncached_tokens = len(request.progress.token_ids) - found * BLOCK_TOKENS
         blocks = self._block_tables.lacking(request, cached) + self._pool.free_among(cached)
         self._waiting.add(request, 0 if request.remote_prefill else uncached_tokens, blocks)
 
@@ -83,10 +88,11 @@ class RequestSchedule:
         """Whether prompts that this rank is to compute wait in the queue."""
         return self._waiting.tokens > 0
 
-    def plan(self, suspended: int, prompt_limits: PromptLimits) -> StepPlan[Request]:
+    def plan(self, suspended: int, prompt_limits: PromptLimits, arriving: Collection[bytes] = ()) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.
 
         suspended: how many requests are admitted and wait for KV from elsewhere. They take part once `run` is called.
+        arriving: contents that are being read into the pool.
         """
         # If rows in flight may bring a request's last token, its `draws` is 0. It decodes on if they did not bring it.
         decoding = [request for request in self._running.decoding if request.draws]
@@ -100,21 +106,21 @@ class RequestSchedule:
             suspended=suspended + len(self._running.decoding) - len(decoding),
             prompt_limits=prompt_limits,
             standing=self._tenants.standing,
+            arriving=arriving,
         )
 
     def carry_out(self, plan: StepPlan[Request]) -> None:
         """Bring blocks and queues to where the rows of a plan, made just now, can be computed."""
         for request in plan.preempted:
             self._preempt(request)
-        # Cached blocks are acquired before anything is allocated, since that might evict them.
+        # Prefixes are held before anything is allocated, since that might evict them.
         for candidate in plan.admitted:
-            self._pool.acquire(candidate.cached_blocks)
-        for request in plan.growing:
-            self._block_tables.grow(request)
+            self._block_tables.hold(candidate.cached_blocks, candidate.hosted)
+        self._block_tables.grow(plan.growing)
         for candidate in plan.admitted:
             self._waiting.remove(candidate.request)
             self._tenants.admit(candidate.request.key)
-            self._block_tables.fill(candidate.request, candidate.cached_blocks)
+            self._block_tables.fill(candidate.request, candidate.cached_blocks, candidate.hosted)
 
     @property
     def decoding(self) -> Sequence[Request]:
@@ -157,11 +163,12 @@ class RequestSchedule:
     def _all_candidates(self, standing: TenantStanding) -> Iterator[Candidate[Request]]:
         for request in self._waiting.in_order(standing):
             cached = self._block_tables.match(request)
-            new_blocks = self._block_tables.lacking(request, cached)
-            waits = self._would_wait(request, len(cached))
+            hosted = self._block_tables.match_host(request, cached)
+            free_taken = self._block_tables.lacking(request, cached) + self._pool.free_among(cached)
+            waits = self._would_wait(request, len(cached) + len(hosted))
             again = request.progress.rewind if cached else 0
             shares_next = not waits and self._block_tables.could_share(request, cached)
-            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits, again, shares_next)
+            yield Candidate(request, cached, free_taken, waits or bool(hosted), again, shares_next, hosted)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

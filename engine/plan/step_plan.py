@@ -77,12 +77,14 @@ class Candidate(Generic[RequestT]):
     # How many free blocks it would take: new ones for all its tokens and the drafts after them, and cached ones that
     # are free.
     free_blocks_taken: int
-    # Whether it only gets its blocks now, and takes part in steps once a transfer has brought its KV.
+    # Whether it only gets its blocks now, and takes part in steps once its KV has come from elsewhere.
     waits: bool = False
     # How many tokens of the cached blocks are computed again.
     computed_again: int = 0
-    # Whether the first block that is not cached could be shared once it is computed.
+    # Whether the first block that is not cached could be shared once it is computed or read.
     shares_next: bool = False
+    # Contents after the cached blocks that are read from host memory first.
+    hosted: Sequence[bytes] = ()
 
     @property
     def step_tokens(self) -> int:

@@ -178,6 +178,8 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: PromptLogprobs | None = None
     # With the request's first token: see Progress.
     drafts_end: int | None = None
+    # With cached_tokens: how many of them came from the rank's host memory.
+    host_cached_tokens: int | None = None
 
 
 class DraftCounts(msgspec.Struct, array_like=True):
@@ -219,6 +221,9 @@ class StepResult(msgspec.Struct, tag="step"):
     # For stored blocks that begin a chain of a tenant's: the tenant whose request computed it.
     stored_tenants: dict[bytes, str] = {}
     sparse: list[SparseMeasure] = []
+    # Blocks that came to host memory, and that were evicted from it; reusable blocks may be there too.
+    hosted_blocks: list[bytes] = []
+    unhosted_blocks: list[bytes] = []
 
 
 ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer | Found

@@ -9,6 +9,8 @@ from engine.step.agreement import Agreement
 
 # How often the rank looks at the counters of open transfers while nothing else happens.
 LOOK_SECONDS = 0.25
+# The same while blocks are read from host memory: the end of a copy is no event either.
+READ_LOOK_SECONDS = 0.001
 
 
 class RankLoop:
@@ -23,9 +25,7 @@ class RankLoop:
     def run(self) -> bool:
         """Return when the service has stopped this rank or closed the socket (False), or has released it (True)."""
         while not self._engine.stopped:
-            # After its last event a transfer may still change the counters, and no event wakes the rank for that.
-            most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
-            messages = self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds)
+            messages = self._link.receive(wait=not self._engine.has_work(), most_seconds=self._most_seconds)
             self._heartbeat.note_work()
             for message in messages:
                 self._handle(message)
@@ -37,6 +37,15 @@ class RankLoop:
             self._send_news()
             self._heartbeat.note_wait()
         return self._released
+
+    @property
+    def _most_seconds(self) -> float | None:
+        """How long the rank may sleep if nothing wakes it."""
+        transfers = self._engine.transfers
+        if transfers.open_reads:
+            return READ_LOOK_SECONDS
+        # After its last event a transfer may still change the counters, and no event wakes the rank for that.
+        return None if transfers.settled else LOOK_SECONDS
 
     def _send_news(self) -> None:
         for news in self._engine.transfers.drain_news():

@@ -27,6 +27,7 @@ def commit(request: Request, row: Row, sample: Sample) -> Output:
     output.relaxed = sample.relaxed > 0
     if position == request.prompt_tokens:
         output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
+        output.host_cached_tokens = request.host_cached_tokens
         output.drafts_end = request.progress.drafts_end
         if request.prompt_scores is not None:
             output.prompt_logprobs = request.prompt_scores.whole()

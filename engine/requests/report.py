@@ -3,6 +3,7 @@
 from engine.batch import Backend, Sample
 from engine.blocks.kv_pool import BlockPool
 from engine.config import MOST_DRAFTS
+from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
 from engine.pace.smoothing import SmoothedRatio
 from engine.pace.step_meter import StepMeter
@@ -23,8 +24,17 @@ class Report:
         drafts: what became of drafts; None if no row of a request with drafts was collected.
     """
 
-    def __init__(self, pool: BlockPool, transfers: Transfers, schedule: RequestSchedule, meter: StepMeter) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        transfers: Transfers,
+        schedule: RequestSchedule,
+        meter: StepMeter,
+        host: HostTier | None = None,
+    ) -> None:
+        """host: KV in host memory; None if none is kept there."""
         self._pool = pool
+        self._host = host
         self._transfers = transfers
         self._schedule = schedule
         self._meter = meter
@@ -71,6 +81,7 @@ class Report:
             sparse_prompts=meter.sparse_prompts,
             queued_sparse_tokens=schedule.queued_sparse_tokens,
             waiting_blocks=schedule.waiting_blocks,
+            host_tier=None if self._host is None else self._host.status,
         )
 
     def drain(self, step: int, requests: int, backend: Backend) -> StepResult | None:
@@ -80,7 +91,9 @@ class Report:
         """
         outputs, self.outputs = self.outputs, []
         blocks, counters = self._pool.drain_changes(), self._transfers.poll_counters()
-        if not (outputs or blocks.stored or blocks.removed or counters or self.load_changed):
+        hosted, unhosted = ([], []) if self._host is None else self._host.blocks.drain_changes()
+        changed = outputs or blocks.stored or blocks.removed or counters or self.load_changed
+        if not (changed or hosted or unhosted):
             return None
         self.load_changed = False
         drafts, self.drafts = self.drafts, None
@@ -97,4 +110,6 @@ class Report:
             draftless_blocks=blocks.draftless,
             stored_tenants=blocks.tenants,
             sparse=list(backend.drain_sparse_measures()),
+            hosted_blocks=hosted,
+            unhosted_blocks=unhosted,
         )

@@ -92,8 +92,9 @@ class Request:
     ended: bool = False
     # Prompt tokens found in a cache when the request was first admitted, here or by the prefill worker; None before.
     cached_tokens: int | None = None
-    # How many of them came from a store.
+    # How many of them came from a store, and how many from this rank's host memory.
     store_cached_tokens: int = 0
+    host_cached_tokens: int = 0
     # When it is first admitted, it waits for its KV from a prefill worker, or for a prefix from the store in `fetch`.
     remote_prefill: bool = False
     sender_slot_bytes: int | None = None

@@ -19,7 +19,9 @@ from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.pool_plan import device_state, plan_pool
+from engine.memory.room import host_slots
 from engine.model.model import Model
+from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.pace.first_speed import measure_speed
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
@@ -33,6 +35,7 @@ from engine.runner.plain_steps import PlainSteps
 from engine.runner.sampler import Sampler
 from engine.runner.sizes import capture_prompts, captured_prompts, graph_sizes, padded_size, step_sizes
 from engine.runner.spreading import Spreading
+from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, warm_up
@@ -41,7 +44,7 @@ from kernels.host_copy import to_indices
 from mesh.domain.workers import WorkerSpeed
 from mesh.observe import span
 from mesh.start_times import StartTimes
-from transfer.host_memory import HostMemory
+from transfer.host_memory import HostMemory, Pool
 from transfer.memory import KvMemory
 
 _log = logging.getLogger("deepmesh.engine")
@@ -73,6 +76,7 @@ class ModelBackend:
         times = times or StartTimes()
         config = resolved.config
         assert config.model_dir is not None
+        self._config = config
         if config.rank_threads is not None:
             torch.set_num_threads(config.rank_threads)
         self.asynchronous = resolved.device == "cuda"
@@ -131,8 +135,19 @@ class ModelBackend:
 
             memory: KvMemory = DeviceMemory(pool)
         else:
-            memory = HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
+            memory = HostMemory(self._host_pool)
         return memory if self._following is None else self._following.watched(memory)
+
+    def host_slots(self) -> HostSlots | None:
+        make = partial(StagedSlots, self.state.kv_pool) if self.asynchronous else partial(PlainSlots, self._host_pool)
+        slots = host_slots(self._config, "cuda" if self.asynchronous else "cpu", self.block_bytes, make)
+        return slots if slots is None or self._following is None else self._following.watched_slots(slots)
+
+    @property
+    def _host_pool(self) -> Pool:
+        """On a CPU."""
+        pool = self.state.kv_pool
+        return pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1)
 
     @torch.inference_mode()
     def clear_drafts(self, block_ids: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from engine.batch import Batch, Row
 from engine.exchange.interface import RankExchange
+from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
 from transfer.memory import Done, KvMemory, Pending
@@ -46,13 +47,17 @@ class Following:
         # Viewed as bytes, because not every operation takes one-byte floats.
         self._kv_pool = kv_pool.view(torch.uint8)
         self._leads = exchange.place.leads
-        self._landings: deque[tuple[LandedKv, Pending[bool]]] = deque()
+        self._landings: deque[tuple[LandedKv, Pending[object]]] = deque()
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
         self._decoder = msgspec.msgpack.Decoder(FirstBatch)
 
     def watched(self, memory: KvMemory) -> KvMemory:
         """The first rank's pool as transfers see it: what they write is copied to the other ranks."""
         return _WatchedMemory(memory, self._landings)
+
+    def watched_slots(self, slots: HostSlots) -> HostSlots:
+        """The first rank's host memory: what is read back from there is copied to the other ranks."""
+        return _WatchedSlots(slots, len(self._kv_pool), self._landings)
 
     def wrote(self, first_layer: int, layer_count: int, block_ids: Sequence[int]) -> None:
         """Note pieces that the first rank wrote itself, outside a batch."""
@@ -106,7 +111,7 @@ class _WatchedMemory:
     once, before that thread starts.
     """
 
-    def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[bool]]]) -> None:
+    def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[object]]]) -> None:
         self._memory = memory
         self._landings = landings
         self.layers, self.blocks, self.piece_bytes = memory.layers, memory.blocks, memory.piece_bytes
@@ -134,4 +139,22 @@ class _WatchedMemory:
     ) -> Pending[bool]:
         pending = self._memory.land(first_layer, layer_count, blocks, staging, key, checksum)
         self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
+        return pending
+
+
+class _WatchedSlots:
+    """Slots that note which blocks they write to."""
+
+    def __init__(self, slots: HostSlots, layers: int, landings: deque[tuple[LandedKv, Pending[object]]]) -> None:
+        self._slots = slots
+        self._layers = layers
+        self._landings = landings
+        self.count = slots.count
+
+    def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
+        return self._slots.write(blocks, slots)
+
+    def read(self, slots: Sequence[int], blocks: Sequence[int]) -> Pending[float]:
+        pending = self._slots.read(slots, blocks)
+        self._landings.append((LandedKv(0, self._layers, list(blocks)), pending))
         return pending

@@ -28,7 +28,8 @@ class Wakefulness:
         Engine.poll_transfers   KV has come, or a transfer gave back blocks
         Outcomes                a request ended, and gave back its place and blocks
 
-    A step that computes nothing because prompts are held back does not block: they go on after some more steps.
+    A step that computes nothing because prompts are held back does not block: they go on after some more steps. Nor
+    does one that read what it admitted from host memory at once.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Wakefulness:
 
     def stepped(self, moved: bool, held_back: bool) -> None:
         """moved: whether the step launched or collected any row. held_back: see Proposal."""
-        self.blocked = not moved and not held_back
+        self.blocked = not (moved or held_back or self._transfers.can_resume)
         may_wait = self._transfers.open or self._transfers.awaited or self._intake.compiling or self.stopping
         assert not self.blocked or may_wait or not self._requests, "work that no step takes on"
 

@@ -129,6 +129,18 @@ def _why_unreadable(namespace: KvNamespace, read: Iterable[KvNamespace]) -> str:
     return "they receive no KV" if other is None else namespace.differences(other)
 
 
+class HostTierStatus(msgspec.Struct, frozen=True):
+    """A worker's KV in host memory: blocks that its pool evicted."""
+
+    total_blocks: int
+    used_blocks: int
+    # Blocks copied since the start: from the pool, and back to it.
+    written_blocks: int = 0
+    read_blocks: int = 0
+    # Smoothed rate of copies back to the pool; None while unknown.
+    read_bytes_per_second: float | None = None
+
+
 class WorkerLoad(msgspec.Struct, frozen=True):
     """How loaded a worker is after one engine step. Rates and means are smoothed, and None while unknown."""
 
@@ -159,6 +171,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     queued_sparse_tokens: int = 0
     # Free blocks that it takes to admit all `waiting_requests`.
     waiting_blocks: int = 0
+    # None if the worker keeps no blocks in host memory.
+    host_tier: HostTierStatus | None = None
 
     @property
     def exact_pace(self) -> PromptPace | None:

@@ -93,6 +93,9 @@ def test_quantized_weights_are_refused_in_float32() -> None:
         (["backend=oracle", "drafts.next_n=3", "max_step_tokens=255"], r"max_requests \* \(1 \+ engine.drafts.next_n"),
         (["backend=oracle", "offload.layers=2"], r"layers=2 saves no memory with engine\.offload\.slots=2: set more"),
         (["backend=oracle", "offload.layers=some"], "layers"),
+        (["backend=oracle", "host_blocks=-1"], "host_blocks"),
+        (["backend=oracle", "host_blocks=half"], "host_blocks"),
+        (["backend=oracle", "host_blocks=9", "prefix_cache=false"], r"set engine\.prefix_cache=true"),
         (
             ["backend=oracle", "offload.layers=auto", "balance.interval_steps=16"],
             r"engine\.offload\.layers does not go with engine\.balance\.interval_steps",

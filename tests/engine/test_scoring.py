@@ -48,6 +48,9 @@ class CountingBackend:
     def kv_memory(self) -> KvMemory:
         raise AssertionError("a score moves no KV")
 
+    def host_slots(self) -> None:
+        """None: a score evicts nothing."""
+
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         raise AssertionError("there are no draft layers")
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from mesh.domain.workers import PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
+from mesh.domain.workers import HostTierStatus, PromptPace, TransferCounters, WorkerLoad, WorkerSpeed
 from mesh.errors import CheckpointError
 from tests.support.decoding import READY
 from worker.merging import merge_loads, merge_ready, merge_transfers
@@ -39,6 +39,12 @@ def test_loads_add_up_and_times_are_means() -> None:
     two = WorkerLoad(3, 0, 10, 60, 500.0, 20.0, 60.0, 6.0, 8.0)
     idle = WorkerLoad(free_blocks=70)
     assert merge_loads([one, two, idle]) == WorkerLoad(4, 2, 110, 180, 1500.0, 15.0, 50.0, 10.0, 8.0)
+
+
+def test_host_memories_add_up_and_their_rate_is_a_mean() -> None:
+    tiers = [HostTierStatus(10, 4, 5, 3, 100.0), HostTierStatus(10, 0), HostTierStatus(10, 6, 7, 1, 300.0)]
+    merged = merge_loads([WorkerLoad(host_tier=tier) for tier in (*tiers, None)])
+    assert merged.host_tier == HostTierStatus(30, 10, 12, 4, 200.0)
 
 
 def test_paces_of_prompts_add_up_at_their_mean_context() -> None:

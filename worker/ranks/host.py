@@ -72,6 +72,7 @@ class RankHost:
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
         self._local_tcp = ReportedTotal(metrics.TRANSFER_LOCAL_TCP_BYTES)
         self._local_tcp_warning = LocalTcpWarning()
+        self._host_copied = ReportedTotal(metrics.ENGINE_HOST_BLOCKS)
         self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
         # None until a rank reports one; none does if experts do not move.
         self._balance: BalanceReport | None = None
@@ -187,6 +188,7 @@ class RankHost:
     def _observe(self, rank: int, result: StepResult) -> None:
         metrics.ENGINE_STEPS.inc()
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
+        metrics.ENGINE_HOST_CACHED_TOKENS.inc(sum(output.host_cached_tokens or 0 for output in result.outputs))
         if result.drafts is not None:
             _count_drafts(result.drafts)
         for measure in result.sparse:
@@ -237,6 +239,11 @@ class RankHost:
         metrics.ENGINE_RUNNING.set(load.running_requests)
         metrics.ENGINE_WAITING.set(load.waiting_requests)
         metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
+        if load.host_tier is not None:
+            metrics.ENGINE_HOST_BLOCKS_TOTAL.set(load.host_tier.total_blocks)
+            metrics.ENGINE_HOST_BLOCKS_USED.set(load.host_tier.used_blocks)
+            self._host_copied.report(load.host_tier.written_blocks, "written")
+            self._host_copied.report(load.host_tier.read_blocks, "read")
         for rank, view in enumerate(self.ranks.views):
             metrics.RANK_BLOCKS_FREE.labels(rank).set(view.load.free_blocks)
             metrics.RANK_RUNNING.labels(rank).set(view.load.running_requests)

@@ -188,6 +188,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
     failure_probability=st.sampled_from([0.0, 0.0, 0.1]),
     cancel_probability=st.sampled_from([0.0, 0.1]),
     next_n=st.sampled_from([0, 0, 2, 5]),
+    host_blocks=st.sampled_from([0, 2, 100]),
 )
 def test_any_order_of_events_gives_right_tokens_and_frees_everything(
     seed: int,
@@ -198,6 +199,7 @@ def test_any_order_of_events_gives_right_tokens_and_frees_everything(
     failure_probability: float,
     cancel_probability: float,
     next_n: int,
+    host_blocks: int,
 ) -> None:
     rng = rng_of(seed)
     pair = make_pair(
@@ -206,6 +208,7 @@ def test_any_order_of_events_gives_right_tokens_and_frees_everything(
         max_requests=max_requests,
         max_step_tokens=max(rng.choice([64, 200]), max_requests * (1 + next_n)),
         layerwise_tokens=layerwise_tokens,
+        host_blocks=host_blocks,
         decode={"total_blocks": total_blocks, "drafts": {"next_n": next_n}},
         prefill={"total_blocks": rng.randint(5, 24)},
     )

@@ -135,7 +135,7 @@ class ARequestOnItsWay(RuleBasedStateMachine):
         while self.progress.computed_at_most + 1 + drafts > self.progress.covered:
             if not self.pool.can_allocate(1):
                 return
-            self.tables.grow(self.request)
+            self.tables.grow([self.request])
         self._launch(1 + drafts, 1 + drafts)
 
     def _launch(self, computes: int, draws: int) -> None:

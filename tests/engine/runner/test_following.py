@@ -84,6 +84,27 @@ def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
+def test_kv_that_is_read_from_host_memory_reaches_all_pools(checkpoint: Path, kv_dtype: str) -> None:
+    prompt = random_prompt(70)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        backend = backend_of(checkpoint, peers, kv_dtype=kv_dtype, host_blocks=4)
+        rows, again = [prompt_row(prompt, 0, 70, [6, 1])], [prompt_row(prompt, 64, 70, [5, 1])]
+        execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
+        if peers.place.leads:
+            slots = backend.host_slots()
+            assert slots is not None
+            slots.write([6], [3]).result()
+            slots.read([3], [5]).result()
+        execute(backend, Batch(1, again if peers.place.leads else ()), shape_of(again))
+        return backend.state.kv_pool.float()
+
+    for pool in on_each_rank(TP2, compute):
+        assert pool[:, 5].abs().sum() > 0
+        assert torch.equal(pool[:, 5], pool[:, 6])
+
+
 def test_draft_layers_that_are_cleared_are_empty_everywhere(checkpoint: Path) -> None:
     prompt = random_prompt(70)
 

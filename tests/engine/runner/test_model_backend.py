@@ -8,7 +8,8 @@ import torch
 
 from engine.batch import Batch, Row, StepShape, shape_of
 from engine.batch import execute as execute_batch
-from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, check_room, left_of_share, transfer_bytes
+from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
+from engine.memory.room import check_room
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError

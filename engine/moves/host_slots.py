@@ -1,0 +1,52 @@
+"""Slots of host memory for KV blocks that leave the pool, and the copies there and back."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from transfer.host_memory import Pool
+from transfer.memory import Done, Pending
+
+
+class HostSlots(Protocol):
+    """The bytes of `count` blocks outside the pool, next to a pool of blocks with as many layers.
+
+    Copies are carried out in the order of the calls. A block that is read or written belongs to the copy until it has
+    completed: nothing else may write to it, and of one that is read back nothing else may read.
+    """
+
+    count: int
+
+    def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
+        """Copy each of the pool's `blocks`, with all layers, to the slot at the same place of `slots`."""
+        ...
+
+    def read(self, slots: Sequence[int], blocks: Sequence[int]) -> Pending[float]:
+        """Copy each of `slots` to the block of the pool at the same place of `blocks`. The result is how many seconds
+        that took.
+        """
+        ...
+
+
+class PlainSlots:
+    """A `HostSlots` next to a pool that is in host memory too. Copies have completed when the call returns."""
+
+    def __init__(self, pool: Pool, count: int) -> None:
+        """pool: uint8 [layers, blocks, bytes of a block in a layer]. Raises MemoryError if there is no memory."""
+        self.count = count
+        self._pool = pool
+        # Pages take memory when they are first written.
+        self._slots = np.zeros((count, pool.shape[0], pool.shape[2]), np.uint8)
+
+    def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Done[None]:
+        for block, slot in zip(blocks, slots, strict=True):
+            self._slots[slot] = self._pool[:, block]
+        return Done(None)
+
+    def read(self, slots: Sequence[int], blocks: Sequence[int]) -> Done[float]:
+        began = time.monotonic()
+        for slot, block in zip(slots, blocks, strict=True):
+            self._pool[:, block] = self._slots[slot]
+        return Done(time.monotonic() - began)

@@ -1,0 +1,110 @@
+"""Slots of page-locked host memory for the blocks of a pool on a GPU."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from engine.offload.host_pages import HostPages
+from kernels.host_copy import to_indices
+from transfer.memory import Done, Pending
+
+# The staging buffer on the GPU: large enough that copies of a few MB each keep the link busy.
+STAGING_BYTES = 64 << 20
+
+
+class StagedSlots:
+    """An `engine.moves.host_slots.HostSlots`. Blocks lie scattered over the pool's layers, so they are gathered on the
+    GPU first, several at a time; each block then crosses the link in one copy.
+
+    All of that is queued on a stream of its own, in the order of the calls. The host alone orders it with the engine's
+    stream: it has blocks copied that no step in flight writes, and waits for a copy before it gives a block to others.
+    On a CPU, where the pool is in host memory too, copies are done at once.
+    """
+
+    def __init__(self, pool: torch.Tensor, count: int) -> None:
+        """pool: [layers, blocks, 64, width] contiguous, with a multiple of 8 bytes of a block in a layer. Raises
+        MemoryError or EngineFailed if `count` blocks cannot be had, or cannot be page-locked.
+        """
+        assert pool.is_contiguous()
+        self.count = count
+        # [blocks, layers, words] of int64, because not every operation takes one-byte floats.
+        self._pool = pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1)
+        layers, words = self._pool.shape[1:]
+        block_bytes = layers * words * self._pool.itemsize
+        try:
+            self._pages = HostPages(count * block_bytes, page_locked=pool.is_cuda)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        self._slots = self._pages.tensor.view(torch.int64).view(count, layers, words)
+        self._staging = self._pool.new_empty((staged_blocks(block_bytes), layers, words))
+        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None
+
+    @torch.inference_mode()
+    def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
+        if self._stream is None:
+            self._write(blocks, slots)
+            return Done(None)
+        with torch.cuda.stream(self._stream):
+            self._write(blocks, slots)
+            return _Written(self._stream.record_event(torch.cuda.Event(blocking=True)))
+
+    @torch.inference_mode()
+    def read(self, slots: Sequence[int], blocks: Sequence[int]) -> Pending[float]:
+        if self._stream is None:
+            self._read(slots, blocks)
+            return Done(0.0)
+        with torch.cuda.stream(self._stream):
+            began = self._stream.record_event(torch.cuda.Event(enable_timing=True))
+            self._read(slots, blocks)
+            return _Read(began, self._stream.record_event(torch.cuda.Event(enable_timing=True, blocking=True)))
+
+    def _write(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        for staging, blocks_part, slots_part in self._parts(blocks, slots):
+            torch.index_select(self._pool, 0, to_indices(blocks_part, self._pool.device), out=staging)
+            for staged, slot in zip(staging, slots_part, strict=True):
+                self._slots[slot].copy_(staged, non_blocking=True)
+
+    def _read(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        for staging, slots_part, blocks_part in self._parts(slots, blocks):
+            for staged, slot in zip(staging, slots_part, strict=True):
+                staged.copy_(self._slots[slot], non_blocking=True)
+            self._pool.index_copy_(0, to_indices(blocks_part, self._pool.device), staging)
+
+    def _parts(
+        self, first: Sequence[int], second: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, Sequence[int], Sequence[int]]]:
+        """As many of both as the staging buffer takes at a time, each with its place there."""
+        assert len(first) == len(second)
+        size = len(self._staging)
+        for start in range(0, len(first), size):
+            part = first[start : start + size]
+            yield self._staging[: len(part)], part, second[start : start + size]
+
+
+def staged_blocks(block_bytes: int) -> int:
+    """Blocks that the staging buffer has room for."""
+    return max(STAGING_BYTES // block_bytes, 1)
+
+
+class _Queued:
+    def __init__(self, done: torch.cuda.Event) -> None:
+        self._done = done
+
+    @property
+    def completed(self) -> bool:
+        return bool(self._done.query())
+
+
+class _Written(_Queued):
+    def result(self) -> None:
+        self._done.synchronize()
+
+
+class _Read(_Queued):
+    def __init__(self, began: torch.cuda.Event, done: torch.cuda.Event) -> None:
+        super().__init__(done)
+        self._began = began
+
+    def result(self) -> float:
+        self._done.synchronize()
+        return float(self._began.elapsed_time(self._done)) / 1000

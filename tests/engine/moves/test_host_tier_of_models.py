@@ -1,0 +1,60 @@
+"""A model whose pool is small, with host memory under it: tokens are those of a pool that evicts nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.runner.backend import ModelBackend
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+FORMS: list[dict[str, Any]] = [
+    # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
+    {"dtype": "float32"},
+    {"dtype": "float32", "drafts": DraftsConfig(next_n=2)},
+    {"dtype": "float32", "kv_dtype": "float8_e4m3fn"},
+    {"dtype": "float32", "kv_dtype": "float8_e4m3fn", "drafts": DraftsConfig(next_n=1)},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def served(checkpoint: Path, **settings: Any) -> tuple[Engine, list[Transcript]]:
+    """Three sessions of three turns each, in turn."""
+    config = EngineConfig(model_dir=checkpoint, max_step_tokens=128, max_requests=8, warm_up="off", **settings)
+    backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
+    engine = Engine(config, backend, lambda: 0.0)
+    said = [random_prompt(150 + 30 * session, seed=session) for session in range(3)]
+    turns = []
+    for turn in range(3):
+        for session in range(3):
+            key = 3 * turn + session
+            engine.submit(submit_of(key, said[session], 10, ignore_eos=True))
+            transcript = Transcript()
+            while engine.has_work():
+                transcript.record(engine.step())
+                engine.poll_transfers()
+            turns.append(transcript)
+            said[session] += transcript.token_ids[key] + random_prompt(60, seed=key)
+    assert_at_rest(engine)
+    return engine, turns
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_tokens_are_those_of_a_pool_that_evicts_nothing(checkpoint: Path, form: dict[str, Any], device: str) -> None:
+    _, expected = served(checkpoint, total_blocks=64, device=device, **form)
+    engine, found = served(checkpoint, total_blocks=7, host_blocks=32, device=device, **form)
+    assert [turn.token_ids for turn in found] == [turn.token_ids for turn in expected]
+    # All that was said is found again, in one memory or the other.
+    assert [turn.cached_tokens for turn in found] == [turn.cached_tokens for turn in expected]
+    status = engine.load().host_tier
+    assert status is not None and status.read_blocks > 10
