@@ -54,8 +54,9 @@ def bench(
         bool,
         typer.Option(
             "--find-rate",
-            help="From --rate on, find the highest at which --good-share of the requests keeps the objectives; each"
-            " is tried for --duration, and for 30 requests at least.",
+            help="From --rate on, find the highest at which --good-share of the requests keeps the objectives (by"
+            " default the first token in 2 s, then one every 50 ms); each is tried for --duration (by default 60), and"
+            " for 30 requests at least.",
         ),
     ] = False,
     good_share: Annotated[float, typer.Option(help="For --find-rate, in (0, 1].")] = 0.9,

@@ -1,7 +1,7 @@
 """What one load run does: the endpoint, the arrivals, the requests, and the objectives they are judged by."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ MOST_TOKENS = 2**32 - 1
 # All are drawn before the first is sent: more would take hours and the machine's memory.
 MOST_REQUESTS = 10_000_000
 LONGEST_PROMPT = 10_000_000
+# What a search judges by unless told otherwise, and for how long it tries each rate.
+SEARCH_TTFT_MS, SEARCH_TPOT_MS, SEARCH_SECONDS = 2000.0, 50.0, 60.0
 # Requests of a run arrive for a month at most. A rate that would need longer is a slip.
 LONGEST_RUN_S = 30 * 24 * 3600
 
@@ -69,26 +71,35 @@ class LoadOptions(Config):
 
     ttft_slo_ms: float | None = Field(default=None, gt=0)
     tpot_slo_ms: float | None = Field(default=None, gt=0)
-    # Find the highest rate, beginning with `rate`, at which `good_share` of the requests keep these objectives.
+    # Find the highest rate, beginning with `rate`, at which `good_share` of the requests keep these objectives. Without
+    # one a search has both: the first token in 2 s, then one every 50 ms. Each rate is tried for a minute by default.
     find_rate: bool = False
     good_share: float = Field(default=0.9, gt=0, le=1)
     # The report's JSON; the plot lies next to it. By default out/load-<time>.json.
     output: Path | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _search_has_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not values.get("find_rate"):
+            return values
+        given = {key: value for key, value in values.items() if value is not None}
+        if not given.keys() & {"ttft_slo_ms", "tpot_slo_ms"}:
+            given |= {"ttft_slo_ms": SEARCH_TTFT_MS, "tpot_slo_ms": SEARCH_TPOT_MS}
+        return {"duration_s": SEARCH_SECONDS, **given}
+
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
         if (self.url is None) == (self.grpc is None):
             raise ValueError("name one endpoint: url (http://host:port/v1) or grpc (host:port)")
+        if self.requests is not None and self.find_rate:
+            raise ValueError("find_rate tries each rate for duration_s: leave requests out")
         if self.requests is not None and self.duration_s is not None:
             raise ValueError("give requests or duration_s, not both")
         if self.duration_s is not None and self.rate == float("inf"):
             raise ValueError("duration_s needs a finite rate")
         if self.duration_s is not None and self.rate * self.duration_s > MOST_REQUESTS:
             raise ValueError(f"rate and duration_s make more than {MOST_REQUESTS:,} requests")
-        if self.find_rate and self.ttft_slo_ms is None and self.tpot_slo_ms is None:
-            raise ValueError("find_rate needs an objective: ttft_slo_ms, tpot_slo_ms or both")
-        if self.find_rate and self.duration_s is None:
-            raise ValueError("find_rate needs duration_s: for how long each rate is tried")
         prefixes, prefix_length = self.shared_prefixes
         if bool(prefixes) != bool(prefix_length):
             raise ValueError("shared prefixes need both prefixes and prefix_length")

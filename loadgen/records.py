@@ -62,6 +62,13 @@ class RequestRecord:
         return (self.message_times_s[-1] - self.message_times_s[0]) / (self.generated_tokens - 1)
 
     @property
+    def answer_per_token_s(self) -> float | None:
+        """Time of the whole answer, from the scheduled arrival, per output token; None without a token or an end."""
+        if self.finished_s is None or not self.generated_tokens:
+            return None
+        return (self.finished_s - self.scheduled_s) / self.generated_tokens
+
+    @property
     def inter_token_s(self) -> list[float]:
         """Gaps between successive messages with tokens."""
         return [later - earlier for earlier, later in pairwise(self.message_times_s)]

@@ -64,6 +64,7 @@ def _latencies(summary: Summary) -> list[tuple[str, Distribution | None]]:
         ("TPOT, ms", summary.tpot_ms),
         ("ITL, ms", summary.itl_ms),
         ("whole answer, ms", summary.latency_ms),
+        ("whole answer, ms a token", summary.answer_per_token_ms),
         ("arrival drift, ms", summary.drift_ms),
         *((f"TTFT of {each.turns}, ms", each.ttft_ms) for each in summary.by_turn),
         *((f"TPOT of {each.turns}, ms", each.tpot_ms) for each in summary.by_turn),

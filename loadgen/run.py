@@ -38,7 +38,7 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     """Run, save the JSON and the plot, and print the table last: what `deepmesh bench` does.
 
     With `find_rate` set, report, plot and table are those of the run at the rate found; a table of all rates comes
-    first. Ctrl-C ends the run; what was measured until then is saved and printed.
+    first, and one line with the result last. Ctrl-C ends the run; what was measured until then is saved and printed.
 
     Raises ConfigError for a bad dataset or a file that cannot be written, EndpointUnavailable, UnknownModel.
     """
@@ -47,7 +47,8 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     if path.suffix == PLOT:
         raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
     make_writable(path, path.with_suffix(PLOT))
-    result = _found(options, console) if options.find_rate else run_load(options, console)
+    found = _found(options, console) if options.find_rate else None
+    result = run_load(options, console) if found is None else found.best
     try:
         report.save(result, path)
         plot.save(result, path.with_suffix(PLOT))
@@ -55,13 +56,15 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
         # Print the table even if saving failed: the disk may have filled up since the run began.
         console.print(report.table(result))
     console.print(f"saved {path} and {path.with_suffix(PLOT)}")
+    if found is not None:
+        console.print(search.line(found), soft_wrap=True, highlight=False)
     return result
 
 
-def _found(options: LoadOptions, console: Console) -> Report:
+def _found(options: LoadOptions, console: Console) -> search.Found:
     found = search.find_rate(options, lambda trial: run_load(trial, console))
     console.print(search.table(found))
-    return found.best
+    return found
 
 
 def run_load(options: LoadOptions, console: Console | None = None) -> Report:

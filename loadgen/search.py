@@ -84,6 +84,19 @@ def table(found: Found) -> Table:
     return rows
 
 
+def line(found: Found) -> str:
+    """The result in one line: requests a minute, the objectives, and the time of whole answers over their tokens."""
+    options, summary = found.best.options, found.best.summary
+    bounds = ((options.ttft_slo_ms, "the first token in {:g} ms"), (options.tpot_slo_ms, "one every {:g} ms"))
+    objectives = ", ".join(text.format(bound) for bound, text in bounds if bound is not None)
+    if not _is_kept(found.best):
+        why = "stopped" if found.best.interrupted else f"{options.rate:.3g} requests a second are too many"
+        return f"no rate found ({objectives}): {why}"
+    whole = summary.answer_per_token_ms
+    normalized = "" if whole is None else f"; whole answers take {whole.p90:.1f} ms a token at p90"
+    return f"{60 * options.rate:.1f} requests a minute ({objectives}: {summary.goodput.share:.1%}){normalized}"
+
+
 def _is_kept(trial: Report) -> bool:
     return not trial.interrupted and trial.summary.goodput.share >= trial.options.good_share
 

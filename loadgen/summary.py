@@ -72,6 +72,8 @@ class Summary:
     itl_ms: Distribution | None
     # From the scheduled arrival to the last message.
     latency_ms: Distribution | None
+    # The same over the answer's tokens (end-to-end-normalized interactivity, as time).
+    answer_per_token_ms: Distribution | None
     # How late the generator itself woke for its arrivals.
     drift_ms: Distribution | None
     # Requests that max_concurrency held back.
@@ -140,6 +142,7 @@ def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summa
         tpot_ms=_tpot(completed),
         itl_ms=distribution([gap for record in completed for gap in record.inter_token_s]),
         latency_ms=distribution([r.finished_s - r.scheduled_s for r in completed if r.finished_s is not None]),
+        answer_per_token_ms=distribution([s for record in completed if (s := record.answer_per_token_s) is not None]),
         drift_ms=distribution([r.woken_s - r.scheduled_s for r in records if r.woken_s is not None]),
         held_back=sum(record.held_back for record in records),
         goodput=goodput(records, objectives, elapsed_s),

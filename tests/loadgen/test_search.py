@@ -1,14 +1,18 @@
 """The highest rate that keeps the objectives, of an endpoint whose answers take longer the more requests come."""
 
+import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
 from loadgen.report import Report
-from loadgen.search import MOST_TRIALS, PRECISION, find_rate, next_rate, table
+from loadgen.run import main
+from loadgen.search import MOST_TRIALS, PRECISION, find_rate, line, next_rate, table
 from loadgen.summary import Objectives, summarize
 from mesh.config import validate
 from mesh.errors import ConfigError
@@ -65,13 +69,29 @@ def test_a_rate_missed_by_chance_bounds_no_search() -> None:
     assert next_rate([(1.0, True), (2.0, False), (1.4, True), (4.0, True)], 1.0) == 8.0
 
 
+def test_a_search_has_the_usual_objectives_unless_told() -> None:
+    alone = options(tpot_slo_ms=None, duration_s=None)
+    assert (alone.ttft_slo_ms, alone.tpot_slo_ms, alone.duration_s) == (2000, 50, 60)
+    assert options().ttft_slo_ms is None
+
+
+def test_one_line_has_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = endpoint(1.0)
+    monkeypatch.setattr("loadgen.run.run_load", lambda trial, console: run(trial))
+    printed = io.StringIO()
+    main(options(ttft_slo_ms=2000.0, output=tmp_path / "load.json"), Console(file=printed, width=40))
+    # Each answer takes 1.08 s, and has 3 tokens.
+    expected = "60.0 requests a minute (the first token in 2000 ms, one every 50 ms: 100.0%); whole answers take"
+    assert printed.getvalue().splitlines()[-1] == f"{expected} 360.0 ms a token at p90"
+
+
+def test_a_search_without_a_result_says_so() -> None:
+    told = line(find_rate(options(), endpoint(0.0)))
+    assert told.startswith("no rate found (one every 50 ms): ") and told.endswith("requests a second are too many")
+
+
 @pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"tpot_slo_ms": None}, "needs an objective"),
-        ({"duration_s": None}, "needs duration_s"),
-        ({"good_share": 0}, "good_share"),
-    ],
+    ("values", "reason"), [({"requests": 30}, "leave requests out"), ({"good_share": 0}, "good_share")]
 )
 def test_what_a_search_needs_is_named(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

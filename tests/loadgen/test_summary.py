@@ -72,6 +72,13 @@ def test_one_token_has_no_time_per_output_token() -> None:
     assert answered(1.0).tpot_s is None
 
 
+def test_an_answers_time_is_divided_by_all_its_tokens() -> None:
+    record = answered(2.0, 3.0, scheduled_s=1.0)
+    record.output_tokens = 10
+    assert record.answer_per_token_s == pytest.approx(0.2)
+    assert failed("timeout").answer_per_token_s is None
+
+
 def test_inter_token_latencies_are_the_gaps_between_messages() -> None:
     assert answered(1.0, 1.5, 3.0).inter_token_s == [0.5, 1.5]
 
