@@ -24,6 +24,7 @@ from mesh.metrics import (
     KVSTORE_EVICTED_BLOCKS,
 )
 from mesh.observe import span
+from transfer.ticket import SlabHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class StoreAttachment:
     session: RankSession
     worker_address: bytes
     lease_seconds: float
+    slab: SlabHandle | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Center:
         # Both calls ignore a session that is open already, as it is if this renews it.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)
-        return StoreAttachment(session, slab.agent.address, self._sessions.lease_seconds)
+        return StoreAttachment(session, slab.agent.address, self._sessions.lease_seconds, slab.memory.handle)
 
     def worker_of(self, session_id: int) -> str:
         """The id of the worker that owns the session. Raises UnknownSession."""

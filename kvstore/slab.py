@@ -102,6 +102,16 @@ def _total_blocks(config: KvStoreConfig, block_bytes: int) -> int:
     return total_blocks
 
 
+def _memory(geometry: Geometry, total_blocks: int) -> StoreMemory:
+    try:
+        return StoreMemory(geometry.layers, total_blocks, geometry.piece_bytes)
+    except OSError as error:
+        size_bytes, why = total_blocks * geometry.block_bytes, (error.strerror or "").lower()
+        raise NamespaceMismatch(
+            f"the machine has no {size_bytes} bytes for blocks ({why}): lower memory_bytes or memory_share"
+        ) from error
+
+
 class Slab:
     """Made for the first worker. Others share it if their base layers have the same geometry, whatever their
     namespace.
@@ -115,25 +125,25 @@ class Slab:
         open_agent: OpenAgent,
         wake: Callable[[], None],
     ) -> None:
-        """Raises InvalidRequest, and NamespaceMismatch if not even one block fits."""
+        """Raises InvalidRequest, and NamespaceMismatch if not even one block fits or there is too little memory."""
         self.geometry = geometry_of(worker)
         if config.draft_layers is not None:
             self.geometry = replace(self.geometry, draft_layers=config.draft_layers)
         block_bytes = self.geometry.block_bytes
         total_blocks = _total_blocks(config, block_bytes)
+        self.memory = _memory(self.geometry, total_blocks)
         quotas = memory_quotas(config.quota, config.tenants, block_bytes)
         self.directory = BlockDirectory(total_blocks, quotas=quotas)
-        memory = StoreMemory(self.geometry.layers, total_blocks, self.geometry.piece_bytes)
         self.disk: DiskTier | None = None
         if config.disk.path is not None:
             quotas = disk_quotas(config.quota, config.tenants, block_bytes)
-            self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake, quotas)
+            self.disk = DiskTier(config.disk, store_id, self.directory, self.memory, wake, quotas)
         # The agent exists before anything is read.
         self.lookups = Lookups(self.directory, self.disk, lambda *news: self.agent.blocks_read(*news))
         namespace = msgspec.structs.replace(
             worker.kv_namespace, layers=self.geometry.layers, draft_layers=self.geometry.draft_layers
         )
-        self.agent = open_agent(memory, namespace, self.lookups, wake)
+        self.agent = open_agent(self.memory, namespace, self.lookups, wake)
         self.offers = Offers(
             self.directory, self.agent, config.offer_seconds, self.disk, draft_layers=self.geometry.draft_layers
         )

@@ -15,6 +15,7 @@ from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
 from mesh.identity import Role
+from transfer import wire
 from transfer.ticket import StoreSession
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class StoreLink:
             session_id=response.session_id,
             session_key=response.session_key,
             namespace=self._worker.kv_namespace,
+            slab=wire.slab(response.slab) if response.HasField("slab") else None,
         )
         if session == self._session:
             return

@@ -5,22 +5,29 @@ from typing import Any
 import numpy as np
 
 from transfer.host_memory import HostMemory
+from transfer.shared_memory import SharedMemory
+from transfer.ticket import SlabHandle
 
 # Direct I/O needs offsets, lengths and memory aligned to this; it is at least the sector size of every common medium.
 ALIGNMENT = 4096
 
 
 class StoreMemory(HostMemory):
-    """Memory that begins on a page, so that disks can read into it and write from it directly."""
+    """Memory that begins on a page, so that disks can read into it and write from it directly. Workers of the same host
+    may map it.
+    """
 
     def __init__(self, layers: int, blocks: int, piece_bytes: int) -> None:
-        size_bytes = blocks * layers * piece_bytes
-        # Untouched zeros: the machine provides no memory for them until they are written.
-        zeros = np.zeros(size_bytes + ALIGNMENT, np.uint8)
-        first = -zeros.ctypes.data % ALIGNMENT
-        array = zeros[first : first + size_bytes].reshape(blocks, layers, piece_bytes)
+        self._shared = SharedMemory(blocks * layers * piece_bytes)
+        array = self._shared.array.reshape(blocks, layers, piece_bytes)
         super().__init__(array.transpose(1, 0, 2))
         self._blocks: np.ndarray[tuple[int, int], np.dtype[Any]] = array.reshape(blocks, -1)
+
+    @property
+    def handle(self) -> SlabHandle | None:
+        """With which a worker maps it; None if this system does not say which host it is."""
+        memory = self._shared.handle
+        return None if memory is None else SlabHandle(memory, self.layers, self.blocks, self.piece_bytes)
 
     def block(self, number: int) -> memoryview:
         """The bytes of a block, all layers."""

@@ -49,6 +49,8 @@ def attach_response(attachment: StoreAttachment, store_id: str, epoch: str) -> k
         session_id=session.session_id,
         session_key=session.key,
     )
+    if attachment.slab is not None:
+        response.slab.CopyFrom(transfer_wire.slab_message(attachment.slab))
     response.lease.FromMilliseconds(int(attachment.lease_seconds * 1000))
     return response
 

@@ -21,7 +21,7 @@ from launcher.gpus import assign, name_gpus
 from launcher.hub import find_model
 from launcher.plan import MODULES
 from launcher.split import IN_FLIGHT, Split, split_gpus
-from launcher.workers import GPU_SLOT_BYTES, PARALLEL
+from launcher.workers import PARALLEL
 from mesh.errors import ConfigError, MeshError
 from mesh.launch import EXIT_USELESS_TO_RETRY, Program, settings_of_environment
 from mesh.standard_streams import complain, settle
@@ -65,8 +65,7 @@ def _devices(role: str, said: Mapping[str, str]) -> tuple[dict[str, str], list[s
     ranks = {"decode": split.decode_ranks, **({"prefill": split.prefill_ranks} if split.prefill_workers else {})}
     gpu = assign(ranks, names)[role]
     # Said also where torch finds no GPU: it must not compute on the CPU then.
-    settings = ["engine.device=cuda", f"engine.transfer.slot_bytes={GPU_SLOT_BYTES}"]
-    return gpu.environment, [*settings, *([f"{PARALLEL}.ranks={gpu.ranks}"] if gpu.ranks > 1 else [])]
+    return gpu.environment, ["engine.device=cuda", *([f"{PARALLEL}.ranks={gpu.ranks}"] if gpu.ranks > 1 else [])]
 
 
 def _number(text: str) -> int:

@@ -13,8 +13,6 @@ OTHER_ROLE: Mapping[str, str] = {"prefill": "decode", "decode": "prefill"}
 PARALLEL = "engine.parallel"
 # The subkeys that say how a worker is divided.
 SIZES = ("ranks", "tp", "dp", "ep")
-# Large, because the host's cost of a segment in GPU memory does not depend on its size.
-GPU_SLOT_BYTES = 64 << 20
 
 
 def worker_specs(
@@ -99,7 +97,7 @@ def _takes_gpu(settings: Sequence[str]) -> bool:
 
 def _own_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
     """Settings that depend on the worker's device."""
-    return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan, gpu)]
+    return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan)]
 
 
 def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
@@ -126,8 +124,5 @@ def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_cou
     return settings
 
 
-def _transfer_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
-    if not plan.prefill_workers and not plan.store_ports:
-        return []
-    transfer = {} if gpu is None else {"slot_bytes": GPU_SLOT_BYTES}
-    return ["engine.transfer=" + json.dumps(transfer)]
+def _transfer_settings(plan: MeshPlan) -> list[str]:
+    return ["engine.transfer={}"] if plan.prefill_workers or plan.store_ports else []

@@ -7,11 +7,13 @@ change them may find others with the same hashes. `block_macs` has the MACs for 
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 
 import numpy as np
 import xxhash
 
 CHUNK_BYTES = 64 << 10
+HASH_BYTES = 8
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -25,17 +27,24 @@ def segment_checksum(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
     """Checksum of the first `size_bytes` of `buffer`: its chunks' hashes in order, 8 bytes each, little-endian."""
     seed = seed_of(key)
     view = buffer[:size_bytes].data
-    hashes = (
-        xxhash.xxh3_64_intdigest(view[start : start + CHUNK_BYTES], seed) for start in range(0, size_bytes, CHUNK_BYTES)
-    )
-    return b"".join(each.to_bytes(8, "little") for each in hashes)
+    return b"".join(_hash(view[start : start + CHUNK_BYTES], seed) for start in range(0, size_bytes, CHUNK_BYTES))
 
 
 def checksum_bytes(size_bytes: int) -> int:
     """Length of the checksum of `size_bytes` bytes."""
-    return 8 * -(-size_bytes // CHUNK_BYTES)
+    return HASH_BYTES * -(-size_bytes // CHUNK_BYTES)
+
+
+def piece_checksums(pieces: Iterable[Bytes], key: bytes) -> bytes:
+    """The xxh3_64 of each piece, in order, as in `segment_checksum`. For bytes that are read where they lie."""
+    seed = seed_of(key)
+    return b"".join(_hash(piece.data, seed) for piece in pieces)
 
 
 def same(left: bytes, right: bytes) -> bool:
     """Compare in constant time, so that timing does not reveal how much of a guess was right."""
     return hmac.compare_digest(left, right)
+
+
+def _hash(data: memoryview, seed: int) -> bytes:
+    return xxhash.xxh3_64_intdigest(data, seed).to_bytes(HASH_BYTES, "little")

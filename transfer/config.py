@@ -11,7 +11,7 @@ from transfer.network import devices_of
 class TransferConfig(Config):
     """How KV moves between processes."""
 
-    slot_bytes: int = Field(default=8 << 20, ge=1 << 16, le=64 << 20)
+    slot_bytes: int = Field(default=64 << 20, ge=1 << 16, le=64 << 20)
     """Size of a staging slot, which holds one segment."""
     slots: int = Field(default=8, ge=2)
     """Number of staging slots: segments that can be in flight at once."""
@@ -25,6 +25,10 @@ class TransferConfig(Config):
     """
     fetch_seconds: float = Field(default=5.0, gt=0)
     """How long a fetch from a KV store may take."""
+    map_stores: bool = True
+    """Copy blocks from a KV store on the same host straight out of its memory, where this process may map it; false has
+    UCX bring them.
+    """
     transports: str | None = None
     """UCX transports to choose from, in UCX's own syntax, e.g. "tcp" or "posix,self"; null leaves the choice to UCX."""
     devices: str | None = None

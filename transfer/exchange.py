@@ -10,6 +10,8 @@ from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
 from transfer.fetch.fetcher import Fetcher
 from transfer.fetch.lookup_server import LookupHandler, LookupServer
+from transfer.fetch.referrals import Referrals
+from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.kept_macs import Keeping, KeptMacs
 from transfer.landing import CANCELLED
@@ -93,10 +95,13 @@ class Exchange:
             transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
         )
         self.server: LookupServer | None = None
+        self._referrals: Referrals | None = None
         # On a store: the MACs of its blocks.
         self.macs: KeptMacs | None = None
         if lookups is not None:
+            assert isinstance(memory, HostMemory), "a store's memory is its host's"
             self.macs = KeptMacs(memory.layers, memory.blocks)
+            self._referrals = Referrals(memory, transport, self._mailbox, self._sent_bytes)
             self.server = LookupServer(
                 transport,
                 self._mailbox,
@@ -108,6 +113,7 @@ class Exchange:
                 self._refused,
                 self.macs,
                 draft_layers,
+                self._referrals,
             )
 
     @property
@@ -128,6 +134,8 @@ class Exchange:
     @property
     def next_deadline(self) -> float | None:
         deadlines = self._receiver.deadlines() + self._sender.deadlines() + self.fetcher.deadlines()
+        if self._referrals is not None:
+            deadlines += self._referrals.deadlines()
         return min(deadlines, default=None)
 
     def begin(self) -> None:
@@ -142,7 +150,8 @@ class Exchange:
         self.fetcher.poll(now)
         received = self._receiver.poll(now)
         sent = self._sender.poll(now)
-        return arrived or delivered or received or sent
+        referred = self._referrals is not None and self._referrals.poll(now)
+        return arrived or delivered or received or sent or referred
 
     def open_landing(self, ticket: Ticket, blocks: Sequence[int]) -> None:
         segments = ticket.segments

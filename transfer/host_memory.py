@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer.checksum import Bytes, same, segment_checksum
+from transfer.checksum import Bytes, piece_checksums, same, segment_checksum
 from transfer.memory import Done
+from transfer.segments import Tile
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -26,6 +27,8 @@ class HostMemory:
         block_major = array.transpose(1, 0, 2)
         assert array.flags.c_contiguous or block_major.flags.c_contiguous, "expected dense memory"
         dense = array if array.flags.c_contiguous else block_major
+        # [blocks, layers, piece_bytes]
+        self._block_major: Pool = block_major
         # Every piece is a row of one matrix.
         self._rows: Rows = dense.reshape(-1, self.piece_bytes)
         self._layer_step = array.strides[0] // self.piece_bytes
@@ -62,6 +65,26 @@ class HostMemory:
         if right:
             self._rows[rows] = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
         return Done(right)
+
+    def checksums(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
+        """`piece_checksums` of the tile's layers of these blocks, block by block."""
+        return b"".join(piece_checksums(self.pieces(tile, block), key) for block in blocks)
+
+    def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> Rows:
+        """Copy the tile's layers of a block of another memory to this block. Returns its pieces as they lie here then.
+
+        One call copies all layers of a block and releases the interpreter lock meanwhile.
+        """
+        pieces = self.pieces(tile, block)
+        pieces[:] = source.pieces(tile, source_block)
+        return pieces
+
+    def pieces(self, tile: Tile, block: int) -> Rows:
+        """The block in the tile's layers, [layer_count, piece_bytes], where it lies."""
+        first, end = tile.first_layer, tile.first_layer + tile.layer_count
+        assert first >= 0 and end <= self.layers and 0 <= block < self.blocks, "a piece outside the memory"
+        pieces: Rows = self._block_major[block, first:end]
+        return pieces
 
     def _rows_of(
         self, first_layer: int, layer_count: int, blocks: Sequence[int]

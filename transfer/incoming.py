@@ -1,8 +1,10 @@
 """A transfer to this process: what the exchange and a worker's fetches pass to the receiver."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
+from transfer.checksum import HASH_BYTES
 from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
@@ -11,6 +13,21 @@ from transfer.tags import landing_tags
 _CHECKSUM_MESSAGE_BYTES = 16 << 10
 # Size of a BlockMac without its tags, as MessagePack: a worker's id has at most 256 characters of 4 bytes.
 _MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
+# The longest number in MessagePack.
+_NUMBER_BYTES = 9
+
+
+class Source(Protocol):
+    """Where an announced segment is read, if its sender does not send it."""
+
+    def take(self, incoming: "Incoming", index: int) -> str | None:
+        """Copy the segment to its blocks. Returns why it must not be used; its blocks then hold anything."""
+        ...
+
+
+def _checksum_sizes(tiles: Sequence[Tile], mac_sink: MacSink | None) -> list[int]:
+    """Sizes of the checksums of segments that are read where they lie: `piece_checksums`, unless they have MACs."""
+    return [HASH_BYTES * tile.pieces if mac_sink is None else 0 for tile in tiles]
 
 
 class Incoming(Landing):
@@ -26,13 +43,15 @@ class Incoming(Landing):
         blocks: Sequence[int],
         on_end: Callable[["Incoming"], None],
         mac_sink: MacSink | None = None,
+        source: Source | None = None,
     ) -> None:
         """sizes, deadline: see `Landing`; tag, secret: see `ticket.Ticket`.
 
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
-        its blocks; None between workers.
+        its blocks; None between workers. source: where its segments are read, if they are not sent.
         """
-        super().__init__(sizes, deadline)
+        super().__init__(sizes, deadline, None if source is None else _checksum_sizes(tiles, mac_sink))
+        self.source = source
         self.tiles = tiles
         self.tag = tag
         self.secret = secret
@@ -49,10 +68,12 @@ class Incoming(Landing):
     @property
     def max_announcement_bytes(self) -> int:
         """Largest announcement of a segment that is accepted."""
-        if self.mac_sink is None:
-            return _CHECKSUM_MESSAGE_BYTES
-        largest = max((tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES for tile in self.tiles), default=0)
-        return _CHECKSUM_MESSAGE_BYTES + largest
+        return _CHECKSUM_MESSAGE_BYTES + max(map(self._described_bytes, self.tiles), default=0)
+
+    def _described_bytes(self, tile: Tile) -> int:
+        """Room for what an announcement says of a tile's pieces and blocks, in addition to a segment's checksum."""
+        size = 0 if self.source is None else tile.pieces * HASH_BYTES + tile.block_count * _NUMBER_BYTES
+        return size if self.mac_sink is None else size + tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES
 
     @property
     def tags(self) -> range:

@@ -31,7 +31,7 @@ class Phase(Enum):
     ARRIVED = auto()
     # UCX is writing it into its slot.
     RECEIVING = auto()
-    # It lies in its slot.
+    # It lies in its slot, or with the sender if it is read there.
     RECEIVED = auto()
     # It was verified and copied to its blocks.
     LANDED = auto()
@@ -40,6 +40,7 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _Segment:
     size_bytes: int
+    checksum_bytes: int
     phase: Phase = Phase.EXPECTED
     slot: int | None = None
     announced: Announcement | None = None
@@ -55,9 +56,12 @@ class Failure:
 class Landing:
     """Segments are known by index. The landing ends once: when the last segment has landed, or at the first failure."""
 
-    def __init__(self, sizes: Sequence[int], deadline: float) -> None:
-        """`deadline` in seconds, on the caller's clock."""
-        self._segments = [_Segment(size) for size in sizes]
+    def __init__(self, sizes: Sequence[int], deadline: float, checksum_sizes: Sequence[int] | None = None) -> None:
+        """`deadline` in seconds, on the caller's clock; checksum_sizes: of each segment's checksum, by default those of
+        `checksum.segment_checksum`.
+        """
+        checksum_sizes = [checksum_bytes(size) for size in sizes] if checksum_sizes is None else checksum_sizes
+        self._segments = [_Segment(*each) for each in zip(sizes, checksum_sizes, strict=True)]
         self._landed = 0
         self.deadline = deadline
         self.failure: Failure | None = None
@@ -104,12 +108,18 @@ class Landing:
         segment = self._segments[announcement.segment]
         if segment.announced is not None:
             return DUPLICATE_CHECKSUM
-        if announcement.size_bytes != segment.size_bytes or len(announcement.checksum) != checksum_bytes(
-            segment.size_bytes
-        ):
+        announced = announcement.size_bytes, len(announcement.checksum)
+        if announced != (segment.size_bytes, segment.checksum_bytes):
             return WRONG_SIZE
         segment.announced = announcement
         return None
+
+    def refer(self, index: int) -> None:
+        """The announced segment needs no slot: its bytes are read where they lie with the sender."""
+        segment = self._segments[index]
+        assert segment.announced is not None
+        if segment.phase is Phase.EXPECTED:
+            segment.phase = Phase.RECEIVED
 
     def verifiable(self, index: int) -> bool:
         segment = self._segments[index]
@@ -120,6 +130,12 @@ class Landing:
         announced = self._segments[index].announced
         assert announced is not None
         return announced.checksum
+
+    def sources(self, index: int) -> Sequence[int]:
+        """Where a verifiable segment's blocks lie with the sender, if they are read there."""
+        announced = self._segments[index].announced
+        assert announced is not None
+        return announced.sources
 
     def macs(self, index: int) -> Sequence[BlockMac | None]:
         """The MACs of a verifiable segment's blocks, as the sender announced them."""
@@ -133,10 +149,10 @@ class Landing:
         assert slot is not None
         return slot
 
-    def land(self, index: int) -> int:
-        """The segment was verified and lies in its blocks. Returns its slot, which is now free."""
+    def land(self, index: int) -> int | None:
+        """The segment was verified and lies in its blocks. Returns its slot, if it had one, which is now free."""
         segment = self._segments[index]
-        assert segment.phase is Phase.RECEIVED and segment.slot is not None and not self.ended
+        assert segment.phase is Phase.RECEIVED and not self.ended
         slot, segment.slot = segment.slot, None
         segment.phase = Phase.LANDED
         self._landed += 1

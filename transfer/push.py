@@ -30,9 +30,9 @@ class PushState:
         return self.error is not None or (not self._unsent and not self._in_flight)
 
     @property
-    def in_flight(self) -> int:
-        """Number of segments that are being gathered or sent."""
-        return len(self._in_flight)
+    def in_flight(self) -> list[int]:
+        """The segments that are being gathered or sent."""
+        return sorted(self._in_flight)
 
     @property
     def is_ready_unsent(self) -> bool:

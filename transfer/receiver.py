@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transfer.incoming import Incoming
+from transfer.incoming import Incoming, Source
 from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_CHECKSUM, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending, staged_pieces
@@ -124,6 +124,8 @@ class Receiver:
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
         elif announcement is not None and reason is None:
+            if incoming.source is not None:
+                incoming.refer(announcement.segment)
             incoming.transports.add(announcement.transport)
             self._local_tcp.see(announcement.origin, announcement.transport, announcement.size_bytes)
             self._verify_later(incoming, announcement.segment)
@@ -187,19 +189,35 @@ class Receiver:
         if not self._verifiable:
             return False
         incoming, index = self._verifiable.popleft()
-        tile = incoming.tiles[index]
         # The transfer may have ended meanwhile.
         if incoming.verifiable(index):
-            refusal = self._refusal_of_macs(incoming, index)
-            if refusal is not None:
-                self._refused.add(refusal)
-                self.give_up(incoming, NOT_BELIEVED, "no worker of this namespace vouches for a segment's blocks")
-                return True
-            blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-            staging, checksum = self._staging[incoming.slot(index)], incoming.checksum(index)
-            landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, checksum)
-            self._copies.append(_Copy(incoming, index, landed))
+            if incoming.source is not None:
+                self._take(incoming, index, incoming.source)
+            else:
+                self._begin_copy(incoming, index)
         return True
+
+    def _take(self, incoming: Incoming, index: int, source: Source) -> None:
+        """Copy a segment from where it lies with its sender."""
+        refusal = source.take(incoming, index)
+        if refusal is None:
+            self._landed(incoming, index)
+            return
+        self._refused.add(refusal)
+        self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {refusal}")
+
+    def _begin_copy(self, incoming: Incoming, index: int) -> None:
+        """Verify a received segment, and copy it to its blocks."""
+        refusal = self._refusal_of_macs(incoming, index)
+        if refusal is not None:
+            self._refused.add(refusal)
+            self.give_up(incoming, NOT_BELIEVED, "no worker of this namespace vouches for a segment's blocks")
+            return
+        tile = incoming.tiles[index]
+        blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
+        staging, checksum = self._staging[incoming.slot(index)], incoming.checksum(index)
+        landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, checksum)
+        self._copies.append(_Copy(incoming, index, landed))
 
     def _refusal_of_macs(self, incoming: Incoming, index: int) -> str | None:
         if incoming.mac_sink is None:
@@ -221,8 +239,13 @@ class Receiver:
             self._refused.add(WRONG_CHECKSUM)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
             return
-        self._slots.release(incoming.land(copy.index))
-        self._received_bytes.add(incoming.transport, self._size(incoming.tiles[copy.index]))
+        self._landed(incoming, copy.index)
+
+    def _landed(self, incoming: Incoming, index: int) -> None:
+        slot = incoming.land(index)
+        if slot is not None:
+            self._slots.release(slot)
+        self._received_bytes.add(incoming.transport, self._size(incoming.tiles[index]))
         self._end_if_over(incoming)
 
     def _size(self, tile: Tile) -> int:

@@ -20,6 +20,7 @@ class Kind(Enum):
 
     LOOKUP = b"dm-lookup"
     ANSWER = b"dm-answer"
+    RECEIPT = b"dm-receipt"
     ANNOUNCEMENT = b"dm-announcement"
 
 

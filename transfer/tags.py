@@ -1,8 +1,9 @@
-"""Tags of UCX messages: one on which every store receives lookups, and random ones below it for landings."""
+"""Tags of UCX messages: two on which every store receives what workers tell it, and random ones for landings."""
 
 import secrets
 
 LOOKUP_TAG = 1 << 63
+RECEIPT_TAG = LOOKUP_TAG + 1
 
 
 def draw_tags(count: int) -> int:

@@ -4,6 +4,7 @@ import msgspec
 
 from mesh.domain.kv_identity import KvNamespace
 from transfer.origin import Origin
+from transfer.shared_memory import MemoryHandle
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +71,18 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     macs: tuple[BlockMac | None, ...] = ()
     # Where the sender runs; None if it was told which transports to use.
     origin: Origin | None = None
+    # The blocks of the sender's memory, if the segment is read there. `checksum` is then that of its pieces,
+    # and empty if it has MACs.
+    sources: tuple[int, ...] = ()
+
+
+class SlabHandle(msgspec.Struct, frozen=True):
+    """With which workers of a store's host map the store's memory: [blocks, layers] pieces."""
+
+    memory: MemoryHandle
+    layers: int
+    blocks: int
+    piece_bytes: int
 
 
 class StoreSession(msgspec.Struct, frozen=True):
@@ -82,3 +95,5 @@ class StoreSession(msgspec.Struct, frozen=True):
     # 32 bytes; seals the UCX messages of both sides.
     session_key: bytes
     namespace: KvNamespace
+    # The store's memory; None if the store does not offer it.
+    slab: SlabHandle | None = None

@@ -1,10 +1,11 @@
-"""Translates tickets to protos and back; the only such translation."""
+"""Translates tickets and handles of slabs to protos and back; the only such translation."""
 
-from deepmesh.internal.v1 import landing_pb2
+from deepmesh.internal.v1 import kvstore_pb2, landing_pb2
 
 from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest
-from transfer.ticket import Segment, Ticket
+from transfer.shared_memory import MemoryHandle
+from transfer.ticket import Segment, SlabHandle, Ticket
 
 TRANSFER_ID_BYTES = 16
 SECRET_BYTES = 32
@@ -29,6 +30,25 @@ def ticket(message: landing_pb2.LandingTicket) -> Ticket:
         deadline_ms=message.deadline_ms,
         namespace=worker_wire.namespace(message.kv_namespace, "ticket.kv_namespace"),
         segments=tuple(_segment(each) for each in message.segments),
+    )
+
+
+def slab(message: kvstore_pb2.MappableSlab) -> SlabHandle:
+    size_bytes = message.layers * message.blocks * message.piece_bytes
+    memory = MemoryHandle(message.host, message.process_id, message.descriptor, message.name, size_bytes)
+    return SlabHandle(memory, message.layers, message.blocks, message.piece_bytes)
+
+
+def slab_message(handle: SlabHandle) -> kvstore_pb2.MappableSlab:
+    memory = handle.memory
+    return kvstore_pb2.MappableSlab(
+        host=memory.host,
+        name=memory.name,
+        process_id=memory.process_id,
+        descriptor=memory.descriptor,
+        layers=handle.layers,
+        blocks=handle.blocks,
+        piece_bytes=handle.piece_bytes,
     )
 
 

@@ -1,11 +1,12 @@
-"""Fetching blocks from the KV-cache center, against a bare ucxx transfer of the same bytes.
+"""Fetching blocks from the KV-cache center, against a copy of the same bytes within one process.
 
-    python -m bench.kv_store.fetch [--blocks 256] [--rounds 9]
+    python -m bench.kv_store.fetch [--blocks 256] [--rounds 9] [--slot-bytes 67108864]
 
-A worker and a store are two processes: the store gathers blocks from its slab, hashes and sends them; the worker
-verifies and scatters them into blocks in random order. "Checked" is a worker that also checks the MAC of every block.
-Bare is one array sent to another, in messages of a slot's size. All alternate within one run; figures are medians, and
-the transport is what UCX says that it chose.
+A worker and a store are two processes. Mapped, the worker copies blocks from the store's memory into its own, in random
+order, and verifies them there. Over UCX the store gathers blocks from its slab, hashes and sends them; the worker
+verifies and scatters them. "Checked" is a worker that also checks the MAC of every block. Copy is one array copied to
+another by one thread, the ceiling; bare is one sent to another over UCX, in messages of a slot's size. All alternate
+within one run; figures are medians, and ratios are medians over the rounds.
 """
 
 import argparse
@@ -15,15 +16,20 @@ import random
 import secrets
 import statistics
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
+import psutil
 import uvloop
 from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from bench.kv_push.bare import BareReceiver, BareSender
+from bench.kv_store.lookup import processor_seconds
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from mesh.channel import Channels
 from transfer.config import TransferConfig
@@ -32,17 +38,21 @@ from transfer.config import TransferConfig
 LAYERS = 8
 PIECE_BYTES = 64 * 576 * 2
 HASH_BYTES = 16
-# The value of UCX_TLS in each comparison.
-TRANSPORTS = ("tcp", "posix,self")
+# The value of UCX_TLS in each comparison; None: the worker maps the store's memory.
+WAYS = (None, "tcp", "posix,self")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--slot-bytes", type=int, default=TransferConfig().slot_bytes)
     arguments = parser.parse_args()
-    for transports in TRANSPORTS:
-        uvloop.run(compare(TransferConfig(transports=transports), arguments.blocks, arguments.rounds))
+    for way in WAYS:
+        config = TransferConfig(
+            transports=way, map_stores=way is None, slot_bytes=arguments.slot_bytes, fetch_seconds=60.0
+        )
+        uvloop.run(compare(config, arguments.blocks, arguments.rounds))
 
 
 async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
@@ -52,39 +62,60 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
     worker.memory[:, :blocks] = np.random.default_rng(0).integers(0, 256, (LAYERS, blocks, PIECE_BYTES), np.uint8)
     chain = [secrets.token_bytes(HASH_BYTES) for _ in range(blocks)]
     worker.hold(chain, range(blocks))
-    settings = {"memory_bytes": size_bytes, "transfer.transports": f"'{config.transports}'"}
+    settings: dict[str, object] = {"memory_bytes": size_bytes, "transfer.slot_bytes": config.slot_bytes}
+    if config.transports is not None:
+        settings["transfer.transports"] = f"'{config.transports}'"
+    seconds: list[dict[str, float]] = []
+    used: defaultdict[str, float] = defaultdict(float)
     async with (
         store_process(settings) as endpoint,
         Channels().open(endpoint) as channel,
         attached(worker, [endpoint]) as client,
         attached(trusting, [endpoint]),
     ):
+        store = next(each for each in psutil.Process().children() if "kvstore" in each.cmdline())
         await offer_all(worker, client, kvstore_pb2_grpc.KvStoreServiceStub(channel), chain)
-        target = random.sample(range(blocks, 2 * blocks), blocks)
-        with bare_peer(config, size_bytes) as (receiver, start_sender):
-            triples = []
+        target, copied = random.sample(range(blocks, 2 * blocks), blocks), np.zeros(size_bytes, np.uint8)
+        with ExitStack() as stack:
+            peer = None if config.transports is None else stack.enter_context(bare_peer(config, size_bytes))
             for _ in range(rounds + 1):
+                taken = {"copy": copy_seconds(worker.memory[:, :blocks], copied)}
                 # Each runs in a thread, so that the event loop can renew the session meanwhile.
-                bare = await asyncio.to_thread(receiver.receive, start_sender)
-                trusted = await asyncio.to_thread(trusting.fetch, client.attached[0], chain, target)
-                checked = await asyncio.to_thread(worker.fetch, client.attached[0], chain, target)
-                assert trusted.blocks == checked.blocks == blocks, (trusted, checked)
-                triples.append((bare, trusted.seconds, checked.seconds))
+                if peer is not None:
+                    taken["bare"] = await asyncio.to_thread(peer[0].receive, peer[1])
+                for name, each in (("fetch", trusting), ("checked fetch", worker)):
+                    before = processor_seconds(store)
+                    fetched = await asyncio.to_thread(each.fetch, client.attached[0], chain, target)
+                    assert fetched.blocks == blocks, fetched
+                    taken[name], used[name] = fetched.seconds, used[name] + processor_seconds(store) - before
+                seconds.append(taken)
     for each in (worker, trusting):
         assert (each.memory[:, target] == worker.memory[:, :blocks]).all()
-    transport = max(worker.agent.counters().received_bytes)
+    transport = max(trusting.agent.counters().received_bytes)
     for each in (worker, trusting):
         each.agent.close()
-    report(transport, size_bytes, triples[1:])
+    report(transport, size_bytes, seconds[1:], {name: used[name] / len(seconds) for name in used})
 
 
-def report(transport: str, size_bytes: int, triples: list[tuple[float, float, float]]) -> None:
-    """triples: seconds of each round, for the bare transfer, a fetch, and a checked fetch."""
+def copy_seconds(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
+    """Seconds of a copy within this process."""
+    began = time.perf_counter()
+    target.reshape(source.shape)[:] = source
+    return time.perf_counter() - began
+
+
+def report(transport: str, size_bytes: int, rounds: list[dict[str, float]], used: dict[str, float]) -> None:
+    """rounds: the seconds of each round, by what was timed; used: processor time of both processes, in seconds.
+
+    Where neither waits for the other, two cores bring twice the bytes that a second of processor time brings.
+    """
     sys.stdout.write(f"{transport:6} {size_bytes / 1e6:.0f} MB")
-    for name, seconds in zip(("bare", "fetch", "checked fetch"), zip(*triples, strict=True), strict=True):
-        ratio = statistics.median(each[0] / own for each, own in zip(triples, seconds, strict=True))
-        rate = size_bytes / statistics.median(seconds) / 1e9
+    for name in rounds[0]:
+        rate = size_bytes / statistics.median(each[name] for each in rounds) / 1e9
+        ratio = statistics.median(each["copy"] / each[name] for each in rounds)
         sys.stdout.write(f"   {name} {rate:5.2f} GB/s, {ratio:.0%}")
+        if name in used:
+            sys.stdout.write(f", {size_bytes / used[name] / 1e9:.2f} GB a core-second")
     sys.stdout.write("\n")
 
 

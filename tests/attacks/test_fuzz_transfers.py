@@ -18,7 +18,7 @@ from transfer import wire
 from transfer.block_macs import Author, Authorship
 from transfer.config import TransferConfig
 from transfer.exchange import Exchange
-from transfer.fetch.lookup import Answer, Lookup, fetch_key, lookup_message
+from transfer.fetch.lookup import Answer, Lookup, fetch_key, session_message
 from transfer.host_memory import HostMemory
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
@@ -128,7 +128,7 @@ def test_a_store_survives_whatever_a_worker_looks_up(asked: Sequence[Lookup], se
     assert scene.exchange.server is not None
     scene.exchange.server.open_session(SESSION, KEY)
     for lookup in asked:
-        scene.take(LOOKUP_TAG, lookup_message(SESSION, KEY if sealed else bytes(32), lookup))
+        scene.take(LOOKUP_TAG, session_message(Kind.LOOKUP, SESSION, KEY if sealed else bytes(32), lookup))
     # That one is for lookups, and no worker's.
     assert all(send.tag < LOOKUP_TAG for send in scene.transport.sends)
     scene.exchange.server.close_session(SESSION)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
+import pytest
 
 from engine.oracle.tokens import oracle_tokens
 from mesh.blocks import chain_hashes
@@ -68,7 +69,9 @@ def leave_out(store: RankStore) -> None:
 LIES = (change_bytes, exchange_blocks, forge_writer, use_other_namespace, leave_out)
 
 
-async def fetched(number: int, lie: Lie | None, first: RankClient, second: RankClient, blocks: int = BLOCKS) -> None:
+async def fetched(
+    number: int, lie: Lie | None, first: RankClient, second: RankClient, mappable: bool, blocks: int = BLOCKS
+) -> None:
     """The second rank answers rightly to a prompt whose blocks the first one offered to a store, and believes all of
     the blocks or, if the store lies, none of them.
     """
@@ -81,7 +84,7 @@ async def fetched(number: int, lie: Lie | None, first: RankClient, second: RankC
         await store.take_offer(first)
         if lie is not None:
             lie(store)
-        second.attach_store(store.session(1))
+        second.attach_store(store.session(1, mappable))
         second.submit(submit_of(number, prompt, 5, fetch=StoreTarget("store", blocks)))
         transcript = await until_an_end(second)
         second.detach_store("store")
@@ -91,14 +94,16 @@ async def fetched(number: int, lie: Lie | None, first: RankClient, second: RankC
     assert transcript.cached_tokens[number] == (64 * blocks if lie is None else 0)
 
 
-async def test_a_block_that_nobody_vouches_for_is_computed_again() -> None:
+@pytest.mark.parametrize("mappable", [False, True])
+async def test_a_block_that_nobody_vouches_for_is_computed_again(mappable: bool) -> None:
     async with rank("decode-1") as first, rank("decode-2") as second:
         for number, lie in enumerate((*LIES, None), 1):
-            await fetched(number, lie, first, second)
+            await fetched(number, lie, first, second, mappable)
 
 
-async def test_a_trusting_worker_takes_blocks_of_others() -> None:
+@pytest.mark.parametrize("mappable", [False, True])
+async def test_a_trusting_worker_takes_blocks_of_others(mappable: bool) -> None:
     # As long as ids get: the MACs of these blocks are more than the checksum of any segment.
     believer = running_rank(oracle_config(total_blocks=100, transfer=TRANSFER))
     async with rank("\N{FLOPPY DISK}" * 256) as first, believer as second:
-        await fetched(1, None, first, second, blocks=20)
+        await fetched(1, None, first, second, mappable, blocks=20)

@@ -216,14 +216,6 @@ def test_r1_takes_the_eight_gpus_of_a_node(size: str, tmp_path: Path) -> None:
     assert gpus == 8
 
 
-def test_workers_on_gpus_and_their_store_have_large_slots(tmp_path: Path) -> None:
-    resources = of_size("values-r1-int4.yaml")
-    worker, store = started(resources, "decode", tmp_path), started(resources, "kvstore", tmp_path)
-    assert isinstance(worker, WorkerConfig) and isinstance(store, KvStoreConfig)
-    assert worker.engine.transfer is not None
-    assert worker.engine.transfer.slot_bytes == store.transfer.slot_bytes == 64 << 20
-
-
 def test_a_worker_on_several_hosts_is_a_leader_worker_set(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="make deploy-check installs it")
     kubernetes = pytest.importorskip("kubernetes_validate", reason="make deploy-check installs it")

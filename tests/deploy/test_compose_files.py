@@ -12,7 +12,6 @@ import pytest
 
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
-from kvstore.config import KvStoreConfig
 from launcher.container import program_of
 from mesh.config import load
 from mesh.errors import CheckpointError, ConfigError
@@ -108,13 +107,6 @@ def test_processes_that_move_kv_share_their_namespaces() -> None:
 def test_each_worker_sees_every_gpu(role: str) -> None:
     [devices] = services(GPU, {})[role]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-
-
-def test_on_gpus_all_slots_hold_64_mib() -> None:
-    settings = json.loads(services(GPU, {})["kvstore"]["environment"]["DEEPMESH_SETTINGS"])
-    store = load(KvStoreConfig, ROOT / "deploy/compose/kvstore.yaml", settings)
-    transfer = worker("decode", GPU).engine.transfer
-    assert transfer is not None and transfer.slot_bytes == store.transfer.slot_bytes == 64 << 20
 
 
 @pytest.mark.parametrize("role", CONFIGS)

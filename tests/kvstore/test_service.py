@@ -71,6 +71,12 @@ async def test_a_worker_whose_slots_are_below_one_layer_is_refused() -> None:
             await client.joined_by(worker_identity("b", slot_bytes=2047))
 
 
+async def test_memory_that_cannot_be_had_is_refused_with_advice() -> None:
+    async with unused_store(store_config(memory_bytes=1 << 50)) as client:
+        with pytest.raises(NamespaceMismatch, match="lower memory_bytes"):
+            await client.joined_by(worker_identity(block_bytes=1 << 40))
+
+
 @pytest.mark.parametrize("block_bytes", [0, 4097, 1 << 20])
 async def test_a_first_worker_whose_blocks_cannot_be_kept_is_refused(block_bytes: int) -> None:
     async with unused_store() as client:

@@ -34,12 +34,14 @@ from transfer.host_memory import HostMemory
 from transfer.memory import Done
 
 
+@pytest.mark.parametrize("map_stores", [False, True])
 @pytest.mark.parametrize("blocks", [1, 5, 6, 16])
-async def test_what_one_worker_stored_another_fetches(blocks: int) -> None:
+async def test_what_one_worker_stored_another_fetches(blocks: int, map_stores: bool) -> None:
     async with store_and_worker() as first:
         await first.offer(blocks)
-        async with attached_worker(first.endpoint) as second:
+        async with attached_worker(first.endpoint, map_stores=map_stores) as second:
             assert await asyncio.to_thread(second.fetch, 16) == blocks
+            assert set(second.worker.agent.counters().received_bytes) == {"mapped"} or not map_stores
         status = await first.status()
         assert (status.lookups, status.hits) == (1, 1)
 
@@ -74,6 +76,19 @@ async def test_other_weights_find_nothing_of_the_same_chain() -> None:
             assert other.fetch(4) == 0
             await other.offer(2)
             assert other.fetch(4) == 2
+
+
+async def test_a_worker_that_cannot_map_the_store_fetches_over_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with store_and_worker() as first:
+        await first.offer(4)
+
+        def refuse(*_: object) -> None:
+            raise PermissionError("not this user's")
+
+        monkeypatch.setattr("transfer.fetch.mapped_slab.map_memory", refuse)
+        async with attached_worker(first.endpoint) as second:
+            assert await asyncio.to_thread(second.fetch, 4) == 4
+            assert "mapped" not in second.worker.agent.counters().received_bytes
 
 
 async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
@@ -153,12 +168,13 @@ async def test_a_store_without_redis_answers_fetches_and_publishes_later() -> No
             assert worker.fetch(4) == 4
 
 
-@pytest.mark.parametrize("transports", ["tcp", "posix,self"])
-async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: str) -> None:
+@pytest.mark.parametrize("transports", [None, "tcp", "posix,self"])
+async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: str | None) -> None:
     port = free_port()
     settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 3}
     settings |= {f"transfer.{key}": getattr(SMALL_SLOTS, key) for key in ("slot_bytes", "slots")}
-    settings["transfer.transports"] = f"'{transports}'"
+    if transports is not None:
+        settings["transfer.transports"] = f"'{transports}'"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     endpoint = f"127.0.0.1:{port}"
     async with AsyncExitStack() as stack:
@@ -167,7 +183,9 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         await first.start()
         stack.push_async_callback(first.stop, 1.0)
         await first.wait_ready(endpoint, Channels(), 90)
-        worker = await stack.enter_async_context(attached_worker(endpoint, transports=transports))
+        worker = await stack.enter_async_context(
+            attached_worker(endpoint, transports=transports, map_stores=transports is None)
+        )
         await worker.offer(8)
         assert await asyncio.to_thread(worker.fetch, 8) == 8
         epoch = worker.worker.sessions["s"].epoch

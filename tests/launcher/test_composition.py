@@ -43,13 +43,6 @@ def test_workers_transfer_kv_if_there_are_prefill_workers_or_stores(plan: MeshPl
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
 
 
-def test_workers_on_gpus_move_kv_in_large_segments() -> None:
-    settings = ("prefill.engine.device=cpu",)
-    specs = by_name(MeshPlan(None, prefill_workers=1, settings=settings, gpus=("0", "1")))
-    assert last_value(specs["decode-0"], "engine.transfer") == {"slot_bytes": 64 << 20}
-    assert last_value(specs["prefill-0"], "engine.transfer") == {}
-
-
 def test_every_service_is_told_the_endpoint_of_the_scheduler() -> None:
     specs = by_name(MeshPlan(None, scheduler_port=4002))
     assert specs["scheduler"].port == 4002

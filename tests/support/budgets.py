@@ -29,7 +29,7 @@ BUDGETS = {
     "sim": 18,
     "tests": 15,
     "tools": 15,
-    "transfer": 35,
+    "transfer": 38,
     "worker": 45,
 }
 

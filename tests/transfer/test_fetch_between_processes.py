@@ -17,7 +17,7 @@ from tests.support.transfer_peer import (
 )
 from tests.support.waiting import wait_until
 from transfer.events import Event, Fetched
-from transfer.fetch.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, lookup_message
+from transfer.fetch.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, session_message
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
 from transfer.ticket import StoreSession
@@ -191,7 +191,7 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
         store.agent("open_session", SESSION_ID, KEY)
         outsider = UcxTransport(None)
         lookup = Lookup(1, 1000, outsider.address, 99, CONFIG.slot_bytes, 1, 1, b"".join(CHAIN))
-        sealed = lookup_message(SESSION_ID, KEY, lookup)
+        sealed = session_message(Kind.LOOKUP, SESSION_ID, KEY, lookup)
         reserved_tag = Lookup(
             2, 1000, outsider.address, LOOKUP_TAG - 1, CONFIG.slot_bytes, LAYERS, PIECE_BYTES, b"".join(CHAIN)
         )
@@ -207,7 +207,7 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
         for tag, message in (
             (LOOKUP_TAG, sealed),
             (LOOKUP_TAG, sealed),
-            (LOOKUP_TAG, lookup_message(SESSION_ID, KEY, reserved_tag)),
+            (LOOKUP_TAG, session_message(Kind.LOOKUP, SESSION_ID, KEY, reserved_tag)),
             (LOOKUP_TAG, as_answer),
             (LOOKUP_TAG, b"short"),
             (LOOKUP_TAG, bytes(MAX_LOOKUP_BYTES + 1)),

@@ -1,5 +1,6 @@
 """A worker's fetches from stores: it sends a lookup, then receives an answer and the blocks."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +9,11 @@ from mesh.tracing import TraceContext
 from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Fetched
-from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
+from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, Receipt, fetch_key, session_message
+from transfer.fetch.mapped_slab import MappedSlab
 from transfer.fetch.rates import FetchRates
 from transfer.fetch.replay import REPLAYED_MESSAGE
+from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
@@ -18,10 +21,12 @@ from transfer.memory import KvMemory
 from transfer.receiver import Receiver
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Parts, plan_parts
-from transfer.tags import LOOKUP_TAG, draw_tags, landing_tag_after, landing_tags
+from transfer.tags import LOOKUP_TAG, RECEIPT_TAG, draw_tags, landing_tag_after, landing_tags
 from transfer.tally import Tally
 from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -29,6 +34,8 @@ class _Session:
     """A session with a store, and the number of the last message sent in it."""
 
     store: StoreSession
+    # The store's memory, if this process could map it.
+    slab: MappedSlab | None = None
     sequence: int = 0
 
     def next_sequence(self) -> int:
@@ -86,6 +93,7 @@ class Fetcher:
         self._receiver = receiver
         self._memory = memory
         self._segment_bytes = config.slot_bytes
+        self._maps_stores = config.map_stores
         self._seconds = config.fetch_seconds
         self._clock = clock
         self._refused = refused
@@ -114,7 +122,7 @@ class Fetcher:
         if known is not None and known.store == store:
             return
         self.detach(store.store_id)
-        self._sessions[store.store_id] = _Session(store)
+        self._sessions[store.store_id] = _Session(store, self._map(store))
 
     def detach(self, store_id: str) -> None:
         session = self._sessions.pop(store_id, None)
@@ -179,10 +187,25 @@ class Fetcher:
             traceparent="" if span is None else span.traceparent,
             with_macs=self._author is not None,
             draft_layers=self._parts.draft_layers,
+            mapped=fetch.session.slab is not None,
         )
         store = fetch.session.store
-        message = lookup_message(store.session_id, store.session_key, lookup)
-        self._mailbox.send(store.worker_address, LOOKUP_TAG, message)
+        self._tell(store, LOOKUP_TAG, Kind.LOOKUP, lookup)
+
+    def _tell(self, store: StoreSession, tag: int, kind: Kind, message: Lookup | Receipt) -> None:
+        self._mailbox.send(
+            store.worker_address, tag, session_message(kind, store.session_id, store.session_key, message)
+        )
+
+    def _map(self, store: StoreSession) -> MappedSlab | None:
+        if store.slab is None or not self._maps_stores or not isinstance(self._memory, HostMemory):
+            return None
+        try:
+            return MappedSlab(store.slab, self._memory)
+        except OSError as error:
+            fields = {"store": store.store_id, "why": str(error)}
+            _log.info("the store's memory cannot be mapped: UCX brings its blocks", extra={"fields": fields})
+            return None
 
     def _answered(self, fetch: _Fetch, sealed: bytes) -> None:
         if self._open.get(fetch.answer_tag) is not fetch:
@@ -206,6 +229,7 @@ class Fetcher:
             not 0 < answer.matched <= len(fetch.blocks)
             or not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
             or not 0 <= (answer.drafted or 0) <= answer.matched
+            or (answer.mapped and fetch.session.slab is None)
         ):
             self._refused.add(WRONG_SIZE)
             self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
@@ -227,6 +251,7 @@ class Fetcher:
             blocks=fetch.blocks[: answer.matched],
             on_end=partial(self._landed, fetch),
             mac_sink=None if self._author is None else self._author.checks(fetch.hashes),
+            source=fetch.session.slab if answer.mapped else None,
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
@@ -244,6 +269,8 @@ class Fetcher:
 
     def _end(self, fetch: _Fetch, blocks: int, size_bytes: int, error: str | None) -> None:
         del self._open[fetch.answer_tag]
+        if fetch.incoming is not None and fetch.incoming.source is not None:
+            self._tell(fetch.session.store, RECEIPT_TAG, Kind.RECEIPT, Receipt(fetch.sequence))
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks

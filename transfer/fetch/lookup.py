@@ -1,6 +1,7 @@
 """The messages of a fetch over UCX: a worker looks up a chain, the store answers.
 
-A lookup is `session id (8 bytes), sealed Lookup`; an answer is a sealed Answer. Both are sealed with the session's key.
+A lookup or receipt is `session id (8 bytes), sealed message`; an answer is a sealed Answer. All are sealed with the
+session's key.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from transfer.seal import Kind, seal
 # A chain of 128k tokens has 2,048 hashes; larger lookups than this are not read.
 MAX_LOOKUP_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 256
+MAX_RECEIPT_BYTES = 256
 MAX_HASHES = 32_768
 _SESSION = struct.Struct("<Q")
 
@@ -43,6 +45,8 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     with_macs: bool = False
     # How many of the layers, the last ones, belong to drafts.
     draft_layers: int = 0
+    # Whether the worker has mapped the store's memory, so that it can copy the blocks itself.
+    mapped: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -60,14 +64,23 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     # How many leading blocks come with their draft layers, if worker and store have as many. None from stores of the
     # previous version, whose blocks have all layers of the lookup.
     drafted: int | None = None
+    # Whether the worker is to copy the blocks from the store's memory: announcements then come without segments, and
+    # the store waits for a Receipt.
+    mapped: bool = False
 
 
-def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:
-    return _SESSION.pack(session_id) + seal(Kind.LOOKUP, key, lookup)
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """Worker to store, on `tags.RECEIPT_TAG` and sealed as a lookup: it copies no more of a mapped answer's blocks."""
+
+    lookup: int
 
 
-def split_lookup_message(message: bytes) -> tuple[int, bytes] | None:
-    """The session that the message claims, and the sealed lookup; None if the message is too short to be a lookup."""
+def session_message(kind: Kind, session_id: int, key: bytes, message: Lookup | Receipt) -> bytes:
+    return _SESSION.pack(session_id) + seal(kind, key, message)
+
+
+def split_session_message(message: bytes) -> tuple[int, bytes] | None:
+    """The session that the message claims, and its sealed part; None if the message is too short to be one."""
     if len(message) <= _SESSION.size:
         return None
     return _SESSION.unpack_from(message)[0], message[_SESSION.size :]

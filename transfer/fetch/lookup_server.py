@@ -12,12 +12,15 @@ from transfer.config import TransferConfig
 from transfer.fetch.lookup import (
     MAX_HASHES,
     MAX_LOOKUP_BYTES,
+    MAX_RECEIPT_BYTES,
     Answer,
     Lookup,
+    Receipt,
     fetch_key,
     split_hashes,
-    split_lookup_message,
+    split_session_message,
 )
+from transfer.fetch.referrals import PART_BYTES, Referrals
 from transfer.fetch.replay import REPLAYED_MESSAGE, ReplayWindow
 from transfer.kept_macs import Keeping, KeptMacs
 from transfer.landing import WRONG_SIZE
@@ -28,7 +31,7 @@ from transfer.push import PushState
 from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import Parts, plan_parts
 from transfer.sender import Sender
-from transfer.tags import LOOKUP_TAG, are_landing_tags, landing_tag_after
+from transfer.tags import LOOKUP_TAG, RECEIPT_TAG, are_landing_tags, landing_tag_after
 from transfer.tally import Tally
 from transfer.transport import Arrival, Transport
 
@@ -69,11 +72,15 @@ class _Session:
 
 @dataclass(eq=False)
 class _Open:
-    """An answer whose blocks are being pushed."""
+    """An answer whose blocks are being pushed, or copied by the worker."""
 
     session: _Session
     lookup: Lookup
     outgoing: Outgoing
+    carrier: Sender | Referrals
+
+    def give_up(self, error: str) -> None:
+        self.carrier.give_up(self.outgoing, error)
 
 
 class LookupServer:
@@ -91,8 +98,12 @@ class LookupServer:
         refused: Tally,
         kept: KeptMacs,
         draft_layers: int,
+        referrals: Referrals,
     ) -> None:
-        """draft_layers: how many of the memory's layers, the last ones, belong to drafts."""
+        """draft_layers: how many of the memory's layers, the last ones, belong to drafts. referrals: for workers
+        that have mapped the memory.
+        """
+        self._referrals = referrals
         self._kept = kept
         self._draft_layers = draft_layers
         self._transport = transport
@@ -124,7 +135,7 @@ class LookupServer:
         self._sessions.pop(session_id, None)
         for (owner, _), answer in list(self._open.items()):
             if owner == session_id:
-                self._sender.give_up(answer.outgoing, "the session was closed")
+                answer.give_up("the session was closed")
 
     def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
         """The first `ready` blocks of an answer now have their bytes. `over`: the others will not come."""
@@ -135,22 +146,44 @@ class LookupServer:
             # This answer ends the worker's fetch, which would otherwise wait for the missing blocks.
             segment_bytes = answer.lookup.segment_bytes
             self._send_answer(answer.session, answer.lookup, Answer(answer.lookup.sequence, ready, segment_bytes))
-            self._sender.give_up(answer.outgoing, "the blocks could not be read")
+            answer.give_up("the blocks could not be read")
         else:
             answer.outgoing.push.computed(self._memory.layers, ready)
 
     def accept(self, arrival: Arrival) -> bool:
-        """Receive a lookup. False for other messages."""
-        if arrival.tag != LOOKUP_TAG:
+        """Receive a lookup or a receipt. False for other messages."""
+        if arrival.tag == LOOKUP_TAG:
+            self._mailbox.receive(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
+        elif arrival.tag == RECEIPT_TAG:
+            self._mailbox.receive(arrival, MAX_RECEIPT_BYTES, self._on_receipt)
+        else:
             return False
-        self._mailbox.receive(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
         return True
 
-    def _on_lookup(self, message: bytes) -> None:
-        session_id, sealed = split_lookup_message(message) or (None, b"")
+    def _on_receipt(self, message: bytes) -> None:
+        session, sealed = self._session_of(message)
+        if session is None:
+            return
+        receipt = unseal(Kind.RECEIPT, session.key, sealed, Receipt)
+        if receipt is None:
+            self._refused.add(WRONG_MAC)
+            return
+        # It may be late: its answer may have been given up.
+        answer = self._open.get((session.session_id, receipt.lookup))
+        if answer is not None and answer.carrier is self._referrals:
+            self._referrals.copied(answer.outgoing)
+
+    def _session_of(self, message: bytes) -> tuple[_Session | None, bytes]:
+        """The session that sent the message, if it is open, and the sealed part."""
+        session_id, sealed = split_session_message(message) or (None, b"")
         session = self._sessions.get(session_id) if session_id is not None else None
         if session is None:
             self._refused.add(UNKNOWN_SESSION)
+        return session, sealed
+
+    def _on_lookup(self, message: bytes) -> None:
+        session, sealed = self._session_of(message)
+        if session is None:
             return
         lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup)
         if lookup is None:
@@ -186,8 +219,10 @@ class LookupServer:
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
+        if lookup.mapped:
+            segment_bytes = min(segment_bytes, max(PART_BYTES, self._memory.piece_bytes))
         drafted = found.drafted if lookup.draft_layers == self._draft_layers else 0
-        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted)
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted, lookup.mapped)
         self._send_answer(session, lookup, answer)
         if not blocks:
             life.end(blocks=0)
@@ -207,8 +242,9 @@ class LookupServer:
             ended=partial(self._ended, session, lookup, life),
             macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
         )
-        self._open[session.session_id, lookup.sequence] = _Open(session, lookup, outgoing)
-        self._sender.open(outgoing)
+        carrier = self._referrals if lookup.mapped else self._sender
+        self._open[session.session_id, lookup.sequence] = _Open(session, lookup, outgoing, carrier)
+        carrier.open(outgoing)
 
     def _send_answer(self, session: _Session, lookup: Lookup, answer: Answer) -> None:
         sealed = seal(Kind.ANSWER, session.key, answer)

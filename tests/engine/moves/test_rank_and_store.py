@@ -3,6 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from engine.oracle.tokens import oracle_tokens
@@ -36,17 +37,19 @@ async def run(client: RankClient, fetch: StoreTarget | None = None) -> Transcrip
     return await until_an_end(client)
 
 
-async def test_what_one_rank_offers_another_fetches() -> None:
+@pytest.mark.parametrize("mappable", [False, True])
+async def test_what_one_rank_offers_another_fetches(mappable: bool) -> None:
     async with rank() as first, rank() as second:
         store = store_of(first, known=BLOCKS)
         try:
             await run(first)
             landed, pushed = await store.take_offer(first)
             assert landed.size_bytes == pushed.size_bytes == BLOCKS * 512
-            second.attach_store(store.session(1))
+            second.attach_store(store.session(1, mappable))
             transcript = await run(second, StoreTarget("store", BLOCKS))
             assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
             assert transcript.cached_tokens[1] == 64 * BLOCKS
+            assert ("mapped" in store.agent.counters().sent_bytes) == mappable
             # The sender learns of the end after the receiver.
             await eventually(lambda: store.agent.counters().open_pushes == 0)
         finally:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer.fetch.lookup import Lookup, fetch_key, lookup_message, split_hashes, split_lookup_message
+from transfer.fetch.lookup import Lookup, fetch_key, session_message, split_hashes, split_session_message
 from transfer.seal import Kind, unseal
 
 KEY = bytes(range(32))
@@ -11,7 +11,7 @@ KEY = bytes(range(32))
 @given(st.integers(0, 2**64 - 1), st.binary())
 def test_a_lookup_names_its_session_and_opens_with_its_key(session_id: int, hashes: bytes) -> None:
     lookup = Lookup(1, 2, b"address", 3, 4, 5, 6, hashes)
-    split = split_lookup_message(lookup_message(session_id, KEY, lookup))
+    split = split_session_message(session_message(Kind.LOOKUP, session_id, KEY, lookup))
     assert split is not None
     claimed, sealed = split
     assert claimed == session_id and unseal(Kind.LOOKUP, KEY, sealed, Lookup) == lookup
@@ -19,7 +19,7 @@ def test_a_lookup_names_its_session_and_opens_with_its_key(session_id: int, hash
 
 @pytest.mark.parametrize("length", [0, 7, 8])
 def test_what_is_too_short_claims_no_session(length: int) -> None:
-    assert split_lookup_message(bytes(length)) is None
+    assert split_session_message(bytes(length)) is None
 
 
 def test_each_lookup_has_its_own_digest_key() -> None:

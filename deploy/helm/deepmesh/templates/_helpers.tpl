@@ -59,13 +59,6 @@ models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{ mul (max 1 (int .gpus)) (int .hosts) }}
 {{- end }}
 
-{{/* How processes move KV, given the values of workers: if one computes on GPUs, in large slots. */}}
-{{- define "deepmesh.transfer" -}}
-{{- $large := false }}
-{{- range . }}{{- if int .gpus }}{{- $large = true }}{{- end }}{{- end }}
-{{- if $large }}{ slot_bytes: 67108864 }{{ else }}{}{{ end }}
-{{- end }}
-
 {{- define "deepmesh.config.worker" -}}
 {{ include "deepmesh.config.server" (dict "root" .root "port" .port "drainSeconds" .values.drainSeconds) }}
 {{ include "deepmesh.schedulers" .root }}
@@ -73,7 +66,7 @@ models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 engine:
   model_dir: {{ .root.Values.model.directory | quote }}
   device: {{ if gt (int .values.gpus) 0 }}cuda{{ else }}cpu{{ end }}
-  transfer: {{ include "deepmesh.transfer" (list .values) }}
+  transfer: {}
   {{- $ranks := include "deepmesh.ranks" .values | int }}
   {{- if gt $ranks 1 }}
   parallel: { ranks: {{ $ranks }}, hosts: {{ .values.hosts }} }
@@ -90,7 +83,6 @@ engine:
 
 {{- define "deepmesh.config.kvstore" -}}
 {{ include "deepmesh.config.server" (dict "root" . "port" 8030 "drainSeconds" .Values.kvstore.drainSeconds) }}
-transfer: {{ include "deepmesh.transfer" (list .Values.prefill .Values.decode) }}
 {{- if .Values.redis.enabled }}
 index: { redis_url: "redis://{{ .Release.Name }}-redis:6379/0" }
 {{- else if .Values.redis.url }}

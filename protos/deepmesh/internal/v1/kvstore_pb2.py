@@ -27,7 +27,7 @@ from deepmesh.internal.v1 import workers_pb2 as deepmesh_dot_internal_dot_v1_dot
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/kvstore.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\"m\n\x13\x41ttachWorkerRequest\x12\x34\n\x06worker\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xa2\x01\n\x14\x41ttachWorkerResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0bsession_key\x18\x05 \x01(\x0c\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"c\n\x12MatchPrefixRequest\x12\x37\n\x0ckv_namespace\x18\x01 \x01(\x0b\x32!.deepmesh.internal.v1.KvNamespace\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\"[\n\x13MatchPrefixResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x13\n\x0b\x64isk_blocks\x18\x04 \x01(\r\"u\n\x0cOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\x0c\x12\x16\n\x0ewithout_drafts\x18\x05 \x01(\x08\"l\n\rOfferResponse\x12\x33\n\x06ticket\x18\x01 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x0e\n\x06wanted\x18\x02 \x03(\r\x12\x16\n\x0eparent_missing\x18\x03 \x01(\x08\">\n\x13\x43onfirmOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"-\n\x14\x43onfirmOfferResponse\x12\x15\n\rstored_blocks\x18\x01 \x01(\r\"?\n\x14WithdrawOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x17\n\x15WithdrawOfferResponse\"\x12\n\x10GetStatusRequest\"\xd7\x01\n\x11GetStatusResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12/\n\x05tiers\x18\x03 \x03(\x0b\x32 .deepmesh.internal.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"Z\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x32\xdc\x04\n\x0eKvStoreService\x12\x65\n\x0c\x41ttachWorker\x12).deepmesh.internal.v1.AttachWorkerRequest\x1a*.deepmesh.internal.v1.AttachWorkerResponse\x12\x62\n\x0bMatchPrefix\x12(.deepmesh.internal.v1.MatchPrefixRequest\x1a).deepmesh.internal.v1.MatchPrefixResponse\x12P\n\x05Offer\x12\".deepmesh.internal.v1.OfferRequest\x1a#.deepmesh.internal.v1.OfferResponse\x12\x65\n\x0c\x43onfirmOffer\x12).deepmesh.internal.v1.ConfirmOfferRequest\x1a*.deepmesh.internal.v1.ConfirmOfferResponse\x12h\n\rWithdrawOffer\x12*.deepmesh.internal.v1.WithdrawOfferRequest\x1a+.deepmesh.internal.v1.WithdrawOfferResponse\x12\\\n\tGetStatus\x12&.deepmesh.internal.v1.GetStatusRequest\x1a\'.deepmesh.internal.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/kvstore.proto\x12\x14\x64\x65\x65pmesh.internal.v1\x1a\"deepmesh/internal/v1/landing.proto\x1a\"deepmesh/internal/v1/workers.proto\x1a\x1egoogle/protobuf/duration.proto\"m\n\x13\x41ttachWorkerRequest\x12\x34\n\x06worker\x18\x01 \x01(\x0b\x32$.deepmesh.internal.v1.WorkerIdentity\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xd4\x01\n\x14\x41ttachWorkerResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0bsession_key\x18\x05 \x01(\x0c\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x04slab\x18\x07 \x01(\x0b\x32\".deepmesh.internal.v1.MappableSlab\"\x87\x01\n\x0cMappableSlab\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nprocess_id\x18\x03 \x01(\r\x12\x12\n\ndescriptor\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x0e\n\x06\x62locks\x18\x06 \x01(\r\x12\x13\n\x0bpiece_bytes\x18\x07 \x01(\r\"c\n\x12MatchPrefixRequest\x12\x37\n\x0ckv_namespace\x18\x01 \x01(\x0b\x32!.deepmesh.internal.v1.KvNamespace\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\"[\n\x13MatchPrefixResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x13\n\x0b\x64isk_blocks\x18\x04 \x01(\r\"u\n\x0cOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\x0c\x12\x16\n\x0ewithout_drafts\x18\x05 \x01(\x08\"l\n\rOfferResponse\x12\x33\n\x06ticket\x18\x01 \x01(\x0b\x32#.deepmesh.internal.v1.LandingTicket\x12\x0e\n\x06wanted\x18\x02 \x03(\r\x12\x16\n\x0eparent_missing\x18\x03 \x01(\x08\">\n\x13\x43onfirmOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"-\n\x14\x43onfirmOfferResponse\x12\x15\n\rstored_blocks\x18\x01 \x01(\r\"?\n\x14WithdrawOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x17\n\x15WithdrawOfferResponse\"\x12\n\x10GetStatusRequest\"\xd7\x01\n\x11GetStatusResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12/\n\x05tiers\x18\x03 \x03(\x0b\x32 .deepmesh.internal.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x37\n\ttransfers\x18\x06 \x01(\x0b\x32$.deepmesh.internal.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"Z\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x32\xdc\x04\n\x0eKvStoreService\x12\x65\n\x0c\x41ttachWorker\x12).deepmesh.internal.v1.AttachWorkerRequest\x1a*.deepmesh.internal.v1.AttachWorkerResponse\x12\x62\n\x0bMatchPrefix\x12(.deepmesh.internal.v1.MatchPrefixRequest\x1a).deepmesh.internal.v1.MatchPrefixResponse\x12P\n\x05Offer\x12\".deepmesh.internal.v1.OfferRequest\x1a#.deepmesh.internal.v1.OfferResponse\x12\x65\n\x0c\x43onfirmOffer\x12).deepmesh.internal.v1.ConfirmOfferRequest\x1a*.deepmesh.internal.v1.ConfirmOfferResponse\x12h\n\rWithdrawOffer\x12*.deepmesh.internal.v1.WithdrawOfferRequest\x1a+.deepmesh.internal.v1.WithdrawOfferResponse\x12\\\n\tGetStatus\x12&.deepmesh.internal.v1.GetStatusRequest\x1a\'.deepmesh.internal.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHWORKERREQUEST']._serialized_start=164
   _globals['_ATTACHWORKERREQUEST']._serialized_end=273
   _globals['_ATTACHWORKERRESPONSE']._serialized_start=276
-  _globals['_ATTACHWORKERRESPONSE']._serialized_end=438
-  _globals['_MATCHPREFIXREQUEST']._serialized_start=440
-  _globals['_MATCHPREFIXREQUEST']._serialized_end=539
-  _globals['_MATCHPREFIXRESPONSE']._serialized_start=541
-  _globals['_MATCHPREFIXRESPONSE']._serialized_end=632
-  _globals['_OFFERREQUEST']._serialized_start=634
-  _globals['_OFFERREQUEST']._serialized_end=751
-  _globals['_OFFERRESPONSE']._serialized_start=753
-  _globals['_OFFERRESPONSE']._serialized_end=861
-  _globals['_CONFIRMOFFERREQUEST']._serialized_start=863
-  _globals['_CONFIRMOFFERREQUEST']._serialized_end=925
-  _globals['_CONFIRMOFFERRESPONSE']._serialized_start=927
-  _globals['_CONFIRMOFFERRESPONSE']._serialized_end=972
-  _globals['_WITHDRAWOFFERREQUEST']._serialized_start=974
-  _globals['_WITHDRAWOFFERREQUEST']._serialized_end=1037
-  _globals['_WITHDRAWOFFERRESPONSE']._serialized_start=1039
-  _globals['_WITHDRAWOFFERRESPONSE']._serialized_end=1062
-  _globals['_GETSTATUSREQUEST']._serialized_start=1064
-  _globals['_GETSTATUSREQUEST']._serialized_end=1082
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1085
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1300
-  _globals['_TIERSTATUS']._serialized_start=1302
-  _globals['_TIERSTATUS']._serialized_end=1392
-  _globals['_KVSTORESERVICE']._serialized_start=1395
-  _globals['_KVSTORESERVICE']._serialized_end=1999
+  _globals['_ATTACHWORKERRESPONSE']._serialized_end=488
+  _globals['_MAPPABLESLAB']._serialized_start=491
+  _globals['_MAPPABLESLAB']._serialized_end=626
+  _globals['_MATCHPREFIXREQUEST']._serialized_start=628
+  _globals['_MATCHPREFIXREQUEST']._serialized_end=727
+  _globals['_MATCHPREFIXRESPONSE']._serialized_start=729
+  _globals['_MATCHPREFIXRESPONSE']._serialized_end=820
+  _globals['_OFFERREQUEST']._serialized_start=822
+  _globals['_OFFERREQUEST']._serialized_end=939
+  _globals['_OFFERRESPONSE']._serialized_start=941
+  _globals['_OFFERRESPONSE']._serialized_end=1049
+  _globals['_CONFIRMOFFERREQUEST']._serialized_start=1051
+  _globals['_CONFIRMOFFERREQUEST']._serialized_end=1113
+  _globals['_CONFIRMOFFERRESPONSE']._serialized_start=1115
+  _globals['_CONFIRMOFFERRESPONSE']._serialized_end=1160
+  _globals['_WITHDRAWOFFERREQUEST']._serialized_start=1162
+  _globals['_WITHDRAWOFFERREQUEST']._serialized_end=1225
+  _globals['_WITHDRAWOFFERRESPONSE']._serialized_start=1227
+  _globals['_WITHDRAWOFFERRESPONSE']._serialized_end=1250
+  _globals['_GETSTATUSREQUEST']._serialized_start=1252
+  _globals['_GETSTATUSREQUEST']._serialized_end=1270
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1273
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1488
+  _globals['_TIERSTATUS']._serialized_start=1490
+  _globals['_TIERSTATUS']._serialized_end=1580
+  _globals['_KVSTORESERVICE']._serialized_start=1583
+  _globals['_KVSTORESERVICE']._serialized_end=2187
 # @@protoc_insertion_point(module_scope)

@@ -22,20 +22,40 @@ class AttachWorkerRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class AttachWorkerResponse(_message.Message):
-    __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease")
+    __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease", "slab")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    SLAB_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     epoch: str
     worker_address: bytes
     session_id: int
     session_key: bytes
     lease: _duration_pb2.Duration
-    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., worker_address: _Optional[bytes] = ..., session_id: _Optional[int] = ..., session_key: _Optional[bytes] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    slab: MappableSlab
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., worker_address: _Optional[bytes] = ..., session_id: _Optional[int] = ..., session_key: _Optional[bytes] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slab: _Optional[_Union[MappableSlab, _Mapping]] = ...) -> None: ...
+
+class MappableSlab(_message.Message):
+    __slots__ = ("host", "name", "process_id", "descriptor", "layers", "blocks", "piece_bytes")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    name: str
+    process_id: int
+    descriptor: int
+    layers: int
+    blocks: int
+    piece_bytes: int
+    def __init__(self, host: _Optional[str] = ..., name: _Optional[str] = ..., process_id: _Optional[int] = ..., descriptor: _Optional[int] = ..., layers: _Optional[int] = ..., blocks: _Optional[int] = ..., piece_bytes: _Optional[int] = ...) -> None: ...
 
 class MatchPrefixRequest(_message.Message):
     __slots__ = ("kv_namespace", "block_hashes")
