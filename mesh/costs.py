@@ -37,6 +37,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_latency_ms: float = 2.0
     fetch_bytes_per_second: float = 1e9
     disk_fetch_bytes_per_second: float = 5e8
+    # Copies from a worker's host memory to its KV pool.
+    host_read_bytes_per_second: float = 5e9
     # Time that a request spends in gateway and scheduler until a worker has it, and its first token on the way back.
     request_ms: float = 0.0
     # Time from the decision to start a worker until it takes requests.
@@ -46,7 +48,12 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         requests = [at for at, _ in self.decode_steps]
         if not requests or requests != sorted(set(requests)) or requests[0] <= 0:
             raise ValueError("decode_steps needs at least one point, with requests ascending from above 0")
-        transfers = (self.push_bytes_per_second, self.fetch_bytes_per_second, self.disk_fetch_bytes_per_second)
+        transfers = (
+            self.push_bytes_per_second,
+            self.fetch_bytes_per_second,
+            self.disk_fetch_bytes_per_second,
+            self.host_read_bytes_per_second,
+        )
         if min(ms for _, ms in self.decode_steps) <= 0 or min(self.prefill_tokens_per_second, *transfers) <= 0:
             raise ValueError("times of steps and rates must be above 0")
 

@@ -24,10 +24,18 @@ class RankOutlook:
     queued_tokens: int
     # Blocks that no live request holds.
     free_blocks: int
-    # Leading blocks of the new request's prompt that the rank holds.
+    # Leading blocks of the new request's prompt that the rank holds in its KV pool.
     cached_blocks: int
     # Blocks that those live requests take which have none yet.
     pending_blocks: float = 0.0
+    # Blocks after the cached ones that it holds in host memory. It reads them into its pool, which takes little time
+    # compared with computing them.
+    host_blocks: int = 0
+
+    @property
+    def found_blocks(self) -> int:
+        """Leading blocks of the prompt that it need not compute."""
+        return self.cached_blocks + self.host_blocks
 
 
 def choose_rank(
@@ -51,7 +59,7 @@ def choose_rank(
     """
 
     def uncached_tokens(rank: RankOutlook) -> int:
-        return prompt_tokens - rank.cached_blocks * BLOCK_TOKENS if computes_prompt else 0
+        return prompt_tokens - rank.found_blocks * BLOCK_TOKENS if computes_prompt else 0
 
     def cost(index: int) -> tuple[bool, float, int, int, int]:
         rank = ranks[index]
@@ -60,7 +68,7 @@ def choose_rank(
         )
         waits = rank.live_requests >= requests_a_rank or lacking > 0
         work = rank.queued_tokens + rank.live_requests * TOKENS_A_REQUEST + uncached_tokens(rank)
-        return waits, max(lacking, 0), work, -rank.cached_blocks, index
+        return waits, max(lacking, 0), work, -rank.found_blocks, index
 
     best = min(range(len(ranks)), key=cost)
     if booked is None or booked >= len(ranks):

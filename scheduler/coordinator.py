@@ -127,7 +127,7 @@ class Coordinator:
         self._placed.add(query.key, query.share, Placed(query.model, chosen.worker_ids, query.max_tokens))
         for (worker_id, rank), work in placed_work(request, chosen, compared.candidates.now, self._constants).items():
             self._registry.add_placement(worker_id, rank, query.key, work)
-        cached = {worker.identity.worker_id: blocks for worker in workers if (blocks := max(worker.prefixes(holders)))}
+        cached = {worker.identity.worker_id: blocks for worker in workers if (blocks := worker.found(holders))}
         cached |= {hint.store_id: hint.blocks for hint in hints.values()}
         return ExplainedPlacement(self._named(chosen), chosen, reason, cached)
 
@@ -194,7 +194,7 @@ class Coordinator:
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
                 namespace = worker.identity.kv_namespace
-                longest[namespace] = max(longest.get(namespace, 0), *worker.prefixes(holders))
+                longest[namespace] = max(longest.get(namespace, 0), worker.found(holders))
         hints = {
             namespace: await self._stores.match(namespace, chain)
             for namespace, blocks in longest.items()

@@ -43,7 +43,7 @@ class Worker:
     # If prompts of its ranks begin together: when they began or will begin, and when they will be computed.
     prompts_begin_at: float = 0.0
     prompts_end_at: float = 0.0
-    # For each block, a bit mask of the ranks that hold it.
+    # For each block, a bit mask of the ranks that hold it: see `mesh.domain.workers.POOL_BITS`.
     cached: dict[bytes, int] = field(default_factory=dict)
     # The worker's number among the standings: the number of its first rank.
     number: int = field(init=False)
@@ -152,19 +152,31 @@ class Worker:
         )
 
     def prefixes(self, holders: Holders) -> list[int]:
-        """How many leading blocks of a chain each rank holds."""
+        """How many leading blocks of a chain each rank holds in its pool."""
         if not self.bits & holders.anything:
             return [0] * len(self.ranks)
         return [holders.prefix(rank.number) for rank in self.ranks]
+
+    def hosted(self, holders: Holders) -> list[int]:
+        """How many blocks after those each rank holds in host memory."""
+        if holders.anywhere is None or not self.bits & holders.anywhere.anything:
+            return [0] * len(self.ranks)
+        return [holders.hosted(rank.number) for rank in self.ranks]
+
+    def found(self, holders: Holders) -> int:
+        """The most leading blocks of a chain that a rank need not compute."""
+        return max(map(sum, zip(self.prefixes(holders), self.hosted(holders), strict=True)))
 
     def candidate(self, prompt_tokens: int, holders: Holders) -> CandidateWorker:
         """The rank to which the worker would give such a prompt, with its part of the worker's room and the blocks that
         it holds of the prompt.
         """
-        held = self.prefixes(holders)
-        index = self._rank_for(prompt_tokens, held) if len(self.ranks) > 1 else 0
+        held, hosted = self.prefixes(holders), self.hosted(holders)
+        index = self._rank_for(prompt_tokens, held, hosted) if len(self.ranks) > 1 else 0
         found = self.rank_candidate(index)
-        return structs.replace(found, cached_blocks=held[index]) if held[index] else found
+        if not held[index] + hosted[index]:
+            return found
+        return structs.replace(found, cached_blocks=held[index], host_blocks=hosted[index])
 
     def rank_candidate(self, index: int) -> CandidateWorker:
         """One rank, holding nothing of any prompt."""
@@ -173,11 +185,13 @@ class Worker:
             found = self._candidates[index] = self._candidate(index, self.ranks[index])
         return found
 
-    def _rank_for(self, prompt_tokens: int, held: Sequence[int]) -> int:
-        """The rank for a prompt. held: how many leading blocks of it each rank holds."""
+    def _rank_for(self, prompt_tokens: int, held: Sequence[int], hosted: Sequence[int]) -> int:
+        """The rank for a prompt. held: how many leading blocks of it each rank holds in its pool; hosted: how many more
+        in host memory.
+        """
         computes_prompt = self.identity.can_prefill or not self.decodes
         ranks = len(self.ranks)
-        outlooks = [rank.outlook(blocks) for rank, blocks in zip(self.ranks, held, strict=True)]
+        outlooks = [rank.outlook(*blocks) for rank, *blocks in zip(self.ranks, held, hosted, strict=True)]
         return choose_rank(outlooks, prompt_tokens, computes_prompt, self.identity.max_requests // ranks)
 
     def whole(self) -> CandidateWorker:

@@ -11,6 +11,9 @@ class PrefixIndex:
         # Each worker's bit. Blocks that only one worker holds, which are most, share this one integer object.
         self._bits: dict[int, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._holders)
+
     def add(self, worker: int, block_hash: bytes) -> None:
         bit = self._bits.get(worker) or self._bits.setdefault(worker, 1 << worker)
         holding = self._holders.get(block_hash)
@@ -49,6 +52,8 @@ class Holders:
     def __init__(self, narrowing: Sequence[tuple[int, int]]) -> None:
         """narrowing: ascending numbers of blocks, each with a bit mask of the workers that hold at least as many."""
         self._widening = narrowing[::-1]
+        # What each holds in its pool or in host memory, if some worker has host memory.
+        self.anywhere: Holders | None = None
         # Bit mask of the workers that hold anything.
         self.anything = narrowing[0][1] if narrowing else 0
 
@@ -58,6 +63,10 @@ class Holders:
             if holding >> worker & 1:
                 return blocks
         return 0
+
+    def hosted(self, worker: int) -> int:
+        """How many blocks after its `prefix` this worker holds in host memory."""
+        return 0 if self.anywhere is None else max(self.anywhere.prefix(worker) - self.prefix(worker), 0)
 
     def groups(self, workers: int) -> Iterator[int]:
         """Bit masks of those of `workers` that hold equally much, the groups that hold most first; those with nothing

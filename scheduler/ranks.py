@@ -98,8 +98,10 @@ class Rank:
     def load(self) -> WorkerLoad:
         return self.status.load
 
-    def outlook(self, cached_blocks: int) -> RankOutlook:
-        """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
+    def outlook(self, cached_blocks: int, host_blocks: int = 0) -> RankOutlook:
+        """What a new request would find here: leading blocks of its prompt in the rank's pool, and more in its host
+        memory.
+        """
         load, unreported = self.load, self.unreported
         return RankOutlook(
             live_requests=self.requests,
@@ -107,6 +109,7 @@ class Rank:
             free_blocks=load.free_blocks,
             cached_blocks=cached_blocks,
             pending_blocks=load.waiting_blocks + unreported.blocks,
+            host_blocks=host_blocks,
         )
 
     def observe(self, status: RankStatus, now: float, begin_at: float = 0.0) -> None:

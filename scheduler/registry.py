@@ -165,7 +165,7 @@ class Registry:
         found: set[int] = set()
         for standing in self._standings.of(model):
             found.update(standing.looks(avoided))
-            found.update(standing.holding_most(holders.groups(standing.members), LOOKS))
+            found.update(standing.holding_most((holders.anywhere or holders).groups(standing.members), LOOKS))
         by_number = self._by_number
         return [by_number[number] for number in sorted(found)]
 

@@ -144,8 +144,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             events = request.kv_events
             stored = wire.block_hashes(events.stored, "kv_events.stored")
             removed = wire.block_hashes(events.removed, "kv_events.removed")
-            if events.holders and len(events.holders) != len(stored):
-                raise InvalidRequest("holders are one for each of stored", field="kv_events.holders")
-            self._registry.record_blocks(lease, events.snapshot, stored, removed, events.holders)
+            holders = wire.holders(events)
+            self._registry.record_blocks(lease, events.snapshot, stored, removed, holders)
         if request.leaving:
             self._registry.leave(lease)

@@ -9,7 +9,7 @@ from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
 from mesh.domain import placement_wire, worker_wire
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.sparse_prefill import check_sparse_prefill
-from mesh.domain.workers import WorkerRole
+from mesh.domain.workers import MAX_RANKS, WorkerRole
 from mesh.errors import InvalidRequest
 from scheduler.coordinator import ExplainedPlacement
 from scheduler.decisions import Decision
@@ -58,6 +58,20 @@ def place_response(answer: ExplainedPlacement) -> scheduler_pb2.PlaceResponse:
     response.predicted_tpot_ms = answer.chosen.tpot_ms
     response.reason = answer.reason
     return response
+
+
+def holders(events: scheduler_pb2.KvEvents) -> Sequence[int]:
+    """For each stored block, which ranks hold it (see `mesh.domain.workers.POOL_BITS`); empty if the worker's only rank
+    holds all of them in its pool. Raises InvalidRequest if there are masks for some of them only.
+    """
+    for field in ("holders", "host_holders"):
+        if len(getattr(events, field)) not in (0, len(events.stored)):
+            raise InvalidRequest(f"{field} are one for each of stored", field=f"kv_events.{field}")
+    if not events.host_holders:
+        return events.holders
+    if len(events.holders) != len(events.host_holders):
+        raise InvalidRequest("host_holders come with holders", field="kv_events.holders")
+    return [pool | host << MAX_RANKS for pool, host in zip(events.holders, events.host_holders, strict=True)]
 
 
 def block_hashes(hashes: Sequence[bytes], field: str) -> list[bytes]:

@@ -17,7 +17,7 @@ from mesh.rank_choice import choose_rank
 from sim.network import Link
 from sim.rank import SimulatedRank, ToRank
 from sim.timeline import Timeline
-from worker.chains import cached_blocks
+from worker.chains import found_blocks
 from worker.merging import merge_loads, merge_transfers
 from worker.ranks.view import RankView
 
@@ -119,9 +119,8 @@ class Lockstep:
 
     def _choose(self, submit: Submit, booked: int | None) -> int:
         request = submit.request
-        chains = [view.chains for view in self._views]
-        cached = cached_blocks(request.token_ids, request.cache_salt, chains, request.sparse)
-        outlooks = [view.outlook(blocks) for view, blocks in zip(self._views, cached, strict=True)]
+        found = found_blocks(request.token_ids, request.cache_salt, self._views, request.sparse)
+        outlooks = [view.outlook(blocks) for view, blocks in zip(self._views, found, strict=True)]
         most = self._ranks[0].ready.max_requests
         return choose_rank(outlooks, len(request.token_ids), not submit.remote_prefill, most, booked)
 

@@ -1,6 +1,7 @@
 """Orders blocks of KV by their prompts: from a block that a rank holds back to the root of its chain."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from mesh.blocks import iter_chain
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -78,16 +79,42 @@ class Chains:
         return backwards[::-1]
 
 
-def cached_blocks(
-    token_ids: Sequence[int], cache_salt: bytes, held: Sequence[Container[bytes]], sparse: SparsePrefill | None = None
-) -> list[int]:
-    """How many leading blocks of the prompt each rank holds; `held` has the block hashes of each rank."""
-    counts = [0] * len(held)
-    matching = list(range(len(held)))
-    for content in iter_chain(token_ids, cache_salt, sparse):
-        matching = [rank for rank in matching if content in held[rank]]
+class Found(NamedTuple):
+    """What a rank holds of a prompt."""
+
+    # Leading blocks in its pool, and blocks after these in its host memory.
+    cached: int = 0
+    hosted: int = 0
+
+
+class Holding(Protocol):
+    """The blocks of one rank, by their hashes."""
+
+    @property
+    def chains(self) -> Container[bytes]:
+        """Those of its pool."""
+        ...
+
+    @property
+    def hosted(self) -> Container[bytes]:
+        """Those in its host memory."""
+        ...
+
+
+def found_blocks(
+    token_ids: Sequence[int], cache_salt: bytes, ranks: Sequence[Holding], sparse: SparsePrefill | None = None
+) -> list[Found]:
+    """How much of the prompt each rank holds: a prefix in its pool first, which host memory may continue."""
+    found = [Found()] * len(ranks)
+    matching = list(range(len(ranks)))
+    for index, content in enumerate(iter_chain(token_ids, cache_salt, sparse)):
+        for rank in matching:
+            cached, hosted = found[rank]
+            if cached == index and content in ranks[rank].chains:
+                found[rank] = Found(cached + 1, 0)
+            elif content in ranks[rank].hosted:
+                found[rank] = Found(cached, hosted + 1)
+        matching = [rank for rank in matching if sum(found[rank]) > index]
         if not matching:
             break
-        for rank in matching:
-            counts[rank] += 1
-    return counts
+    return found

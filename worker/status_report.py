@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import MAX_RANKS, RankStatus, TransferCounters, WorkerLoad, WorkerState
 
 # Most hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
@@ -23,9 +23,10 @@ class Report:
     snapshot: bool
     stored: list[bytes]
     removed: list[bytes]
-    # If the worker has several ranks: for each of `stored` a bit mask of the ranks that hold it, and each rank's own
-    # report.
+    # If the worker has several ranks, or keeps blocks in host memory: for each of `stored` a bit mask of the ranks that
+    # hold it, in the pool or in host memory (see mesh.domain.workers.POOL_BITS).
     holders: list[int]
+    # Each rank's own report, if there are several.
     ranks: Sequence[RankStatus]
     # Whether this is the last report.
     leaving: bool = False
@@ -74,8 +75,11 @@ class StatusReport:
         transfers: TransferCounters | None = None,
         rank: int = 0,
         ranks: Sequence[RankStatus] = (),
+        hosted: Collection[bytes] = (),
+        unhosted: Collection[bytes] = (),
     ) -> None:
-        """Note the changes of a rank's step: blocks in `removed` left the rank before those in `stored` were added.
+        """Note the changes of a rank's step: blocks in `removed` left its pool before those in `stored` were added, and
+        so for its host memory with `unhosted` and `hosted`.
 
         load, transfers: of all ranks together; None leaves the transfers as they were. ranks: each rank's report, if
         there are several.
@@ -83,13 +87,14 @@ class StatusReport:
         self._load = load
         self._transfers = transfers or self._transfers
         self._ranks = ranks
-        for block_hash in removed:
-            self._hold(block_hash, self._holders.get(block_hash, 0) & ~(1 << rank))
-        for block_hash in stored:
-            self._hold(block_hash, self._holders.get(block_hash, 0) | 1 << rank)
+        for bit, went, came in ((rank, removed, stored), (MAX_RANKS + rank, unhosted, hosted)):
+            for block_hash in went:
+                self._hold(block_hash, self._holders.get(block_hash, 0) & ~(1 << bit))
+            for block_hash in came:
+                self._hold(block_hash, self._holders.get(block_hash, 0) | 1 << bit)
         self._changed.set()
         for follower in self._followers:
-            follower.observe(load, stored, removed, transfers, rank, ranks)
+            follower.observe(load, stored, removed, transfers, rank, ranks, hosted, unhosted)
 
     def drain(self) -> None:
         """From now on the worker takes nothing new."""
@@ -130,7 +135,7 @@ class StatusReport:
             self._changed.clear()
         stored = [block_hash for block_hash in reported if block_hash in self._holders]
         removed = [block_hash for block_hash in reported if block_hash not in self._holders]
-        holders = [self._holders[block_hash] for block_hash in stored] if self._ranks else []
+        needs_masks = self._ranks or self._load.host_tier is not None
         return Report(
             state=self._state,
             load=self._load,
@@ -138,7 +143,7 @@ class StatusReport:
             snapshot=snapshot,
             stored=stored,
             removed=removed,
-            holders=holders,
+            holders=[self._holders[block_hash] for block_hash in stored] if needs_masks else [],
             ranks=self._ranks,
             leaving=self._leaving,
         )

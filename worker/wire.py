@@ -3,7 +3,7 @@
 from deepmesh.internal.v1 import scheduler_pb2
 
 from mesh.domain import worker_wire
-from mesh.domain.workers import WorkerIdentity
+from mesh.domain.workers import MAX_RANKS, POOL_BITS, WorkerIdentity
 from worker.status_report import Report
 
 
@@ -18,8 +18,13 @@ def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_p
         ranks=[worker_wire.rank_message(rank) for rank in report.ranks],
     )
     if report.snapshot or report.stored or report.removed:
+        has_host = report.load.host_tier is not None
         events = scheduler_pb2.KvEvents(
-            snapshot=report.snapshot, stored=report.stored, removed=report.removed, holders=report.holders
+            snapshot=report.snapshot,
+            stored=report.stored,
+            removed=report.removed,
+            holders=[mask & POOL_BITS for mask in report.holders],
+            host_holders=[mask >> MAX_RANKS for mask in report.holders] if has_host else [],
         )
         message.kv_events.CopyFrom(events)
     return message

@@ -1,4 +1,4 @@
-"""How fast KV moves in a running mesh: what its workers have measured of their pushes and fetches."""
+"""How fast KV moves in a running mesh: what its workers have measured of their pushes, fetches and copies."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -12,6 +12,10 @@ RATES: dict[str, tuple[Callable[[scheduler_pb2.WorkerStatus], float], str]] = {
     "disk_fetch_bytes_per_second": (
         lambda worker: worker.transfers.disk_fetch_bytes_per_second,
         "fetches from stores' disks",
+    ),
+    "host_read_bytes_per_second": (
+        lambda worker: worker.load.host_tier.read_bytes_per_second,
+        "copies from workers' host memory",
     ),
 }
 

@@ -10,6 +10,8 @@ from mesh.domain import wire, workers
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import check_sparse_prefill
 from mesh.domain.workers import (
+    MAX_RANKS,
+    HostTierStatus,
     PromptPace,
     RankStatus,
     TransferCounters,
@@ -34,8 +36,6 @@ _AT_LEAST_ONE = (
     "max_step_tokens",
     "ranks",
 )
-# Bits of the mask that says which ranks hold a block.
-MAX_RANKS = 64
 
 ROLES: dict[int, WorkerRole] = {
     workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
@@ -211,6 +211,7 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
         sparse_prompts=_prompt_pace(message.sparse_prompts),
         queued_sparse_tokens=message.queued_sparse_tokens,
         waiting_blocks=message.waiting_blocks,
+        host_tier=_host_tier(message.host_tier) if message.HasField("host_tier") else None,
     )
 
 
@@ -231,6 +232,27 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
         sparse_prompts=_prompt_pace_message(load.sparse_prompts),
         queued_sparse_tokens=load.queued_sparse_tokens,
         waiting_blocks=load.waiting_blocks,
+        host_tier=None if load.host_tier is None else _host_tier_message(load.host_tier),
+    )
+
+
+def _host_tier(message: workers_pb2.HostTierStatus) -> HostTierStatus:
+    return HostTierStatus(
+        total_blocks=message.total_blocks,
+        used_blocks=message.used_blocks,
+        written_blocks=message.written_blocks,
+        read_blocks=message.read_blocks,
+        read_bytes_per_second=_measured(message.read_bytes_per_second),
+    )
+
+
+def _host_tier_message(tier: HostTierStatus) -> workers_pb2.HostTierStatus:
+    return workers_pb2.HostTierStatus(
+        total_blocks=tier.total_blocks,
+        used_blocks=tier.used_blocks,
+        written_blocks=tier.written_blocks,
+        read_blocks=tier.read_blocks,
+        read_bytes_per_second=tier.read_bytes_per_second,
     )
 
 

@@ -12,6 +12,11 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import WorkerTarget
 
+# Ranks that a worker has at most. Bit n of the mask that says who holds a block stands for rank n's KV pool, and bit
+# MAX_RANKS + n for its host memory.
+MAX_RANKS = 64
+POOL_BITS = (1 << MAX_RANKS) - 1
+
 
 class WorkerState(Enum):
     SERVING = "serving"

@@ -127,8 +127,9 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     unreported: Unreported = Unreported()
     # Requests on the worker's other ranks: a prompt here delays them too, since the ranks step together.
     others_requests: int = 0
-    # Leading blocks of the prompt that the worker holds.
+    # Leading blocks of the prompt that the worker holds in its pool, and more after these in host memory.
     cached_blocks: int = 0
+    host_blocks: int = 0
     # When it will have computed the prompts that it has, on the clock of `Candidates.now`; None if unknown.
     prompts_until: float | None = None
     # The last of the steps that compute the prompts that it has.

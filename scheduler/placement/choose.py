@@ -73,8 +73,10 @@ def explain(request: PlacementRequest, chosen: Terms, count: int) -> str:
     sparsely = f", {chosen.sparse_tokens} of them sparsely" if chosen.sparse_tokens else ""
     if chosen.store is not None:
         cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
+    if chosen.host_blocks:
+        cached += f", {chosen.host_blocks} blocks in the host memory of {chosen.worker_id}"
     if chosen.prefill_worker_id is not None:
-        cached += f", {request.prompt_blocks - chosen.held_blocks} blocks to move"
+        cached += f", {request.prompt_blocks - chosen.held_blocks - chosen.host_blocks} blocks to move"
     return (
         f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
         f"compute{sparsely}, {cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a "

@@ -30,7 +30,9 @@ class DecodeShare(msgspec.Struct, frozen=True, gc=False):
     """When the worker has a place for one request, and how long that request's tokens take there."""
 
     candidate: CandidateWorker
+    # Blocks of the prompt in its pool, and more after these in its host memory.
     held_blocks: int
+    host_blocks: int
     # How many requests must end before the worker has a place.
     before: float
     # Milliseconds until the step begins in which the request has a place.
@@ -80,6 +82,7 @@ def decode_share(
     return DecodeShare(
         candidate=candidate,
         held_blocks=held,
+        host_blocks=min(candidate.host_blocks, request.reusable_blocks - held),
         before=before,
         wait_ms=wait_ms,
         boundary_ms=boundary_ms,

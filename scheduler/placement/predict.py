@@ -25,7 +25,7 @@ from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
 from scheduler.placement.parts import DecodeShare, PrefillOffer, best_offers, decode_share, offer_to
 from scheduler.placement.terms import Rejection, Terms, Verdict
-from scheduler.placement.times import Source, prompt_begins_ms, source
+from scheduler.placement.times import Source, host_read_ms, prompt_begins_ms, source
 
 # A decode worker's share, its pace, and the best prefill offer that it could take.
 Parts: TypeAlias = tuple[DecodeShare, Pace, PrefillOffer | None]
@@ -113,8 +113,8 @@ def _pair(
     request: PlacementRequest, share: DecodeShare, verdict: Verdict, offer: PrefillOffer, constants: Constants
 ) -> Terms:
     worker = share.candidate
-    pushed_bytes = (request.prompt_blocks - share.held_blocks) * worker.identity.block_bytes
-    push_ms = pushed_bytes / offer.push_bytes_per_second * 1000
+    pushed_blocks = request.prompt_blocks - share.held_blocks - share.host_blocks
+    push_ms = pushed_blocks * worker.identity.block_bytes / offer.push_bytes_per_second * 1000
     if _layerwise(request, worker) and _layerwise(request, offer.worker):
         push_ms = max(push_ms - offer.source.ms, push_ms * constants.config.layerwise_rest)
     # Half of the calls are made before the computation, the other half after the KV has landed.
@@ -123,6 +123,9 @@ def _pair(
     ttft_ms = max(share.wait_ms, offer.queue_ms) + offer.source.ms + constants.costs.request_ms + calls_ms
     # The KV lands while a step runs, and the request joins the next step.
     joining_ms = push_ms + calls_ms + share.boundary_ms
+    if share.host_blocks:
+        # The decode worker reads before it calls the prefill worker.
+        ttft_ms += host_read_ms(worker, share.host_blocks, constants)
     if verdict[0] is None:
         verdict = offer.rejection, offer.rejected
     return _assemble(share, offer, offer.source, ttft_ms, joining_ms, share.wait_ms, verdict)
@@ -175,6 +178,7 @@ def _assemble(
         store=found.store,
         cached_blocks=found.cached_blocks,
         held_blocks=share.held_blocks,
+        host_blocks=share.host_blocks,
         uncached_tokens=found.uncached_tokens,
         ttft_ms=ttft_ms,
         tpot_ms=share.tpot_ms,

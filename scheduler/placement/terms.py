@@ -52,6 +52,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     rejection: Rejection | None = None
     # The rejection in words; empty if there is none.
     rejected: str = ""
+    # Blocks after the held ones that the decode worker reads from its host memory.
+    host_blocks: int = 0
     # The ranks of the decode worker and the prefill worker; None if a worker has only one.
     rank: int | None = None
     prefill_rank: int | None = None

@@ -57,14 +57,19 @@ def source(
     constants: Constants,
 ) -> Source:
     """The quickest of three ways: compute all that the candidate lacks, fetch first what the store has of it in memory,
-    or fetch also what it has on its disk.
+    or fetch also what it has on its disk. What the candidate has in host memory it reads from there in any case.
 
     pace: the candidate's pace. now: see `Candidates`.
     """
-    own, reusable = candidate.cached_blocks, request.reusable_blocks
+    own, reusable, read_ms = candidate.cached_blocks, request.reusable_blocks, 0.0
     if own > reusable:
         own = reusable
+    if candidate.host_blocks:
+        read_ms = host_read_ms(candidate, min(candidate.host_blocks, reusable - own), constants)
+        own = min(own + candidate.host_blocks, reusable)
     best = _computed(request, own, candidate, pace, now, constants)
+    if read_ms:
+        best = msgspec.structs.replace(best, ms=best.ms + read_ms)
     if store is None:
         return best
     in_memory = store.blocks - store.disk_blocks
@@ -73,7 +78,7 @@ def source(
         if found <= own:
             continue
         rest = _computed(request, found, candidate, pace, now, constants)
-        ms = rest.ms + _fetch_ms(candidate, pace, own, min(found, in_memory), found, constants)
+        ms = read_ms + rest.ms + _fetch_ms(candidate, pace, own, min(found, in_memory), found, constants)
         if ms < best.ms:
             best = msgspec.structs.replace(rest, store=target, ms=ms)
     return best
@@ -101,6 +106,13 @@ def _computed(
     ms = pace.prompt_slowness * costs.prefill_ms(exact, cached_tokens) + steps_ms
     ms += pace.sparse_slowness * costs.sparse_prefill_ms(sparse, cached_tokens + exact)
     return Source(None, cached_blocks, uncached_tokens, ms, ms, steps_ms, sparse)
+
+
+def host_read_ms(candidate: CandidateWorker, blocks: int, constants: Constants) -> float:
+    """Milliseconds to copy blocks from the candidate's host memory, as fast as it measured that."""
+    tier = candidate.load.host_tier
+    rate = None if tier is None else tier.read_bytes_per_second
+    return 1000 * blocks * candidate.identity.block_bytes / (rate or constants.costs.host_read_bytes_per_second)
 
 
 def _fetch_ms(

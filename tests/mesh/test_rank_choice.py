@@ -3,8 +3,10 @@ import pytest
 from mesh.rank_choice import TOKENS_A_REQUEST, RankOutlook, choose_rank
 
 
-def outlook(live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0, pending: int = 0) -> RankOutlook:
-    return RankOutlook(live, queued, free_blocks=free, cached_blocks=cached, pending_blocks=pending)
+def outlook(
+    live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0, pending: int = 0, host: int = 0
+) -> RankOutlook:
+    return RankOutlook(live, queued, free, cached, pending, host)
 
 
 def choose(
@@ -62,6 +64,11 @@ def test_among_full_ranks_the_fewest_lacking_blocks_win() -> None:
 
 def test_blocks_that_a_rank_has_need_no_room() -> None:
     assert choose(outlook(free=2, cached=9), outlook(live=1)) == 0
+
+
+def test_blocks_in_host_memory_save_work_but_need_room() -> None:
+    assert choose(outlook(cached=4), outlook(cached=1, host=5)) == 1
+    assert choose(outlook(free=2, host=9), outlook(live=1)) == 1
 
 
 def test_a_booked_rank_stays_unless_another_has_much_less_work() -> None:

@@ -1,8 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.workers import MAX_RANKS, HostTierStatus, RankStatus, TransferCounters, WorkerState
+from scheduler.live_worker import Lease
+from scheduler.registry import Registry
 from tests.support.registries import LEASE, hashes, held_of, make_registry
-from tests.support.scheduling import make_identity
+from tests.support.scheduling import make_identity, make_load
 
 
 def test_the_room_of_a_lost_worker_is_given_back() -> None:
@@ -75,3 +78,54 @@ def test_a_moved_block_is_cached_on_its_rank_alone() -> None:
     assert len(registry.workers()[0].cached) == 1
     registry.record_blocks(lease, False, [], hashes(1))
     assert held_of(registry, hashes(1)) == {}
+
+
+def with_host_memory(registry: Registry, worker_id: str, ranks: int = 1, blocks: int = 100) -> Lease:
+    """A worker that keeps blocks in host memory, as it has reported."""
+    lease = registry.attach(make_identity(worker_id, ranks=ranks))
+    load = make_load(host_tier=HostTierStatus(blocks, 0))
+    statuses = [RankStatus(load, TransferCounters(), 0)] * ranks
+    registry.update(lease, WorkerState.SERVING, load, None, statuses if ranks > 1 else ())
+    return lease
+
+
+def found_of(registry: Registry, *numbers: int) -> dict[str, list[tuple[int, int]]]:
+    """For each worker, the leading blocks that each rank has in its pool, and those after them in host memory."""
+    holders = registry.holders(hashes(*numbers))
+    return {
+        worker.identity.worker_id: [*zip(worker.prefixes(holders), worker.hosted(holders), strict=True)]
+        for worker in registry.workers()
+    }
+
+
+POOL, HOST = 1, 1 << MAX_RANKS
+
+
+def test_blocks_in_host_memory_continue_those_of_the_pool() -> None:
+    registry, _ = make_registry()
+    lease = with_host_memory(registry, "a")
+    registry.record_blocks(registry.attach(make_identity("b")), True, hashes(1, 2, 3, 4), [])
+    registry.record_blocks(lease, True, hashes(1, 2, 3), [], [POOL, POOL | HOST, HOST])
+    assert found_of(registry, 1, 2, 3, 4) == {"a": [(2, 1)], "b": [(4, 0)]}
+    # The second is evicted from the pool, the third from host memory.
+    registry.record_blocks(lease, False, hashes(2), hashes(3), [HOST])
+    assert found_of(registry, 1, 2, 3, 4) == {"a": [(1, 1)], "b": [(4, 0)]}
+    registry.leave(lease)
+    assert found_of(registry, 1, 2, 3, 4) == {"b": [(4, 0)]}
+
+
+def test_each_rank_has_a_host_memory_of_its_own() -> None:
+    registry, _ = make_registry()
+    lease = with_host_memory(registry, "a", ranks=2)
+    registry.record_blocks(lease, True, hashes(1, 2), [], [0b01, HOST << 1])
+    assert found_of(registry, 1, 2) == {"a": [(1, 0), (0, 0)]}
+    registry.record_blocks(lease, False, hashes(1), [], [0b01 | HOST << 1])
+    assert found_of(registry, 1, 2) == {"a": [(1, 0), (0, 2)]}
+
+
+def test_a_worker_cannot_claim_more_than_both_memories_hold() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", total_blocks=2))
+    registry.update(lease, WorkerState.SERVING, make_load(host_tier=HostTierStatus(3, 0)))
+    registry.record_blocks(lease, True, hashes(*range(10)), [], [HOST] * 10)
+    assert len(registry.workers()[0].cached) == 5

@@ -1,8 +1,11 @@
+from dataclasses import dataclass, field
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.blocks import chain_hashes
-from worker.chains import Chains, cached_blocks
+from worker.chains import Chains, found_blocks
 
 
 def hashes(*numbers: int) -> list[bytes]:
@@ -68,12 +71,37 @@ def test_every_block_is_in_a_chain_of_its_prompt(shapes: list[list[int]]) -> Non
         assert chains.ending_in(new) == ([chain] if new else [])
 
 
-def test_the_cached_prefix_of_a_rank_ends_at_gaps() -> None:
-    prompt = list(range(300))
-    hashes = chain_hashes(prompt, b"salt")
-    held = [set(hashes[:2]), set(hashes), {hashes[0], hashes[2]}, set(hashes[1:])]
-    assert cached_blocks(prompt, b"salt", held) == [2, 4, 1, 0]
+@dataclass
+class Held:
+    chains: set[bytes]
+    hosted: set[bytes] = field(default_factory=set)
+
+
+PROMPT = list(range(300))
+HASHES = chain_hashes(PROMPT, b"salt")
+
+
+@pytest.mark.parametrize(
+    ("pool", "host", "found"),
+    [
+        ([0, 1], [], (2, 0)),
+        ([0, 1, 2, 3], [], (4, 0)),
+        ([0, 2], [], (1, 0)),
+        ([1, 2, 3], [], (0, 0)),
+        ([0], [1, 2], (1, 2)),
+        ([0, 1], [0, 1, 2], (2, 1)),
+        ([], [0, 1, 2, 3], (0, 4)),
+        # The rank reads from host memory what follows its pool's part, and no further.
+        ([0, 2], [1], (1, 1)),
+        ([0], [2, 3], (1, 0)),
+    ],
+)
+def test_host_memory_continues_the_prefix_in_a_ranks_pool(
+    pool: list[int], host: list[int], found: tuple[int, int]
+) -> None:
+    ranks = [Held(set(), set()), Held({HASHES[each] for each in pool}, {HASHES[each] for each in host})]
+    assert found_blocks(PROMPT, b"salt", ranks) == [(0, 0), found]
 
 
 def test_a_prompt_shorter_than_a_block_is_cached_nowhere() -> None:
-    assert cached_blocks([1] * 63, b"", [{b"x"}]) == [0]
+    assert found_blocks([1] * 63, b"", [Held({b"x"})]) == [(0, 0)]

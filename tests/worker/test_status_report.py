@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import MAX_RANKS, RankStatus, TransferCounters, WorkerLoad, WorkerState
 from worker import status_report as report_module
 from worker.status_report import StatusReport
 
@@ -107,32 +107,40 @@ async def test_waiting_ends_with_its_time() -> None:
 
 
 BLOCKS, RANKS = st.sets(st.integers(0, 9)), 3
+# The bits of their host memories.
+HOST = range(MAX_RANKS, MAX_RANKS + RANKS)
 steps = st.lists(
-    st.tuples(st.integers(0, RANKS - 1), BLOCKS, BLOCKS, st.sampled_from(["", "take", "snapshot"])), max_size=30
+    st.tuples(st.integers(0, RANKS - 1), st.booleans(), BLOCKS, BLOCKS, st.sampled_from(["", "take", "snapshot"])),
+    max_size=30,
 )
 
 
 @given(steps)
 def test_reports_tell_exactly_the_blocks_of_each_rank(
-    events: list[tuple[int, set[int], set[int], str]],
+    events: list[tuple[int, bool, set[int], set[int], str]],
 ) -> None:
     statuses = [RankStatus(LOAD, TransferCounters(), 0)] * RANKS
-    status, ranks = StatusReport(100, statuses), [set[bytes]() for _ in range(RANKS)]
+    # What each rank has in its pool, and in host memory.
+    status, memories = StatusReport(100, statuses), {number: set[bytes]() for number in (*range(RANKS), *HOST)}
     scheduler: dict[bytes, int] = {}
-    for number, stored, removed, then in [*events, (0, set[int](), set[int](), "take")]:
-        rank = ranks[number]
+    for number, hosted, stored, removed, then in [*events, (0, False, set[int](), set[int](), "take")]:
+        memory = memories[HOST[number] if hosted else number]
         # As the rank tells it: what it stores was not there, what it removes was.
-        came, went = set(hashes(*stored)) - rank, set(hashes(*removed)) & rank
-        status.observe(LOAD, list(came), list(went), rank=number, ranks=statuses)
-        ranks[number] = (rank - went) | came
+        came, went = list(set(hashes(*stored)) - memory), list(set(hashes(*removed)) & memory)
+        if hosted:
+            status.observe(LOAD, [], [], rank=number, ranks=statuses, hosted=came, unhosted=went)
+        else:
+            status.observe(LOAD, came, went, rank=number, ranks=statuses)
+        memory.difference_update(went)
+        memory.update(came)
         if then:
             told = status.next_report(snapshot=then == "snapshot")
             scheduler = {} if told.snapshot else scheduler
             for block in told.removed:
                 scheduler.pop(block, None)
             scheduler.update(zip(told.stored, told.holders, strict=True))
-    for number, rank in enumerate(ranks):
-        assert {block for block, holders in scheduler.items() if holders >> number & 1} == rank
+    for bit, memory in memories.items():
+        assert {block for block, holders in scheduler.items() if holders >> bit & 1} == memory
     assert all(scheduler.values())
 
 

@@ -15,7 +15,7 @@ from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
-from worker.chains import cached_blocks
+from worker.chains import found_blocks
 from worker.handover import RankHandle
 from worker.hosts.joined import JoinedHosts
 from worker.hosts.rendezvous import HostsRendezvous
@@ -216,8 +216,8 @@ class RankGroup:
     ) -> int:
         if len(self.ranks) == 1:
             return 0
-        cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views], sparse)
-        outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, cached, strict=True)]
+        found = found_blocks(token_ids, cache_salt, self.views, sparse)
+        outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, found, strict=True)]
         return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank, booked)
 
     def _client(self, key: int) -> RankClient:

@@ -198,7 +198,14 @@ class RankHost:
             self._note_balance(result.balance)
         ranks = self.ranks
         self.report.observe(
-            self._load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
+            self._load,
+            result.stored_blocks,
+            result.removed_blocks,
+            ranks.transfers,
+            rank,
+            ranks.statuses,
+            result.hosted_blocks,
+            result.unhosted_blocks,
         )
         self.stores[rank].offer_stored(result.stored_blocks)
 

@@ -8,7 +8,7 @@ from engine.protocol.messages import Output, Ready, StepResult, Submit
 from mesh.blocks import blocks_for
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.rank_choice import RankOutlook
-from worker.chains import Chains
+from worker.chains import Chains, Found
 
 
 @dataclass(slots=True)
@@ -26,12 +26,14 @@ class RankView:
         load: as of the rank's last step.
         transfers: as last reported.
         chains: the reusable blocks of the rank's pool.
+        hosted: the blocks in its host memory.
     """
 
     def __init__(self, ready: Ready) -> None:
         self.load = WorkerLoad(free_blocks=ready.total_blocks)
         self.transfers = TransferCounters()
         self.chains = Chains()
+        self.hosted: set[bytes] = set()
         # By key, in the order in which they were submitted.
         self._live: dict[int, _Live] = {}
 
@@ -39,14 +41,15 @@ class RankView:
     def status(self) -> RankStatus:
         return RankStatus(self.load, self.transfers, len(self.chains))
 
-    def outlook(self, cached_blocks: int) -> RankOutlook:
-        """What a new request would find here. cached_blocks: leading blocks of its prompt that the rank holds."""
+    def outlook(self, found: Found) -> RankOutlook:
+        """What a new request would find here. found: what the rank holds of its prompt."""
         return RankOutlook(
             live_requests=len(self._live),
             queued_tokens=sum(live.uncomputed_tokens for live in self._live.values()),
             free_blocks=self.load.free_blocks,
-            cached_blocks=cached_blocks,
+            cached_blocks=found.cached,
             pending_blocks=self.load.waiting_blocks + self._unreported_blocks,
+            host_blocks=found.hosted,
         )
 
     @property
@@ -69,6 +72,8 @@ class RankView:
             result.stored_tenants,
             result.draftless_blocks,
         )
+        self.hosted.difference_update(result.unhosted_blocks)
+        self.hosted.update(result.hosted_blocks)
         if self._live:
             self._count(result.outputs)
 

@@ -98,16 +98,19 @@ def test_a_second_tokens_wait_is_not_a_steps() -> None:
 async def test_rates_of_transfers_are_those_that_workers_measured() -> None:
     told: list[str] = []
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        for number, (push, fetch) in enumerate([(1e9, 4e8), (3e9, 0.0), (0.0, 2e8)]):
+        for number, (push, fetch, read) in enumerate([(1e9, 4e8, 5e9), (3e9, 0.0, 0.0), (0.0, 2e8, 7e9)]):
+            tier = workers_pb2.HostTierStatus(read_bytes_per_second=read) if read else None
             await ReportingWorker(stub, identity_message(f"decode-{number}")).start(
-                load=workers_pb2.WorkerLoad(free_blocks=1000, push_bytes_per_second=push),
+                load=workers_pb2.WorkerLoad(free_blocks=1000, push_bytes_per_second=push, host_tier=tier),
                 transfers=workers_pb2.TransferStatus(fetch_bytes_per_second=fetch),
             )
         rates = transfer_rates(await workers_of(endpoint, Channels()), told.append)
-    assert rates == pytest.approx({"push_bytes_per_second": 2e9, "fetch_bytes_per_second": 3e8})
+    expected = {"push_bytes_per_second": 2e9, "fetch_bytes_per_second": 3e8, "host_read_bytes_per_second": 6e9}
+    assert rates == pytest.approx(expected)
     assert told[1:] == [
         "fetches from stores' memory: 0.30 GB/s, as 2 of 3 workers measured",
         "fetches from stores' disks: not measured, since no worker made any",
+        "copies from workers' host memory: 6.00 GB/s, as 2 of 3 workers measured",
     ]
 
 

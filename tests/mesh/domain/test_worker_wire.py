@@ -9,6 +9,7 @@ from mesh.domain import worker_wire
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import (
+    HostTierStatus,
     PromptPace,
     TransferCounters,
     WorkerIdentity,
@@ -67,6 +68,7 @@ loads = st.builds(
     sparse_prompts=st.none() | paces,
     queued_sparse_tokens=sizes,
     waiting_blocks=counts,
+    host_tier=st.none() | st.builds(HostTierStatus, sizes, sizes, sizes, sizes, st.none() | rates),
 )
 counters = st.builds(
     TransferCounters,

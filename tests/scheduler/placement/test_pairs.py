@@ -142,6 +142,18 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
     assert pair_of(Candidates(decodes, [prefill]), request) == ("d1", "p")
 
 
+def test_blocks_in_host_memory_are_read_and_not_moved() -> None:
+    decodes = [make_candidate("d0"), make_candidate("d1", cached_blocks=1, host_blocks=3)]
+    request = make_request(prompt_tokens=6400, max_tokens=64)
+    decodes = [changed(each, context_tokens=10_000, block_bytes=100_000_000) for each in decodes]
+    prefill = make_prefill(context_tokens=10_000, load=make_load(prefill_tokens_per_second=1e6))
+    terms = predict(request, Candidates(decodes, [prefill]), CONSTANTS)
+    pushed = {term.worker_id: term for term in terms if term.prefill_worker_id}
+    # Four blocks of 100 MB at 2 GB/s, in place of three at 5 GB/s.
+    assert round(pushed["d0"].total_ms - pushed["d1"].total_ms) == 200 - 60
+    assert "3 blocks in the host memory of d1, 96 blocks to move" in explain(request, pushed["d1"], 2)
+
+
 def test_a_push_takes_as_long_as_the_prefill_worker_measured() -> None:
     def total_ms(prefill: CandidateWorker) -> float:
         return predict(make_request(), Candidates([make_candidate("d")], [prefill]), CONSTANTS)[1].total_ms

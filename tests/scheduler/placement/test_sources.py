@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import TransferCounters
+from mesh.domain.workers import HostTierStatus, TransferCounters
 from scheduler.placement.candidates import Candidates, CandidateWorker, PlacementRequest
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
@@ -53,6 +53,34 @@ def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, 
     assert best is not None
     assert (best.store == STORE) is chosen
     assert best.uncached_tokens == (64 if chosen else 640)
+
+
+def test_blocks_in_host_memory_cost_their_copy() -> None:
+    found = found_by(make_candidate(cached_blocks=3, host_blocks=5), None, host_read_bytes_per_second=1e9)
+    assert (found.store, found.cached_blocks, found.uncached_tokens) == (None, 8, 128)
+    # Five blocks copied, two computed.
+    assert found.ms == pytest.approx(5 + 2 * 64)
+    measured = make_load(host_tier=HostTierStatus(100, 50, read_bytes_per_second=1e8))
+    slow = found_by(make_candidate(cached_blocks=3, host_blocks=5, load=measured), None, host_read_bytes_per_second=1e9)
+    assert slow.ms == pytest.approx(50 + 2 * 64)
+
+
+def test_a_store_is_asked_for_what_host_memory_lacks() -> None:
+    found = found_by(make_candidate(cached_blocks=3, host_blocks=4), STORE, host_read_bytes_per_second=1e9)
+    assert (found.store, found.cached_blocks) == (STORE, 9)
+    # Four blocks copied, two fetched, one computed.
+    assert found.ms == pytest.approx(4 + 2 + 2 + 64)
+    assert found_by(make_candidate(host_blocks=9), STORE).store is None
+
+
+def test_the_last_block_is_computed_whatever_host_memory_holds() -> None:
+    assert found_by(make_candidate(cached_blocks=9, host_blocks=1), None).cached_blocks == 9
+
+
+def test_a_pool_hit_is_better_than_one_in_host_memory() -> None:
+    decode = [make_candidate("d0", host_blocks=9), make_candidate("d1", cached_blocks=9), make_candidate("d2")]
+    best = sorted(predict(make_request(), Candidates(decode), CONSTANTS), key=lambda term: term.ttft_ms)
+    assert [term.worker_id for term in best] == ["d1", "d0", "d2"]
 
 
 ON_DISK = StoreTarget("store", 9, disk_blocks=5)

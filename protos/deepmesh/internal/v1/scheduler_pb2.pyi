@@ -130,16 +130,18 @@ class ReportStatusRequest(_message.Message):
     def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., ranks: _Optional[_Iterable[_Union[_workers_pb2.RankStatus, _Mapping]]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("snapshot", "stored", "removed", "holders")
+    __slots__ = ("snapshot", "stored", "removed", "holders", "host_holders")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     snapshot: bool
     stored: _containers.RepeatedScalarFieldContainer[bytes]
     removed: _containers.RepeatedScalarFieldContainer[bytes]
     holders: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., holders: _Optional[_Iterable[int]] = ...) -> None: ...
+    host_holders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., holders: _Optional[_Iterable[int]] = ..., host_holders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportStatusResponse(_message.Message):
     __slots__ = ("lease",)
