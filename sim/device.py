@@ -16,6 +16,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.sparse_prefill import sparse_part
 from mesh.domain.workers import PromptPace, WorkerSpeed
+from sim.host_memory import SimulatedSlots
 from transfer.memory import KvMemory
 
 # A token's number says how many tokens follow it. A request therefore ends with token 0, and the last token of its
@@ -94,6 +95,7 @@ class SimulatedDevice:
         costs: CostModel,
         clock: LocalClock,
         at: Callable[[float, Callable[[], None]], None],
+        slots: SimulatedSlots | None = None,
     ) -> None:
         self.model, self.namespace = spec.model, spec.namespace
         self.context_tokens, self.total_blocks, self.block_bytes = (
@@ -109,12 +111,13 @@ class SimulatedDevice:
         self._costs = costs
         self._clock = clock
         self._at = at
+        self._slots = slots
 
     def kv_memory(self) -> KvMemory:
         raise AssertionError("a simulated device has no bytes")
 
-    def host_slots(self) -> None:
-        """None are simulated."""
+    def host_slots(self) -> SimulatedSlots | None:
+        return self._slots
 
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """There are no draft layers."""

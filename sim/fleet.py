@@ -37,6 +37,8 @@ class GroupConfig(Config):
     """Their cost file; by default the fleet's."""
     total_blocks: int = Field(default=16384, ge=2)
     """Blocks of 64 tokens in the KV pool."""
+    host_blocks: int = Field(default=0, ge=0)
+    """Blocks in host memory, which are read back at `host_read_bytes_per_second` of the cost file."""
     max_requests: int = Field(default=64, ge=1, le=MOST_REQUESTS)
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)

@@ -40,6 +40,7 @@ class Live:
     tokens: int = 0
     cached_tokens: int = 0
     store_cached_tokens: int = 0
+    host_cached_tokens: int = 0
     predicted_ttft_ms: float | None = None
     predicted_tpot_ms: float | None = None
     prefill_id: str | None = None
@@ -178,6 +179,7 @@ class SimulatedGateway:
             return
         if output.cached_tokens is not None and not live.tokens:
             live.cached_tokens, live.store_cached_tokens = output.cached_tokens, output.store_cached_tokens or 0
+            live.host_cached_tokens = output.host_cached_tokens or 0
         if output.token_ids and (self._every_token or not live.tokens):
             live.record.tokens(self._timeline.now + self._call_seconds, len(output.token_ids))
         live.tokens = output.first_position + len(output.token_ids) - len(live.asked.token_ids)

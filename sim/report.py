@@ -56,14 +56,15 @@ def sweep_table(points: Sequence[Point]) -> Table:
 
 def _totals(result: Result) -> list[tuple[str, str]]:
     summary, cache = result.summary, result.cache
-    prompts = max(1, cache.worker + cache.store + cache.computed)
+    prompts = max(1, cache.worker + cache.host + cache.store + cache.computed)
+    hosted = f"{cache.host / prompts:.1%} from host memory, " if cache.host else ""
     rows = [
         ("requests", f"{summary.completed} of {summary.requests} completed, {result.replaced} of them placed again"),
         ("goodput", f"{60 * summary.goodput.requests_per_second:.1f} a minute, {summary.goodput.share:.1%} of all"),
         ("output", f"{summary.output_tokens_per_second:,.0f} tokens/s"),
         (
             "prompt tokens",
-            f"{cache.worker / prompts:.1%} from workers, {cache.store / prompts:.1%} from stores, "
+            f"{cache.worker / prompts:.1%} from workers, {hosted}{cache.store / prompts:.1%} from stores, "
             f"{cache.computed / prompts:.1%} computed",
         ),
     ]

@@ -55,8 +55,9 @@ class StatusReporter:
 
     def observe(self, result: StepResult, rank: int, ranks: Sequence[RankStatus]) -> None:
         """Note the result of a rank's step. ranks: each rank's status if the worker has several; otherwise empty."""
-        stored, removed = (result.stored_blocks, result.removed_blocks) if self._hints else ([], [])
-        self._report.observe(result.load, stored, removed, result.transfers, rank, ranks)
+        blocks = (result.stored_blocks, result.removed_blocks) if self._hints else ([], [])
+        host_blocks = (result.hosted_blocks, result.unhosted_blocks) if self._hints else ([], [])
+        self._report.observe(result.load, *blocks, result.transfers, rank, ranks, *host_blocks)
         self._send_soon()
 
     def expect(self, seconds: float) -> None:

@@ -36,7 +36,9 @@ class RoleUse:
 class CacheUse:
     """Prompt tokens of all counted requests, by where their KV came from."""
 
+    # From KV pools, from workers' host memory, from stores.
     worker: int
+    host: int
     store: int
     computed: int
 
@@ -107,11 +109,10 @@ def _use(mesh: SimulatedMesh, role: WorkerRole) -> RoleUse:
 def _cache(counted: Sequence[Live]) -> CacheUse:
     completed = [live for live in counted if live.record.completed]
     prompts = sum(live.record.prompt_tokens or 0 for live in completed)
-    cached, stored = (
-        sum(live.cached_tokens for live in completed),
-        sum(live.store_cached_tokens for live in completed),
-    )
-    return CacheUse(cached - stored, stored, prompts - cached)
+    cached = sum(live.cached_tokens for live in completed)
+    stored = sum(live.store_cached_tokens for live in completed)
+    hosted = sum(live.host_cached_tokens for live in completed)
+    return CacheUse(cached - stored - hosted, hosted, stored, prompts - cached)
 
 
 def _predictions(counted: Sequence[Live]) -> Predictions | None:

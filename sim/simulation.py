@@ -18,6 +18,7 @@ from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice, spee
 from sim.faults import Faults
 from sim.fleet import FleetConfig, GroupConfig
 from sim.gateway import Live, SimulatedGateway
+from sim.host_memory import SimulatedSlots
 from sim.lifecycle import Lifecycle
 from sim.lockstep import Lockstep
 from sim.network import Link
@@ -203,10 +204,14 @@ class SimulatedMesh:
             group.captured_rows,
             self._speed(role, slowness),
         )
-        device = SimulatedDevice(spec, costs, clock, self.timeline.at)
+        made: list[SimulatedRank] = []
+        slots = None
+        if group.host_blocks:
+            rate, block_bytes = costs.host_read_bytes_per_second, self._fleet.block_bytes
+            slots = SimulatedSlots(group.host_blocks, block_bytes, self.timeline, rate, lambda: made[0].wake())
+        device = SimulatedDevice(spec, costs, clock, self.timeline.at, slots)
         device.slowness = slowness
         link = Link(self.timeline, costs.push_bytes_per_second)
-        made: list[SimulatedRank] = []
         agent = SimulatedAgent(
             self.timeline,
             self._landings,

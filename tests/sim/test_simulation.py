@@ -59,6 +59,30 @@ def test_a_store_keeps_what_workers_forget() -> None:
     assert result.cache.store > 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_host_memory_keeps_what_pools_forget(ranks: int) -> None:
+    decode = {"replicas": 1, "total_blocks": 40, "max_requests": 2, "ranks": ranks}
+    sessions = make_workload(0.3, turns=4, think_seconds=5.0, prompt={"mean": 200}, output={"mean": 64}, seconds=60)
+    _, without = ran(make_fleet(decode=decode), sessions)
+    _, result = ran(make_fleet(decode={**decode, "host_blocks": 1000}), sessions)
+    assert without.cache.host == 0 and result.cache.host > 0
+    assert result.cache.computed < without.cache.computed
+
+
+def test_a_read_from_host_memory_takes_what_its_rate_says() -> None:
+    decode = {"replicas": 1, "total_blocks": 12, "host_blocks": 100}
+    # The two prompts take turns in a pool that has room for one. A block of 4.5 MB takes 0.9 ms.
+    workload = make_workload(0.1, prefixes=2, prefix_tokens=576, prompt={"mean": 640}, output={"mean": 2}, seconds=100)
+    mesh, result = ran(make_fleet(decode=decode), workload)
+    costs = mesh._costs[WorkerRole.DECODE]
+    hits = [live for live in mesh.ended if live.host_cached_tokens]
+    assert result.cache.host and hits
+    for live in hits:
+        read_ms = live.host_cached_tokens / 64 * 4_500_000 / costs.host_read_bytes_per_second * 1000
+        computed_ms = costs.prefill_ms(640 - live.cached_tokens, live.cached_tokens)
+        assert live.record.ttft_s == pytest.approx((read_ms + computed_ms) / 1000, rel=0.01)
+
+
 def test_tenants_share_no_prefix() -> None:
     tenants = [{"name": "a"}, {"name": "b"}]
     _, alone = ran(make_fleet(), make_workload(prefixes=1, prefix_tokens=256))
@@ -93,7 +117,12 @@ def test_whatever_happens_every_request_ends_once_and_every_block_returns(data: 
     faults = data.draw(st.lists(st.sampled_from(FAULTS), max_size=4))
     fleet = make_fleet(
         prefill={"replicas": data.draw(st.integers(0, 2)), "total_blocks": 200},
-        decode={"replicas": data.draw(st.integers(1, 3)), "total_blocks": 200, "max_requests": 4},
+        decode={
+            "replicas": data.draw(st.integers(1, 3)),
+            "total_blocks": data.draw(st.sampled_from([40, 200])),
+            "host_blocks": data.draw(st.sampled_from([0, 20, 1000])),
+            "max_requests": 4,
+        },
         stores={"replicas": data.draw(st.integers(0, 1)), "total_blocks": 300},
         autoscale=data.draw(st.booleans()),
         faults=faults,
