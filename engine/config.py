@@ -62,6 +62,16 @@ class DraftsConfig(Config):
     """Relaxed: a guess is accepted only if it is among this many likeliest tokens."""
     delta: float = Field(default=0.6, ge=0, le=1)
     """Relaxed: a guess is accepted only if its probability, at temperature 1, is at most this below the likeliest's."""
+    pinned_acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(), json_schema_extra=INTERNAL)
+    """For measurements with random weights, whose guesses are all wrong: the share of steps in which a request's first
+    guess counts as right, in which its first two do, and so on.
+    """
+
+    @model_validator(mode="after")
+    def _more_guesses_are_right_less_often(self) -> Self:
+        if list(self.pinned_acceptance) != sorted(self.pinned_acceptance, reverse=True):
+            raise ValueError("shares of pinned_acceptance must not rise: two guesses are right only if the first is")
+        return self
 
     @property
     def most(self) -> int:
@@ -203,6 +213,15 @@ class EngineConfig(Config):
     def _host_memory_is_for_prefixes(self) -> Self:
         if self.host_blocks not in (0, "auto") and not self.prefix_cache:
             raise ValueError("engine.host_blocks keeps prefixes: leave it out, or set engine.prefix_cache=true")
+        return self
+
+    @model_validator(mode="after")
+    def _only_random_tokens_may_be_wrong(self) -> Self:
+        if self.drafts.pinned_acceptance and not self.random_weights:
+            raise ValueError(
+                "engine.drafts.pinned_acceptance takes wrong tokens, for measurements: leave it out, or set"
+                " engine.random_weights=true"
+            )
         return self
 
     @property

@@ -14,7 +14,7 @@ from bench.kernels.timing import time_graph
 from bench.node.agreement_clock import AgreementClock
 from bench.node.rows import Case, Row, append_rows
 from bench.node.wire import guess_wire_bytes, wire_bytes
-from bench.rank.acceptance import InjectedAcceptance, NextN, Shares
+from bench.rank.acceptance import NONE_RIGHT, NextN, Shares
 from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
@@ -105,10 +105,7 @@ def measure(options: Options, cases: Sequence[Case], exchange: PeerExchange) -> 
         resolved = resolve_for(Path(scratch), options, sorted(rows), torch.cuda.device_count())
         model = make_rank(resolved, exchange)
         alone = {requests: _alone(model, exchange, count) for requests, count in rows.items()}
-        acceptance = InjectedAcceptance(options.most_drafts, max(rows), model.device)
-        with acceptance.injected():
-            bench = NodeBench(options, resolved, model, exchange, exchange.peers, acceptance)
-            return bench.measure(cases, ceilings, alone)
+        return NodeBench(options, resolved, model, exchange, exchange.peers).measure(cases, ceilings, alone)
 
 
 class NodeBench:
@@ -121,13 +118,11 @@ class NodeBench:
         model: Model,
         exchange: RankExchange,
         peers: Peers,
-        acceptance: InjectedAcceptance,
     ) -> None:
-        """acceptance: must have been injected before."""
         self._options, self._config, self._model = options, resolved.config, model.config
         self._backend = ModelBackend(resolved, model, exchange)
         fill_pool(self._backend.state.kv_pool)
-        self._exchange, self._peers, self._acceptance = exchange, peers, acceptance
+        self._exchange, self._peers = exchange, peers
         self._clock = AgreementClock(peers)
         self._prompt_rate: float | None = None
 
@@ -136,7 +131,8 @@ class NodeBench:
         rows = []
         for shares, together in groupby(cases, key=lambda case: case.acceptance):
             # Each rank sets the shares after all have stopped and before any begins again.
-            self._acceptance.set(shares)
+            if self._backend.state.pinned is not None:
+                self._backend.state.pinned.set(shares)
             if not self._exchange.place.leads:
                 _follow(self._backend, self._clock.agreement, self._peers)
                 continue
@@ -213,7 +209,7 @@ def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: 
         parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
         # The bench runs each kind of step once before it measures.
         warm_up="off",
-        drafts=DraftsConfig(next_n=options.next_n),
+        drafts=DraftsConfig(next_n=options.next_n, pinned_acceptance=NONE_RIGHT if options.next_n else ()),
     )
     return resolve(config, Hardware(gpus, 0))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench.rank.acceptance import InjectedAcceptance, NextN
+from bench.rank.acceptance import NONE_RIGHT, NextN
 from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.draft_overhead import DraftOverhead, measure_overhead
 from bench.rank.load import RankLoad, fill_pool
@@ -79,15 +79,13 @@ class DraftBench:
         return found
 
     def with_drafts(self, next_n: NextN, columns: Sequence[Sequence[float]], steps: int) -> list[Drafted]:
-        most = DraftsConfig(next_n=next_n).most
-        acceptance = InjectedAcceptance(most, max(self._requests), self._model.device)
-        with acceptance.injected():
-            load, backend = self._start(next_n)
-            self.step_times = backend.step_times
-            found = []
-            for shares in columns:
-                acceptance.set(shares)
-                found += [self._measure(load, backend, next_n, shares, each, steps) for each in self._requests]
+        load, backend = self._start(next_n)
+        self.step_times = backend.step_times
+        found = []
+        for shares in columns:
+            assert backend.state.pinned is not None
+            backend.state.pinned.set(shares)
+            found += [self._measure(load, backend, next_n, shares, each, steps) for each in self._requests]
         self.overheads = [self._overhead(backend, each, 1 if next_n == "auto" else next_n) for each in self._requests]
         return found
 
@@ -115,7 +113,7 @@ class DraftBench:
             max_step_tokens=STEP_TOKENS,
             context_tokens=CONTEXT + SPARE_TOKENS,
             warm_up="off",
-            drafts=DraftsConfig(next_n=next_n),
+            drafts=DraftsConfig(next_n=next_n, pinned_acceptance=NONE_RIGHT if next_n else ()),
         )
 
     def _measure(

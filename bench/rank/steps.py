@@ -28,7 +28,7 @@ class TimedSteps:
 
 def start_steps(load: RankLoad, requests: int, steps: int, most: int = 0, shares: Sequence[float] = ()) -> None:
     """Start requests and warm up, so that the middle one of the steps to be timed has contexts of CONTEXT tokens. most:
-    drafts of a row; shares: those that are accepted (see InjectedAcceptance).
+    drafts of a row; shares: those that are accepted (see PinnedAcceptance).
     """
     expected = 1 + sum(shares[:most])
     all_steps = WARM_STEPS + steps + TRACED_STEPS + 4

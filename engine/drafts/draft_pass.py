@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from engine.batch import Row, StepShape
-from engine.drafts.layers import RowEnds, compute_draft_layers, guess, no_block, note_guesses
+from engine.drafts.layers import RowEnds, accepted_drafts, compute_draft_layers, guess, no_block, note_guesses
 from engine.drafts.plan import Draws, leading_rows, plan_draft_prompts, plan_draws
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows
@@ -19,7 +19,7 @@ from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
 from engine.runner.micro_batches import MicroBatches
 from kernels.decode_rows import NO_TOKEN
-from kernels.draft_check import count_accepted, settle
+from kernels.draft_check import settle
 from kernels.host_copy import to_device, to_indices
 
 OnLayers = Callable[[int], None] | None
@@ -99,7 +99,7 @@ class EagerPass:
         shape, device = self._shape, token_ids.device
         drawn = torch.full((len(self.drafts), self.drafts.shape[1] + 1), NO_TOKEN, dtype=torch.int64, device=device)
         drawn.view(-1)[to_indices(self.draws.places, device)] = token_ids
-        accepted = count_accepted(drawn, self.drafts)
+        accepted = accepted_drafts(self._state, drawn, self.drafts)
         states = self._compute_draft_layers(drawn, accepted)
         if not shape.drawing:
             return Verified(accepted, drawn, drawn[:, :0])

@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import Row
 from engine.drafts.draft_pass import Verified
-from engine.drafts.layers import RowEnds, compute_draft_layers, guess, note_guesses
+from engine.drafts.layers import RowEnds, accepted_drafts, compute_draft_layers, guess, note_guesses
 from engine.drafts.plan import are_first, plan_draws
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows
@@ -20,7 +20,7 @@ from engine.model.model import Model
 from engine.runner import step_parts
 from engine.runner.capture import Capture
 from engine.step.two_batch import TwoBatch
-from kernels.draft_check import count_accepted, settle
+from kernels.draft_check import settle
 from kernels.host_copy import copy_to_device, to_indices
 
 
@@ -70,7 +70,7 @@ class DraftGraph:
         # Draft layers are one position later than the model. A single module writes the KV of all its tokens.
         shared = (inputs.shared - 1).clamp(min=0) if modules > 1 else None
         rows = DecodeRows(self.drawn, self.positions, inputs.block_table, self._real, shared)
-        self.accepted = count_accepted(self.drawn, self.drafts)
+        self.accepted = accepted_drafts(state, self.drawn, self.drafts)
         lines = self.accepted, self.drawn, self._first, self.positions, inputs.drafts
         last, positions = settle(*lines, None, state.drawn, state.missing)
         ends = None

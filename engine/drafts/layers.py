@@ -14,6 +14,7 @@ from engine.model.decode_inputs import DecodeRows
 from engine.model.inputs import decode_context
 from engine.model.model import Model
 from kernels.decode_rows import NO_TOKEN
+from kernels.draft_check import count_accepted
 from kernels.sample import greedy
 
 
@@ -31,6 +32,12 @@ class RowEnds(NamedTuple):
 def no_block(state: DeviceState) -> int:
     """Stands for the block of the token before the first of a prompt."""
     return state.padding_block + 1
+
+
+def accepted_drafts(state: DeviceState, drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """As `count_accepted`, unless shares of right drafts are pinned."""
+    right = count_accepted(drawn, drafts)
+    return right if state.pinned is None else state.pinned.count(right, drafts)
 
 
 def compute_draft_layers(

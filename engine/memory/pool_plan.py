@@ -79,6 +79,7 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
         kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
         drafts=resolved.config.drafts.most,
         dtype=model.dtype,
+        pinned=resolved.config.drafts.pinned_acceptance,
         sparse=resolved.config.sparse_prefill.offered is not None,
         quantized_prompts=resolved.prompt_attention_dtype == "float8_e4m3fn",
     )

@@ -8,6 +8,7 @@ import torch
 
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.sparse_attention import SparseMeter, SparseRow
+from kernels.draft_check.pinned import PinnedAcceptance
 from kernels.fp8_gemm import Workspace
 from kernels.mla_decode import DecodePlan
 
@@ -48,6 +49,8 @@ class DeviceState:
     draft_states: torch.Tensor | None = None
     # None if sparse attention is not offered: all prompts are computed exactly.
     sparse_meter: SparseMeter | None = None
+    # None if drafts count as right where they are.
+    pinned: PinnedAcceptance | None = None
     # Whether attention of prompts in the expanded form multiplies in e4m3.
     quantized_prompts: bool = False
 

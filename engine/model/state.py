@@ -11,6 +11,7 @@ from engine.model.context import DeviceState
 from engine.model.model import model_rotations
 from engine.model.sparse_attention import SparseMeter
 from kernels.decode_rows import NO_TOKEN
+from kernels.draft_check.pinned import PinnedAcceptance
 from kernels.fp8_gemm import make_workspace
 from mesh.blocks import BLOCK_TOKENS
 
@@ -27,11 +28,12 @@ def make_state(
     drafts: int = 0,
     dtype: torch.dtype = torch.float32,
     sparse: bool = False,
+    pinned: Sequence[float] = (),
     quantized_prompts: bool = False,
 ) -> DeviceState:
     """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
     with up to `drafts` drafts. dtype: of hidden states; sparse: whether prompts that ask for sparse attention get it;
-    quantized_prompts: see DeviceState.
+    pinned: shares of right drafts, see PinnedAcceptance; quantized_prompts: see DeviceState.
     """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
     draft_states = None
@@ -49,6 +51,7 @@ def make_state(
         guessed=torch.full((rows, drafts), NO_TOKEN, dtype=torch.int64, device=device),
         workspace=make_workspace(device),
         draft_states=draft_states,
+        pinned=PinnedAcceptance(pinned, drafts, rows, device) if pinned else None,
         sparse_meter=SparseMeter() if sparse else None,
         quantized_prompts=quantized_prompts,
     )

@@ -1,16 +1,14 @@
 """Steps of several ranks with drafts, on CPUs."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench.node.measure import NodeBench, Options, PartSeconds
 from bench.node.rows import Row, read_rows
 from bench.rank import steps
-from bench.rank.acceptance import InjectedAcceptance
+from bench.rank.acceptance import NONE_RIGHT
 from bench.rank.kernel_trace import Interval, KernelTrace
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.ceilings import Ceilings
@@ -26,18 +24,6 @@ STEPS, CONTEXT = 2, 90
 LAYOUT = Layout(dp=2, ep=2)
 
 
-@pytest.fixture
-def acceptances(monkeypatch: pytest.MonkeyPatch) -> dict[int, InjectedAcceptance]:
-    """By thread: ranks are threads here, which share what is injected."""
-    by_thread: dict[int, InjectedAcceptance] = {}
-
-    def count_accepted(drawn: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-        return by_thread[threading.get_ident()].count_accepted(drawn, drafts)
-
-    monkeypatch.setattr("engine.drafts.draft_pass.count_accepted", count_accepted)
-    return by_thread
-
-
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def trace(work: Callable[[], object]) -> KernelTrace:
@@ -51,9 +37,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "trace_kernels", trace)
 
 
-def test_ranks_measure_steps_with_the_wanted_drafts_accepted(
-    tmp_path: Path, acceptances: dict[int, InjectedAcceptance]
-) -> None:
+def test_ranks_measure_steps_with_the_wanted_drafts_accepted(tmp_path: Path) -> None:
     directory, out = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1), tmp_path / "rows"
     options = Options(LAYOUT, MeasuredModel("", 2, ""), 2, STEPS, 128, 1e9, out)
     cases = options.cases([1, 2], [(1.0, 1.0), (1.0,)])
@@ -61,12 +45,11 @@ def test_ranks_measure_steps_with_the_wanted_drafts_accepted(
     def act(peers: Peers) -> list[Row]:
         config = EngineConfig(
             model_dir=directory, device="cpu", threads=1, max_requests=2, total_blocks=32, max_step_tokens=128,
-            random_weights=True, drafts=DraftsConfig(next_n=2),
+            random_weights=True, drafts=DraftsConfig(next_n=2, pinned_acceptance=NONE_RIGHT),
             parallel=ParallelConfig(tp=LAYOUT.tp, dp=LAYOUT.dp, ep=LAYOUT.ep),
         )  # fmt: skip
         resolved, exchange = resolve(config, Hardware(0, 1 << 30)), HostExchange(peers)
-        acceptance = acceptances[threading.get_ident()] = InjectedAcceptance(2, 2, torch.device("cpu"))
-        bench = NodeBench(options, resolved, make_rank(resolved, exchange), exchange, peers, acceptance)
+        bench = NodeBench(options, resolved, make_rank(resolved, exchange), exchange, peers)
         return bench.measure(
             cases, [Ceilings(1e11, 1e12, 2e12)] * 2, {count: PartSeconds(1e-6, 0.0) for count in (1, 2)}
         )
