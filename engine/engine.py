@@ -65,7 +65,7 @@ class Engine:
         self._agreement = agreement or OneRank()
         self._intake = Intake(config, backend, constraints)
         slots = backend.host_slots()
-        host = None if slots is None else HostTier(slots, backend.block_bytes)
+        self._host = host = None if slots is None else HostTier(slots, backend.block_bytes)
         self.pool = BlockPool(backend.total_blocks, None if host is None else host.keep)
         self._pacing = Pacing(config, backend)
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
@@ -165,6 +165,8 @@ class Engine:
         work = proposal.work
         launched = self._pipeline.launch(work, shape, self.transfers.layer_watch)
         self._schedule.launched(work)
+        if self._host is not None:
+            self._host.write_ahead(self.pool)
         finished = self._pipeline.due(launched)
         moved = any(step is not None and step.work for step in (launched, finished))
         self._wakefulness.stepped(moved, proposal.held_back)

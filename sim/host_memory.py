@@ -22,6 +22,8 @@ class SimulatedRead:
 class SimulatedSlots:
     """An `engine.moves.host_slots.HostSlots`. Writes cross the link's other direction, and nothing waits for them."""
 
+    completes_later = False
+
     def __init__(
         self, count: int, block_bytes: int, timeline: Timeline, bytes_per_second: float, wake: Callable[[], None]
     ) -> None:

@@ -17,7 +17,7 @@ MOST_USES = 8
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """A block whose content the pool forgets."""
+    """A block whose content the pool forgets, or is about to forget."""
 
     block: int
     content: bytes

@@ -1,7 +1,7 @@
 """Which KV block is whose. The bytes themselves belong to the backend."""
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -34,6 +34,13 @@ class ReleaseOrder:
         earlier, later = self._earlier[block], self._later[block]
         self._later[earlier], self._earlier[later] = later, earlier
         self._count -= 1
+
+    def first(self, most: int) -> Iterator[int]:
+        """Up to `most` blocks from the queue's beginning. It must not change meanwhile."""
+        block = self._later[self._end]
+        while most and block != self._end:
+            yield block
+            block, most = self._later[block], most - 1
 
     def take_first(self) -> int:
         """Remove and return the block that was added before all others."""
@@ -92,7 +99,16 @@ class BlockPool:
     @property
     def free_blocks(self) -> int:
         """Blocks that no request or transfer holds, cached ones included."""
-        return self.total_blocks - self._fresh + len(self._blank) + len(self._cached)
+        return self.blank_blocks + len(self._cached)
+
+    @property
+    def blank_blocks(self) -> int:
+        """How many blocks can be allocated before cached ones are evicted."""
+        return self.total_blocks - self._fresh + len(self._blank)
+
+    def next_evicted(self, most: int) -> list[Evicted]:
+        """Up to `most` of the cached blocks, those first that would be evicted first."""
+        return [self._content_of(block) for block in self._cached.first(most)]
 
     @property
     def references(self) -> Sequence[int]:
@@ -199,10 +215,8 @@ class BlockPool:
 
     def _evict(self) -> Evicted:
         block = self._cached.take_first()
-        content = self._hashes[block]
-        assert content is not None
-        draftless = content in self._draftless
-        evicted = Evicted(block, content, self._parents[block], self._indices[block], draftless)
+        evicted = self._content_of(block)
+        content = evicted.content
         del self._block_by_hash[content]
         self._hashes[block] = None
         self._draftless.discard(content)
@@ -212,3 +226,8 @@ class BlockPool:
         else:
             self._removed[content] = None
         return evicted
+
+    def _content_of(self, block: int) -> Evicted:
+        content = self._hashes[block]
+        assert content is not None
+        return Evicted(block, content, self._parents[block], self._indices[block], content in self._draftless)

@@ -18,6 +18,8 @@ class HostSlots(Protocol):
     """
 
     count: int
+    # Whether copies may complete after the call that begins them.
+    completes_later: bool
 
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
         """Copy each of the pool's `blocks`, with all layers, to the slot at the same place of `slots`."""
@@ -32,6 +34,8 @@ class HostSlots(Protocol):
 
 class PlainSlots:
     """A `HostSlots` next to a pool that is in host memory too. Copies have completed when the call returns."""
+
+    completes_later = False
 
     def __init__(self, pool: Pool, count: int) -> None:
         """pool: uint8 [layers, blocks, bytes of a block in a layer]. Raises MemoryError if there is no memory."""

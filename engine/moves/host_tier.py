@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.blocks.host_blocks import Evicted, HostBlocks
+from engine.blocks.kv_pool import BlockPool
 from engine.moves.host_slots import HostSlots
 from engine.pace.smoothing import SmoothedRatio
 from mesh.domain.workers import HostTierStatus
@@ -11,6 +12,9 @@ from transfer.memory import Pending
 
 # Weight of the past against one more read.
 READ_DECAY = 0.9
+# Where copies take a while, this many blocks are copied before they are evicted: about as many as prompts that are
+# admitted together take.
+AHEAD_BLOCKS = 256
 
 
 class HostTier:
@@ -26,6 +30,8 @@ class HostTier:
         self._slots = slots
         self._block_bytes = block_bytes
         self._written = self._read = 0
+        # Blocks of the pool that are being copied.
+        self._copying: dict[int, Pending[None]] = {}
         self._bytes_per_second = SmoothedRatio()
 
     @property
@@ -35,14 +41,33 @@ class HostTier:
         )
 
     def keep(self, evicted: Sequence[Evicted]) -> None:
-        """Copy these blocks to host memory, unless they are there already. After that their places in the pool are
-        free.
+        """Copy these blocks to host memory, unless they are there already, and wait for their copies: afterwards their
+        places in the pool are free.
         """
+        self._write(evicted)
+        with span("engine.keep_on_host", blocks=len(evicted)):
+            for each in evicted:
+                if (copy := self._copying.pop(each.block, None)) is not None:
+                    copy.result()
+
+    def write_ahead(self, pool: BlockPool) -> None:
+        """Begin to copy what the pool will evict next, so that `keep` need not wait for it. To be called while the
+        device computes.
+        """
+        if not self._slots.completes_later or pool.blank_blocks >= AHEAD_BLOCKS:
+            return
+        self._copying = {block: copy for block, copy in self._copying.items() if not copy.completed}
+        # One such copy at a time leaves the link to reads.
+        if not self._copying:
+            self._write(pool.next_evicted(AHEAD_BLOCKS))
+
+    def _write(self, blocks: Sequence[Evicted]) -> None:
+        """Begin to copy those of the blocks that are not in host memory yet."""
         # A block may get the slot of one that was added just before it: the later copy stays.
-        places = [(each.block, slot) for each in evicted if (slot := self.blocks.add(each)) is not None]
+        places = [(each.block, slot) for each in blocks if (slot := self.blocks.add(each)) is not None]
         if places:
-            with span("engine.keep_on_host", blocks=len(places)):
-                self._slots.write([block for block, _ in places], [slot for _, slot in places]).result()
+            copied, slots = [block for block, _ in places], [slot for _, slot in places]
+            self._copying.update(dict.fromkeys(copied, self._slots.write(copied, slots)))
             self._written += len(places)
 
     def begin_read(self, contents: Sequence[bytes], blocks: Sequence[int]) -> Pending[float]:

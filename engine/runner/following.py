@@ -149,7 +149,7 @@ class _WatchedSlots:
         self._slots = slots
         self._layers = layers
         self._landings = landings
-        self.count = slots.count
+        self.count, self.completes_later = slots.count, slots.completes_later
 
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
         return self._slots.write(blocks, slots)

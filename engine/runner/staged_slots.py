@@ -27,6 +27,7 @@ class StagedSlots:
         """
         assert pool.is_contiguous()
         self.count = count
+        self.completes_later = pool.is_cuda
         # [blocks, layers, words] of int64, because not every operation takes one-byte floats.
         self._pool = pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1)
         layers, words = self._pool.shape[1:]

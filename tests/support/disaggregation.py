@@ -13,7 +13,7 @@ from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, 
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
-from tests.support.later_slots import read_later
+from tests.support.later_slots import copy_later
 from tests.support.remote_prompts import first_output_of, first_token_of, prefill_of
 from transfer.config import TransferConfig
 from transfer.events import PushEnded
@@ -36,11 +36,11 @@ def moving_engine(
     layerwise_tokens: int = 1 << 30,
     **settings: Any,
 ) -> Engine:
-    """An oracle engine whose transfers go through the fabric, as do its reads from host memory."""
+    """An oracle engine whose transfers go through the fabric, as do its copies to host memory and back."""
     config = oracle_config(transfer=TransferConfig(layerwise_tokens=layerwise_tokens), **settings)
     backend = backend_type(config)
     if isinstance(config.host_blocks, int) and config.host_blocks:
-        read_later(backend, config.host_blocks, fabric.later)
+        copy_later(backend, config.host_blocks, fabric.later, fabric.later)
     agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens)
     return Engine(config, backend, lambda: 0.0, agent)
 

@@ -106,6 +106,8 @@ def test_changes_are_reported_net() -> None:
 class ListedSlots:
     """Slots next to a pool whose blocks hold one value each."""
 
+    completes_later = False
+
     def __init__(self, pool: list[bytes], count: int) -> None:
         self.count = count
         self._pool = pool

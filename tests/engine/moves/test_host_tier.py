@@ -28,15 +28,15 @@ from tests.support.engines import (
     submit_of,
 )
 from tests.support.fake_agent import Fabric
-from tests.support.later_slots import read_later
+from tests.support.later_slots import copy_later
 
 
-def slow_engine(**settings: Any) -> tuple[Engine, list[Callable[[], None]]]:
-    """An engine with overlap, and its reads from host memory, which the test carries out."""
+def slow_engine(**settings: Any) -> tuple[Engine, list[Callable[[], None]], list[Callable[[], None]]]:
+    """An engine with overlap; its reads from host memory and its writes, which the test carries out."""
     config = oracle_config(**{"total_blocks": 8, "overlap": "on", **settings})
-    backend, reads = DeferredOracle(config), list[Callable[[], None]]()
-    read_later(backend, 64, reads.append)
-    return Engine(config, backend, lambda: 0.0), reads
+    backend, reads, writes = DeferredOracle(config), list[Callable[[], None]](), list[Callable[[], None]]()
+    copy_later(backend, 64, reads.append, writes.append)
+    return Engine(config, backend, lambda: 0.0), reads, writes
 
 
 def finished(engine: Engine, *submits: Any) -> Transcript:
@@ -156,7 +156,7 @@ def test_sessions_over_a_small_pool_are_exact(host_blocks: int, drafts: int, ahe
 
 
 def test_a_read_holds_its_blocks_after_the_requests_end() -> None:
-    engine, reads = slow_engine()
+    engine, reads, _ = slow_engine()
     prompt = prompt_of(64 * 5 + 10, seed=1)
     finished(engine, submit_of(1, prompt, 1), submit_of(2, prompt_of(64 * 7 + 10, seed=2), 1))
     engine.submit(submit_of(3, prompt, 20))
@@ -172,7 +172,7 @@ def test_a_read_holds_its_blocks_after_the_requests_end() -> None:
 
 
 def test_others_go_on_while_a_request_reads() -> None:
-    engine, reads = slow_engine(total_blocks=16)
+    engine, reads, _ = slow_engine(total_blocks=16)
     prompt, other = prompt_of(64 * 9 + 10, seed=1), prompt_of(100, seed=4)
     finished(engine, submit_of(1, prompt, 1), submit_of(2, prompt_of(64 * 15 + 10, seed=2), 1))
     engine.submit(submit_of(3, prompt, 20))
@@ -185,8 +185,47 @@ def test_others_go_on_while_a_request_reads() -> None:
     assert_at_rest(engine)
 
 
+def test_blocks_are_copied_before_they_are_evicted() -> None:
+    engine, _, writes = slow_engine(total_blocks=16)
+    prompts = {key: prompt_of(64 * 5 + 10, seed=key) for key in range(4)}
+    finished(engine, submit_of(0, prompts[0], 1))
+    # Its blocks are copied although nothing has been evicted; until they are, no other block is.
+    finished(engine, submit_of(1, prompts[1], 1))
+    assert len(writes) == 1 and status(engine).written_blocks == 5
+    writes[0]()
+    finished(engine, submit_of(2, prompts[2], 1))
+    assert len(writes) == 2
+    # Nothing waits for a copy that has been carried out, and what is evicted before its own is waited for.
+    exact(finished(engine, submit_of(3, prompts[3], 40)), {3: prompts[3]})
+    assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_are_exact_however_late_copies_are(seed: int) -> None:
+    engine, reads, writes = slow_engine(total_blocks=24, max_requests=4, max_step_tokens=128)
+    rng, transcript = random.Random(seed), Transcript()
+    sessions = {key: prompt_of(rng.randrange(100, 300), seed=key) for key in range(10)}
+    for turn in range(4):
+        for session, said in sessions.items():
+            engine.submit(submit_of(100 * turn + session, said, rng.randrange(1, 60)))
+        while len(transcript.ends) < len(sessions) * (turn + 1):
+            engine.poll_transfers()
+            if engine.has_work() and rng.random() < 0.8:
+                transcript.record(engine.step())
+            elif reads and rng.random() < 0.5:
+                reads.pop(rng.randrange(len(reads)))()
+            elif writes:
+                writes.pop(rng.randrange(len(writes)))()
+        for session, said in sessions.items():
+            exact(transcript, {100 * turn + session: said})
+            sessions[session] = said + transcript.token_ids[100 * turn + session] + prompt_of(9, seed=session)
+    assert status(engine).read_blocks > 10
+    transcript.run(engine)
+    assert_at_rest(engine)
+
+
 def test_equal_prompts_read_their_prefix_once() -> None:
-    engine, reads = slow_engine(total_blocks=16)
+    engine, reads, _ = slow_engine(total_blocks=16)
     shared = prompt_of(64 * 5, seed=1)
     finished(engine, submit_of(1, [*shared, 1], 1), submit_of(2, prompt_of(64 * 15 + 10, seed=2), 1))
     prompts = {key: [*shared, *prompt_of(20, seed=key)] for key in (3, 4, 5)}
