@@ -30,7 +30,7 @@ class DiskConfig(Config):
     """Size of the file. It is allocated at the start."""
     least_uses: int = Field(default=1, ge=0)
     """A block is written to disk once it was fetched, or offered again, this many times; 0 writes every block."""
-    threads: int = Field(default=4, ge=1, le=64)
+    threads: int = Field(default=8, ge=1, le=64)
     """Most reads at a time."""
 
 

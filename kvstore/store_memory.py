@@ -8,14 +8,9 @@ from transfer.host_memory import HostMemory
 from transfer.shared_memory import SharedMemory
 from transfer.ticket import SlabHandle
 
-# Direct I/O needs offsets, lengths and memory aligned to this; it is at least the sector size of every common medium.
-ALIGNMENT = 4096
-
 
 class StoreMemory(HostMemory):
-    """Memory that begins on a page, so that disks can read into it and write from it directly. Workers of the same host
-    may map it.
-    """
+    """Workers of the same host may map it."""
 
     def __init__(self, layers: int, blocks: int, piece_bytes: int) -> None:
         self._shared = SharedMemory(blocks * layers * piece_bytes)

@@ -35,7 +35,7 @@ UNKNOWN_TAG = "unknown_tag"
 # An answer often comes within microseconds, while falling asleep and being woken takes some twenty.
 _BUSY_POLL_SECONDS = 200e-6
 # Waking a store for the next lookup takes longer than answering it, so a store polls longer. A worker does not, because
-# its steps need the interpreter lock.
+# its steps need the interpreter lock. Nor does a store whose disk is being read: the threads that read need it.
 _STORE_BUSY_POLL_SECONDS = 1e-3
 # Between GPUs a push takes a millisecond, and half as long again if its threads slept: they wake on other cores, or
 # with cold caches. While a transfer is open, bytes may come at any time, so the thread polls on.
@@ -128,7 +128,7 @@ class Exchange:
         if self.needs_polling and (self._landings or self._pushes or self.fetcher.open):
             return _OPEN_BUSY_POLL_SECONDS
         if self.server is not None:
-            return _STORE_BUSY_POLL_SECONDS
+            return 0.0 if self.server.awaits_blocks else _STORE_BUSY_POLL_SECONDS
         return _BUSY_POLL_SECONDS if self.in_flight else 0.0
 
     @property

@@ -1,6 +1,6 @@
 """Fetching blocks from a store's disk, compared with the disk's own rate and with the store's memory.
 
-    python -m bench.kv_store.disk DIRECTORY [--blocks 96] [--rounds 5]
+    python -m bench.kv_store.disk DIRECTORY [--blocks 36] [--rounds 5]
 
 DIRECTORY lies on the disk that is measured. A store has memory for two of three chains. Each round fetches the chains
 in turn, so that a chain is not in memory when its turn comes, and fetches each again at once, when it is. The medium's
@@ -11,7 +11,6 @@ sent. Figures are medians.
 
 import argparse
 import asyncio
-import mmap
 import os
 import secrets
 import statistics
@@ -27,10 +26,11 @@ import numpy as np
 import uvloop
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from bench.kv_store.fetch import HASH_BYTES, LAYERS, PIECE_BYTES
+from bench.kv_store.fetch import HASH_BYTES, PIECE_BYTES
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from kvstore.config import DiskConfig
 from kvstore.directory import BlockDirectory
+from kvstore.disk.block_file import huge_buffer
 from kvstore.disk.tier import DiskTier
 from kvstore.store_memory import StoreMemory
 from mesh.channel import Channels
@@ -38,7 +38,9 @@ from transfer.config import TransferConfig
 from transfer.kept_macs import KeptMacs
 
 CHAINS = 3
-THREADS = 4
+# Those of DeepSeek-R1 in bf16: a block has 4.5 MB.
+LAYERS = 61
+THREADS = 8
 BLOCK_BYTES = LAYERS * PIECE_BYTES
 # Headers take a page or two of a slot.
 SLOT_BYTES = BLOCK_BYTES + (8 << 10)
@@ -49,7 +51,7 @@ SETTLE_SECONDS = 0.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--blocks", type=int, default=96, help="of a chain; %(default)s if not given")
+    parser.add_argument("--blocks", type=int, default=36, help="of a chain; %(default)s if not given")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     with TemporaryDirectory(dir=arguments.directory) as scratch:
@@ -162,7 +164,7 @@ def write_blocks(path: Path, blocks: int) -> None:
 def read_blocks(path: Path, blocks: int) -> float:
     """Seconds of reading the whole file, past the page cache."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(THREADS)]
+    buffers = [memoryview(huge_buffer(BLOCK_BYTES))[:BLOCK_BYTES] for _ in range(THREADS)]
 
     def read(thread: int) -> None:
         for block in range(thread, blocks, THREADS):

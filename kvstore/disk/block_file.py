@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from kvstore.disk.content import Content
 from kvstore.keys import Key
 from kvstore.quotas import Tenant
-from kvstore.store_memory import ALIGNMENT
 from transfer.ticket import BlockMac
 
+# Direct I/O needs offsets, lengths and memory aligned to this; it is at least the sector size of every common medium.
+ALIGNMENT = 4096
+_HUGE_PAGE = 2 << 20
 _CHECKSUM_BYTES = 16
 _LENGTH_BYTES = 4
 # Size of a header without its MACs, as MessagePack: a worker's id has at most 256 characters of 4 bytes.
@@ -79,10 +82,8 @@ class BlockFile:
     """Thread-safe, except that a slot must be written by one thread while no other reads it. Raises OSError."""
 
     def __init__(self, path: Path, layers: int, block_bytes: int, size_bytes: int, threads: int) -> None:
-        """`threads`: how many threads may read and write at a time.
-
-        Blocks whose size is a multiple of the page size bypass the page cache. Their memory must then be page-aligned,
-        as it is in `StoreMemory`. Raises TooSmall, and BlockingIOError if another process uses the file.
+        """`threads`: how many threads may read and write at a time. Raises TooSmall, and BlockingIOError if another
+        process uses the file.
         """
         self._shape = Shape(_VERSION, layers, block_bytes)
         self._header_bytes = _aligned(_LENGTH_BYTES + _NAMES_BYTES + layers * _TAG_BYTES + _CHECKSUM_BYTES)
@@ -90,14 +91,13 @@ class BlockFile:
         self.slots = (size_bytes - ALIGNMENT) // self._slot_bytes
         if self.slots <= 0:
             raise TooSmall(f"one block takes {self._slot_bytes} bytes on disk: raise disk.bytes")
-        self._file = _open(path, direct=not block_bytes % ALIGNMENT)
+        self._file = _open(path)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _allocate(self._file, ALIGNMENT + self.slots * self._slot_bytes)
-            # Page-aligned buffers for headers.
             self._buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
             for _ in range(threads):
-                self._buffers.put(mmap.mmap(-1, self._header_bytes))
+                self._buffers.put(huge_buffer(self._slot_bytes))
             self._file_id = self._begin()
         except BaseException:
             os.close(self._file)
@@ -107,27 +107,30 @@ class BlockFile:
         os.close(self._file)
 
     def write(self, slot: int, content: Content, block: memoryview, mac: BlockMac | None) -> None:
-        checksum = xxhash.xxh3_128_digest(block)
-        header = _Header(self._file_id, content.key, checksum, mac, content.tenant, content.parent)
-        with self._buffer() as page:
-            _put(page, header)
-            _whole(os.pwritev(self._file, [page, block], self._offset(slot)), len(page) + len(block))
+        with self._buffer() as buffer:
+            body = self._body(buffer)
+            _copy(body, block)
+            checksum = xxhash.xxh3_128_digest(body)
+            _put(
+                buffer[: self._header_bytes],
+                _Header(self._file_id, content.key, checksum, mac, content.tenant, content.parent),
+            )
+            _whole(os.pwrite(self._file, buffer, self._offset(slot)), self._slot_bytes)
 
     def read(self, slot: int, key: Key, block: memoryview) -> BlockMac | None:
-        """Read the block of that key into `block`, and return its MAC.
-
-        Raises DamagedBlock; in any case the old content of `block` is lost.
-        """
-        with self._buffer() as page:
-            _whole(os.preadv(self._file, [page, block], self._offset(slot)), len(page) + len(block))
-            header = self._header(page)
-        if header is None or header.key != key or header.checksum != xxhash.xxh3_128_digest(block):
-            raise DamagedBlock
-        return header.mac
+        """Read the block of that key into `block`, and return its MAC. Raises DamagedBlock, with `block` untouched."""
+        with self._buffer() as buffer:
+            _whole(os.preadv(self._file, [buffer], self._offset(slot)), self._slot_bytes)
+            header, body = self._header(buffer[: self._header_bytes]), self._body(buffer)
+            if header is None or header.key != key or header.checksum != xxhash.xxh3_128_digest(body):
+                raise DamagedBlock
+            _copy(block, body)
+            return header.mac
 
     def content_of(self, slot: int) -> Content | None:
         """What the slot's header says it contains; only `read` checks whether it does."""
-        with self._buffer() as page:
+        with self._buffer() as buffer:
+            page = buffer[: self._header_bytes]
             _whole(os.preadv(self._file, [page], self._offset(slot)), self._header_bytes)
             header = self._header(page)
         return None if header is None else Content(header.key, header.tenant, header.parent)
@@ -148,6 +151,10 @@ class BlockFile:
                 _whole(os.pwrite(self._file, page, 0), ALIGNMENT)
         return begin.file_id
 
+    def _body(self, buffer: memoryview) -> memoryview:
+        """The block in a buffer of its slot."""
+        return buffer[self._header_bytes : self._header_bytes + self._shape.block_bytes]
+
     def _offset(self, slot: int) -> int:
         assert 0 <= slot < self.slots
         return ALIGNMENT + slot * self._slot_bytes
@@ -156,8 +163,7 @@ class BlockFile:
     def _buffer(self) -> Iterator[memoryview]:
         buffer = self._buffers.get()
         try:
-            with memoryview(buffer) as view:
-                yield view
+            yield memoryview(buffer)[: self._slot_bytes]
         finally:
             self._buffers.put(buffer)
 
@@ -180,11 +186,26 @@ def _get(page: memoryview, message_type: type[MessageT]) -> MessageT | None:
     return None
 
 
-def _open(path: Path, direct: bool) -> int:
-    """`direct`: bypass the page cache, if the file system can; it would keep blocks that are in memory already."""
+def huge_buffer(size_bytes: int) -> mmap.mmap:
+    """Memory in huge pages, where this process may have them.
+
+    Direct reads into it need a third of the processor time of those into pages of 4 KiB, as the store's memory mostly
+    has, and are more than twice as fast. That pays for the copy.
+    """
+    buffer = mmap.mmap(-1, -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
+def _copy(to: memoryview, source: memoryview) -> None:
+    """Without the interpreter lock."""
+    np.frombuffer(to, np.uint8)[:] = np.frombuffer(source, np.uint8)
+
+
+def _open(path: Path) -> int:
+    """Bypass the page cache, if the file system can: it would keep blocks that are in memory already."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    if not direct:
-        return os.open(path, flags, 0o600)
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:

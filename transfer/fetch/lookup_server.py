@@ -78,6 +78,8 @@ class _Open:
     lookup: Lookup
     outgoing: Outgoing
     carrier: Sender | Referrals
+    # How many of its blocks have not got their bytes yet.
+    lacking: int
 
     def give_up(self, error: str) -> None:
         self.carrier.give_up(self.outgoing, error)
@@ -125,6 +127,11 @@ class LookupServer:
         """Number of answers in progress."""
         return len(self._open)
 
+    @property
+    def awaits_blocks(self) -> bool:
+        """Whether an answer in progress waits for blocks that are being read."""
+        return any(answer.lacking for answer in self._open.values())
+
     def open_session(self, session_id: int, key: bytes) -> None:
         """Open a session. Opening it again keeps its count of messages, so its lease can be renewed at any time."""
         known = self._sessions.get(session_id)
@@ -149,6 +156,7 @@ class LookupServer:
             answer.give_up("the blocks could not be read")
         else:
             answer.outgoing.push.computed(self._memory.layers, ready)
+            answer.lacking = len(answer.outgoing.blocks) - ready
 
     def accept(self, arrival: Arrival) -> bool:
         """Receive a lookup or a receipt. False for other messages."""
@@ -243,7 +251,9 @@ class LookupServer:
             macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
         )
         carrier = self._referrals if lookup.mapped else self._sender
-        self._open[session.session_id, lookup.sequence] = _Open(session, lookup, outgoing, carrier)
+        self._open[session.session_id, lookup.sequence] = _Open(
+            session, lookup, outgoing, carrier, len(blocks) - found.ready
+        )
         carrier.open(outgoing)
 
     def _send_answer(self, session: _Session, lookup: Lookup, answer: Answer) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
+from kvstore.disk.block_file import ALIGNMENT, BlockFile, DamagedBlock, TooSmall
 from kvstore.disk.content import Content
-from kvstore.store_memory import ALIGNMENT, StoreMemory
+from kvstore.store_memory import StoreMemory
 from transfer.ticket import BlockMac
 
 LAYERS, BLOCK_BYTES = 3, 9000
@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back_with_its_macs(tmp_path: Path) -> None:
     file.close()
 
 
-def test_page_sized_blocks_are_read_and_written_in_place(tmp_path: Path) -> None:
+def test_blocks_go_from_and_to_a_stores_memory(tmp_path: Path) -> None:
     piece_bytes = ALIGNMENT // 2
     memory = StoreMemory(layers=6, blocks=4, piece_bytes=piece_bytes)
     drawn = np.random.default_rng(0).integers(0, 256, (6, 2, piece_bytes), np.uint8)
