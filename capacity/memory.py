@@ -1,15 +1,11 @@
-"""Bytes of a model's weights that one GPU of a worker holds, from the engine's own list of tensors."""
+"""Bytes of a model's weights that one GPU of a worker holds, and those in host memory."""
 
 from dataclasses import dataclass
 from functools import cache
 
-import torch
-
-from engine.exchange.alone import Alone
+from engine.memory.weight_bytes import weight_bytes
 from engine.model.config import ModelConfig
-from engine.parallel.layout import Layout, Place
-from engine.weights.loading import make_allocator
-from engine.weights.sizes import sizes_of
+from engine.parallel.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,5 @@ class Weights:
 @cache
 def weights_of(config: ModelConfig, gpus: int) -> Weights:
     """The weights with all experts on the GPUs. Raises ConfigError if the GPUs cannot divide the experts."""
-    exchange = Alone(Place(Layout(dp=gpus, ep=gpus)))
-    sizes = sizes_of(config, make_allocator(config, torch.bfloat16, torch.device("meta"), "quantized", exchange))
-    expert_layers = sum(not config.is_dense(layer) for layer in range(config.num_hidden_layers))
-    return Weights(sizes.layer_experts, expert_layers, sizes.weights - expert_layers * sizes.layer_experts)
+    found = weight_bytes(config, Layout(dp=gpus, ep=gpus))
+    return Weights(found.layer_experts, found.expert_layers, found.rest + found.drafts)

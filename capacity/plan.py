@@ -16,11 +16,11 @@ from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
 from engine.memory.memory_plan import blocks_for_others
+from engine.memory.rank_memory import work_bytes
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import AT_LOAD, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
-from engine.weights.offloading import work_bytes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
 from mesh.errors import ConfigError

@@ -1,16 +1,14 @@
 """The GPUs of this machine, and which worker gets which. Without torch, which the supervisor does not load."""
 
-import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from engine.settings.card import find_cards
 from mesh.errors import ConfigError
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-_DRIVER = "libcuda.so.1"
-_SUCCESS = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Gpu:
 
 def find_gpus() -> tuple[str, ...]:
     """The GPUs that processes started from here can use, by name, in CUDA's order; empty without a driver."""
-    return name_gpus(_count_gpus(), os.environ.get(VISIBLE_DEVICES))
+    return name_gpus(len(find_cards()), os.environ.get(VISIBLE_DEVICES))
 
 
 def name_gpus(count: int, visible: str | None) -> tuple[str, ...]:
@@ -64,15 +62,3 @@ def assign(workers: Mapping[str, int], gpus: Sequence[str]) -> dict[str, Gpu]:
         first, *others = (gpus[index] for index in order)
         assigned[worker] = Gpu(first, tuple(others), max(sharing[index] for index in order[:ranks]), ranks)
     return assigned
-
-
-def _count_gpus() -> int:
-    """The driver's count. It respects CUDA_VISIBLE_DEVICES, and excludes GPUs that a container hides."""
-    count = ctypes.c_int(0)
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError:
-        return 0
-    if driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
-        return 0
-    return count.value

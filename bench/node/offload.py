@@ -29,13 +29,13 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT
 from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.peer import PeerExchange
+from engine.memory.rank_memory import work_bytes
 from engine.model.state import make_state
 from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
-from engine.weights.offloading import work_bytes
 from mesh.config import ObserveConfig
 from mesh.observe import configure
 from mesh.start_times import StartTimes, process_seconds

@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.memory.memory_plan import free_bytes
+from engine.memory.free_memory import free_bytes
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from mesh.domain.requests import TokenRequest

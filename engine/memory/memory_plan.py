@@ -1,7 +1,4 @@
-"""How many blocks the KV pool gets: it takes what weights, the largest step, captured graphs and transfers leave."""
-
-import psutil
-import torch
+"""How many blocks the KV pool gets: what weights, the largest step, captured graphs and transfers leave. Pure."""
 
 from mesh.blocks import blocks_for
 from mesh.errors import ConfigError
@@ -13,21 +10,6 @@ CPU_POOL_BYTES = 1 << 30
 STAGED_BYTES_PER_HASH_BYTE = 16
 # Memory that CUDA and its libraries take in each process that computes on a GPU, unknown to torch.
 LIBRARY_BYTES = 1 << 30
-
-
-def free_bytes(device: torch.device, share: float = 1.0) -> int:
-    """Memory that this process can still allocate on the device, what torch keeps for later included.
-
-    With a `share` of a GPU below 1 it is no more than is left of the share: processes that load at the same time may
-    not have taken theirs yet.
-    """
-    if device.type == "cpu":
-        return psutil.virtual_memory().available
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    if share == 1:
-        return free
-    return min(free, left_of_share(total, share, torch.cuda.memory_reserved(device)))
 
 
 def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:

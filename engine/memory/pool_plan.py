@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.memory.free_memory import free_bytes
 from engine.memory.memory_plan import (
     CPU_POOL_BYTES,
     affordable_blocks,
     blocks_for_others,
-    free_bytes,
     transfer_bytes,
 )
 from engine.memory.profiling import graph_bytes, workspace_bytes
@@ -18,12 +18,12 @@ from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.runner.capture import CudaCapture
+from engine.runner.graph_sizes import graph_sizes
 from engine.runner.sizes import (
     capture_decoding,
     capture_drafting,
     capture_prompts,
     captured_prompts,
-    graph_sizes,
     most_draft_positions,
 )
 from engine.runner.staged_slots import staged_blocks

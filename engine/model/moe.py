@@ -10,6 +10,7 @@ import torch
 from engine.exchange.interface import Begun
 from engine.model.activations import InputForm, Normalized
 from engine.model.allocator import Allocator
+from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
 from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
@@ -22,12 +23,6 @@ from kernels.fp8_gemm.operands import BLOCK
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
-# How many tokens' copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
-CHUNK_TOKENS = 8192
-# If ranks divide the experts, there are twice as many tokens, of all ranks together: each of R1's 256 experts then has
-# some 512 rows instead of 256, fewer of them are padding, and four H200 compute prompts 8% faster. The workspace
-# doubles too, since all copies may be one rank's.
-DIVIDED_CHUNKS = 2
 # Up to this many tokens a step waits for the gate, the placement of rows and other ranks, not for multiprocessors. So
 # shared experts that are a layer of their own run on a side stream meanwhile.
 ASIDE_TOKENS = 256

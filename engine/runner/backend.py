@@ -27,13 +27,14 @@ from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
 from engine.runner.following import Following
+from engine.runner.graph_sizes import graph_sizes
 from engine.runner.kept_speed import keep_speed, read_speed, speed_file
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
 from engine.runner.plain_steps import PlainSteps
 from engine.runner.sampler import Sampler
-from engine.runner.sizes import capture_prompts, captured_prompts, graph_sizes, padded_size, step_sizes
+from engine.runner.sizes import capture_prompts, captured_prompts, padded_size, step_sizes
 from engine.runner.spreading import Spreading
 from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps

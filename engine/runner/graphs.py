@@ -59,13 +59,6 @@ def _parts(row: Row, width: int) -> list[Row]:
     ]
 
 
-def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
-    """Numbers of rows, closest together where one row more costs most. coarse: fewer, for graphs of several depths."""
-    step = 16 if coarse else 8
-    sizes = [1, 2, 4, 8, *range(step, min(max_requests, 128), step), *range(128, max_requests, 4 * step), max_requests]
-    return sorted({size for size in sizes if size <= max_requests})
-
-
 class DecodeGraphs:
     """Graphs of decode steps by number of rows; a batch runs in the next larger one, and padding rows fill that up."""
 

@@ -13,9 +13,8 @@ from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.graphs import DraftGraphs
 from engine.model.context import DeviceState
 from engine.model.model import Model
-from engine.pace.tails import most_rows
 from engine.runner.capture import Capture
-from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.step.two_batch import TwoBatch
 from mesh.blocks import blocks_for
@@ -47,18 +46,6 @@ def padded_size(tokens: int, sizes: Sequence[int]) -> int:
     """
     place = bisect_left(sizes, tokens)
     return sizes[place] if place < len(sizes) else tokens
-
-
-def graph_sizes(config: EngineConfig) -> list[int]:
-    """Ascending numbers of rows of decode graphs. Steps with drafts have no more rows than the state has."""
-    most = config.max_requests
-    if config.graph_rows is not None:
-        sizes = {min(rows, most) for rows in config.graph_rows} if config.drafts.most else {*config.graph_rows}
-    elif config.drafts.most:
-        sizes = {*default_sizes(most, coarse=config.drafts.next_n == "auto")}
-    else:
-        sizes = {*default_sizes(most), *default_sizes(most_rows(most, config.max_step_tokens))}
-    return sorted(sizes)
 
 
 def capture_decoding(

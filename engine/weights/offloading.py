@@ -6,21 +6,17 @@ import torch
 from psutil import virtual_memory
 
 from engine.config import ResolvedEngineConfig
-from engine.memory.memory_plan import free_bytes, transfer_bytes
+from engine.memory.free_memory import free_bytes
+from engine.memory.memory_plan import transfer_bytes
+from engine.memory.rank_memory import work_bytes
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
-from engine.model.moe import chunk_tokens
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
 from engine.weights.sizes import Sizes, sizes_of
 from mesh.errors import ConfigError
 
 _log = logging.getLogger("deepmesh.engine")
-
-# Bytes of graphs, the sampler, and what libraries take for themselves.
-FIXED_WORK_BYTES = 1 << 30
-# How many tensors of the hidden states' size a layer holds at a time.
-HIDDEN_STATES = 8
 
 
 class Offloading:
@@ -95,18 +91,3 @@ class Offloading:
                 f"engine.offload takes {ranks * rank_bytes / GB:.1f} GB of host memory for the host's {ranks} ranks,"
                 f" and {there / GB:.1f} GB are free: lower engine.offload.layers, or give the host more"
             )
-
-
-def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: int) -> int:
-    """About what a step's tensors take, before there is a model to run one: for DeepSeek-R1 and 16,384 tokens 8 GB,
-    11 on ranks that divide the experts. ranks: how many divide them, with as many tokens each.
-
-    Queries, keys, values and outputs of all heads, hidden states, and the copies of a chunk's tokens for their experts.
-    """
-    heads = config.num_attention_heads * 2 * (config.qk_head_dim + config.v_head_dim)
-    token_bytes = (heads + HIDDEN_STATES * config.hidden_size) * item_bytes
-    copies = config.num_experts_per_tok + config.n_shared_experts
-    # A copy in FP8, gate and up, what is between, its form in FP8, and the output.
-    copy_bytes = config.hidden_size * (1 + item_bytes) + config.moe_intermediate_size * (3 * item_bytes + 1)
-    copied_tokens = min(step_tokens, chunk_tokens(ranks)) * ranks
-    return FIXED_WORK_BYTES + step_tokens * token_bytes + copied_tokens * copies * copy_bytes

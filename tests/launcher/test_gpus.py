@@ -55,7 +55,7 @@ def test_the_own_gpu_is_the_first_that_a_process_sees() -> None:
 
 
 def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.gpus._DRIVER", "libno-such-driver.so")
+    monkeypatch.setattr("engine.settings.card._DRIVER", "libno-such-driver.so")
     assert find_gpus() == ()
 
 
