@@ -121,6 +121,7 @@ docs: .venv/installed
 	$(BIN)/deepmesh config --markdown > docs/configuration.md
 	$(BIN)/python -m tools.metrics_page > docs/metrics.md
 	$(BIN)/python -m tools.modules_page > docs/modules.md
+	$(BIN)/python -m capacity.choices_page > docs/choices.md
 	$(BIN)/python -m deploy.observe.board
 
 # Builds the documentation in out/site. Fails on a broken link.

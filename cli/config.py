@@ -7,8 +7,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from cli.aims import BALANCED, AimOption, ExactOption, check_aim
+from launcher.hub import find_model
 from launcher.plan import MODULES
 from mesh.config_keys import did_you_mean
+from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 
 
@@ -26,6 +29,22 @@ def config(
         typer.Argument(metavar="SERVICE", help=f"{', '.join(Service)}; by default all of them, one after the other."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="All services, as docs/configuration.md.")] = False,
+    resolved: Annotated[
+        bool,
+        typer.Option("--resolved", help="What a worker would choose for a model on GPUs, and why. Nothing is started."),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="With --resolved: the model; config.json is enough.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=8, help="With --resolved: GPUs of the worker.")] = 1,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --resolved: h200, h100, ...; by default this machine's.")
+    ] = None,
+    aim: AimOption = BALANCED,
+    exact: ExactOption = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --resolved: as for the service.")
+    ] = None,
 ) -> None:
     """Print every key of a service's configuration, with its type, default and meaning."""
     # Imported here because it loads every service's configuration.
@@ -35,6 +54,15 @@ def config(
         typer.echo(configuration_page(), nl=False)
         return
     console = Console(highlight=False)
+    if resolved:
+        from cli.resolved import cards_of, engine_of, print_resolved
+
+        if service not in (Service.decode, Service.prefill) or model is None:
+            raise ConfigError("--resolved says what a worker chooses: deepmesh config decode --resolved --model DIR")
+        check_aim(aim)
+        engine = engine_of(find_model(model, weights=False), gpus, aim, exact=exact, settings=settings or ())
+        print_resolved(engine, WorkerRole(service), cards_of(gpu, gpus, engine), console)
+        return
     for each in Service if service is None else (_service(service),):
         _print(each, console)
 

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from cli.aims import BALANCED, AimOption, ExactOption, check_aim
 from cli.endpoints import API_KEY_VARIABLE, HostOption
-from cli.settings.check import GatewayKeys, check_settings, check_weights, gateway_config, gateway_keys
+from cli.settings.check import GatewayKeys, check_memory, check_settings, check_weights, gateway_config, gateway_keys
 from launcher.composition import compose, device_list
 from launcher.gpus import find_gpus
 from launcher.hub import find_model, served_name
 from launcher.log_lines import NAME, LinePrinter
+from launcher.memory import with_ranks
 from launcher.plan import GRPC_PORT, HOST, HTTP_PORT, METRICS_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec
 from launcher.preflight import RANDOM_WEIGHTS, check_metrics_ports, check_plan
 from launcher.serving import until_served
@@ -83,6 +85,8 @@ def up(
         ),
     ] = METRICS_PORT,
     host: HostOption = HOST,
+    aim: AimOption = BALANCED,
+    exact: ExactOption = False,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Draw weights, for measurements: needs no safetensors.")
     ] = False,
@@ -102,8 +106,13 @@ def up(
     kept running, except for prefill workers, stores, and a decode worker, scheduler or gateway while another serves.
     """
     asked = tuple(settings or ())
-    if random_weights:
-        asked += tuple(f"{role}.{RANDOM_WEIGHTS}" for role in ("decode", "prefill"))
+    check_aim(aim)
+    of_workers = [
+        *([f"engine.aim={aim}"] if aim != BALANCED else []),
+        *(["engine.exact=true"] if exact else []),
+        *([RANDOM_WEIGHTS] if random_weights else []),
+    ]
+    asked = (*(f"{role}.{setting}" for role in ("decode", "prefill") for setting in of_workers), *asked)
     found, ranks = find_gpus(), {"decode": gpus_per_worker, "prefill": gpus_per_worker}
     if gpus is not None:
         if (decode, prefill, gpus_per_worker) != (1, 0, None):
@@ -138,11 +147,14 @@ def up(
         kv_secret=token_hex(32),
         model_name=None if model is None else served_name(model),
     )
+    if (gpus, gpus_per_worker, tp, dp, ep) == (None,) * 5:
+        plan = with_ranks(plan)
     specs = compose(plan)
     configs = check_settings(specs)
     keys = gateway_keys(gateway_config(configs))
     check_plan(plan)
     check_weights(specs, configs)
+    check_memory(specs, configs)
     check_metrics_ports(specs)
     asyncio.run(_run(plan, specs, keys))
 

@@ -19,6 +19,7 @@ from mesh.observe import span
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
 from worker.ranks.host import RankHost, wait_for
+from worker.settled import settled
 
 # How long a stopping worker waits for its gateways to read the last output.
 FLUSH_SECONDS = 2.0
@@ -52,11 +53,13 @@ class DecodeWorker:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks, or take them over, and return once they have loaded. Raises as RankClient.start does.
+        """Settle the configuration, start the ranks or take them over, and return once they have loaded. Raises
+        CheckpointError, ConfigError, and as RankClient.start does.
 
         `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
         if it has several.
         """
+        config = settled(config, WorkerRole.DECODE)
         host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill, handover, hosts)
         return cls(config, host, prefill_calls)
 

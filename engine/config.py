@@ -98,7 +98,9 @@ class SparsePrefillConfig(Config):
 
 
 class EngineConfig(Config):
-    """What a worker computes with."""
+    """What a worker computes with. On GPUs keys that are not given are chosen by model, cards and role
+    (docs/choices.md); their defaults are those of a CPU.
+    """
 
     backend: Literal["model", "oracle"] = "model"
     """"oracle" needs no checkpoint: see engine.oracle."""
@@ -106,6 +108,14 @@ class EngineConfig(Config):
     """A Hugging Face checkpoint of the DeepSeek V3 architecture."""
     model_name: str | None = None
     """Served under this name; by default the directory's."""
+    aim: Literal["balanced", "throughput", "latency"] = "balanced"
+    """What the settings that are not given are chosen for on a GPU (docs/choices.md): answers at an even pace for
+    many, as many tokens as can be, or one answer as fast as can be.
+    """
+    exact: bool = False
+    """Keep the number formats that the checkpoint was published with; without it another format may be chosen once its
+    answers were shown to be as good (docs/quality.md).
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" is the first GPU that the process sees, or the CPU where there is none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -241,6 +251,22 @@ class EngineConfig(Config):
                 "engine.offload.layers does not go with engine.balance.interval_steps: experts in host memory do not"
                 " move between ranks, leave one of them out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _exact_formats_are_the_published_ones(self) -> Self:
+        formats = {
+            "kv_dtype": ("auto",),
+            "prompt_attention_dtype": ("auto",),
+            "query_weights": ("published",),
+            "weights": ("auto", "quantized", "dequantized"),
+        }
+        for key, published in formats.items():
+            if self.exact and getattr(self, key) not in published:
+                raise ValueError(
+                    f"engine.exact keeps the published formats, and engine.{key}={getattr(self, key)} changes one:"
+                    " leave one of them out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,9 @@ from mesh.errors import ConfigError
 MAY_DIFFER = frozenset(
     {
         "model_name",
+        # They choose other settings, which are compared.
+        "aim",
+        "exact",
         "kv_dtype",
         "kv_scale",
         "kv_namespace",

@@ -47,7 +47,7 @@ def _names(service: str, workers: int) -> list[str]:
 def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str, Gpu]:
     """The GPU of each worker that has one, by the worker's name."""
     workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
-    takers = [service for service in workers if _takes_gpu(asked[service])]
+    takers = [service for service in workers if takes_gpu(asked[service])]
     ranks = {name: _ranks(plan, service, asked) for service in takers for name in _names(service, workers[service])}
     return assign(ranks, plan.gpus)
 
@@ -89,7 +89,7 @@ def _other_role_setting(plan: MeshPlan, service: str, asked: Mapping[str, Sequen
     return ["other_role=" + json.dumps(settings)] if settings else []
 
 
-def _takes_gpu(settings: Sequence[str]) -> bool:
+def takes_gpu(settings: Sequence[str]) -> bool:
     """Whether workers with these settings compute on a GPU if there is one."""
     engine = _asked(settings, "engine")
     return engine.get("device") != "cpu" and engine.get("backend") != "oracle"

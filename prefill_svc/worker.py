@@ -18,6 +18,7 @@ from transfer.events import PushEnded
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
 from worker.ranks.host import RankHost
+from worker.settled import settled
 
 
 class PrefillWorker:
@@ -39,12 +40,14 @@ class PrefillWorker:
         handover: Handover | None = None,
         hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Start the ranks, or take them over, and return once they have loaded. Raises as RankClient.start does.
+        """Settle the configuration, start the ranks or take them over, and return once they have loaded. Raises
+        CheckpointError, ConfigError, and as RankClient.start does.
 
         `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
         if it has several.
         """
         role = WorkerRole.PREFILL
+        config = settled(config, role)
         return cls(config, await RankHost.start(config, role, endpoint, channels, handover=handover, hosts=hosts))
 
     @property

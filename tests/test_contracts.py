@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from capacity.choices_page import choices_page
 from cli.settings.page import configuration_page
 from cli.settings.services import MODELS
 from deploy.helm import schema
@@ -45,6 +46,10 @@ def test_the_chart_takes_the_keys_of_the_configuration() -> None:
 
 def test_the_metrics_page_is_that_of_their_definitions() -> None:
     assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
+
+
+def test_the_page_of_choices_is_what_the_rules_make() -> None:
+    assert (DOCS / "choices.md").read_text(encoding="utf-8") == choices_page(), "run `make docs`"
 
 
 def test_the_modules_page_is_that_of_their_docstrings() -> None:

@@ -13,12 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from engine.config import EngineConfig
-from engine.layout_choice import choose_parallel
 from engine.role_change import check_keeps_weights
-from mesh.config import ServiceConfig
+from engine.settings.here import resolve_here
+from mesh.config import ServiceConfig, overridden
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, WorkerDraining
 from mesh.launch import Program
@@ -97,7 +97,7 @@ class RoleChange:
             env=program.variables(os.environ),
         )
         try:
-            said, complaint = await process.communicate()
+            _, complaint = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
@@ -105,7 +105,9 @@ class RoleChange:
             last = complaint.decode(errors="replace").strip().rsplit("\n", 1)[-1]
             raise ConfigError(f"this worker cannot take the role {role.value}: {last}")
         try:
-            check_keeps_weights(_with_layout(self._config.engine, self._role), _with_layout(_engine_in(said), role))
+            wanted = EngineConfig.model_validate(overridden(self._settings)["engine"])
+            now = resolve_here(self._config.engine, self._role)
+            check_keeps_weights(now.engine, resolve_here(wanted, role).engine)
             self.keeps_ranks = True
         except ConfigError:
             if not may_reload:
@@ -114,21 +116,11 @@ class RoleChange:
 
 
 def settings_of(config: ServiceConfig, fields: Iterable[str]) -> list[str]:
-    """These keys of a configuration as KEY=VALUE, including secrets."""
-    values = config.model_dump(include=set(fields))
+    """These keys of a configuration as KEY=VALUE, including secrets. A key that was not given stays so, since the
+    other role may choose another value for it.
+    """
+    values = config.model_dump(include=set(fields), exclude_unset=True)
     return [f"{key}={json.dumps(value, default=_plain)}" for key, value in values.items()]
-
-
-def _engine_in(said: bytes) -> EngineConfig:
-    try:
-        return EngineConfig.model_validate(json.loads(said)["engine"])
-    except (ValueError, KeyError, ValidationError) as error:
-        raise ConfigError("the service of the other role printed no configuration: is it another version?") from error
-
-
-def _with_layout(engine: EngineConfig, role: WorkerRole) -> EngineConfig:
-    parallel, _ = choose_parallel(engine, role)
-    return engine.model_copy(update={"parallel": parallel})
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 from deepmesh.internal.v1 import hosts_pb2, hosts_pb2_grpc
 
-from engine.layout_choice import choose_parallel
 from engine.protocol.pulse import LoopProgress
 from mesh.backoff import Backoff
 from mesh.channel import service_channels
@@ -25,6 +24,7 @@ from worker.config import WorkerConfig
 from worker.hosts import wire
 from worker.hosts.host_ranks import HostRanks
 from worker.hosts.place import HostPlace
+from worker.settled import settled
 
 # Messages that may wait to be written to the first host; if there are more, ranks have to wait.
 MOST_WAITING = 64
@@ -41,8 +41,7 @@ async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -
     config: must have the worker's id. Raises ConfigError if the first host refuses this one, EngineFailed if a rank or
     the first host's service ends before it has stopped the ranks.
     """
-    parallel, _ = choose_parallel(config.engine, role)
-    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
+    resolved = settled(config, role)
     async with MeshServer(config.server, role.value, [], server_tls(config.security.tls)) as server:
         signalled = asyncio.create_task(server.until_signal())
         serving = asyncio.create_task(_serve(config, resolved, role, place, server))

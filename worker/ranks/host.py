@@ -13,8 +13,6 @@ from msgspec import structs
 from prometheus_client import Counter
 
 from engine.balance.report import BalanceReport
-from engine.layout_choice import choose_parallel
-from engine.model.config import read_model_config
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
@@ -95,24 +93,15 @@ class RankHost:
         """Start the ranks and return once they have loaded, or take over those that a worker left when it changed its
         role.
 
-        `endpoint`: host:port of the worker's services; `channels`: for the stores; `hosts`: the worker's other hosts,
-        if it has several. Raises CheckpointError for a model that is not served, and as RankClient.start does.
+        `config`: settled (worker.settled); `endpoint`: host:port of the worker's services; `channels`: for the stores;
+        `hosts`: the worker's other hosts, if it has several. Raises as RankClient.start does.
         """
-        if config.engine.backend == "model" and config.engine.model_dir is not None:
-            # A rank, which takes seconds to start, would find the same.
-            read_model_config(config.engine.model_dir)
-        parallel, why = choose_parallel(config.engine, role)
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
-        if parallel.world > 1:
-            _log.info(
-                "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
-            )
         told = config.rank_engine, config.observe, config.authorship(endpoint)
         service_seconds = _seconds_since_begin(handover)
         if handover is not None and handover.ranks:
             group = await RankGroup.adopt(handover.ranks, *told)
         else:
-            others = hosts if parallel.hosts > 1 else None
+            others = hosts if config.engine.parallel.hosts > 1 else None
             if others is not None:
                 await others.wait()
             group = await RankGroup.start(*told, others)

@@ -1,0 +1,62 @@
+"""Prints the settings that a worker would choose, and what its memory would hold, without starting it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from engine.config import EngineConfig
+from engine.memory.rank_memory import GB, RankMemory
+from engine.model.config import read_model_config
+from engine.settings.card import Card, smallest
+from engine.settings.fitting import check_fits
+from engine.settings.here import cards_for, resolve_on
+from mesh.config import overridden, validate
+from mesh.config_keys import did_you_mean
+from mesh.domain.workers import WorkerRole
+from mesh.errors import ConfigError
+
+
+def engine_of(model_dir: Path, gpus: int, aim: str, *, exact: bool, settings: Sequence[str]) -> EngineConfig:
+    """settings: KEY=VALUE of the service, of which those below `engine` count. Raises ConfigError."""
+    values: dict[str, object] = {"model_dir": model_dir, "aim": aim, "exact": exact}
+    if gpus > 1:
+        values["parallel"] = {"ranks": gpus}
+    return validate(EngineConfig, {**values, **overridden(settings).get("engine", {})}, "--set")
+
+
+def cards_of(name: str | None, gpus: int, engine: EngineConfig) -> Sequence[Card]:
+    """`gpus` cards of the named kind, or those of this machine; none if that has none. Raises ConfigError."""
+    # Imported here: a command loads what it composes only when it runs.
+    from capacity.cards import GPUS
+
+    if name is not None:
+        known = GPUS.get(name)
+        if known is None:
+            raise ConfigError(f"--gpu {name}: unknown{did_you_mean(name, GPUS)}; known are {', '.join(GPUS)}")
+        return [Card(name, int(known.memory_bytes), known.capability)] * gpus
+    found = cards_for(engine)
+    if 0 < len(found) < gpus:
+        raise ConfigError(f"--gpus {gpus}: there are {len(found)} here (--gpu NAME takes the figures of another card)")
+    return found[:gpus]
+
+
+def print_resolved(engine: EngineConfig, role: WorkerRole, cards: Sequence[Card], console: Console) -> None:
+    """Raises CheckpointError, and ConfigError if it does not fit."""
+    assert engine.model_dir is not None
+    found = resolve_on(engine, role, cards)
+    where = f"{len(cards)} x {smallest(cards).name}" if cards else "the CPU: defaults, unless you name a --gpu"
+    console.print(Text(f"{role.value} worker on {where}, for {engine.aim}", style="bold"), soft_wrap=True)
+    for choice in found.choices:
+        console.print(Text(str(choice)), soft_wrap=True)
+    if cards:
+        memory = check_fits(read_model_config(engine.model_dir), smallest(cards), found.engine)
+        console.print(Text(_memory(memory)), soft_wrap=True)
+
+
+def _memory(memory: RankMemory) -> str:
+    parts = ("weights", "copies", "drafts", "work", "graphs", "exchange", "transfers", "library")
+    sizes = {part: getattr(memory, part) / GB for part in parts}
+    listed = ", ".join(f"{part} {size:.1f}" for part, size in sizes.items() if size >= 0.05)
+    return f"memory of a GPU, reckoned, GB: {listed}; KV {memory.kv_tokens:,} tokens"

@@ -1,0 +1,241 @@
+"""Which value each setting gets on a GPU if none is given: a pure rule for each, by what was measured.
+
+The figures are those of docs/performance.md, docs/drafts.md and the notes that the reasons name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from engine.config import MOST_DRAFTS, EngineConfig
+from engine.memory.rank_memory import RankMemory, reckon
+from engine.memory.weight_bytes import KeptWeights
+from engine.model.config import ModelConfig
+from engine.parallel.config import FEWEST_DIVIDED
+from engine.parallel.layout import Layout
+from engine.runner.graph_sizes import graph_sizes
+from engine.settings.card import Card
+from engine.settings.choice import Choice, is_given, value_of, with_value
+from engine.settings.quality import Shown
+from mesh.domain.workers import WorkerRole
+from transfer.config import TransferConfig
+
+# Prompt and answer of the load that docs/performance.md measures.
+REQUEST_TOKENS = 3500 + 1000
+# A rank is worth starting if its KV holds this many such requests.
+FEWEST_REQUESTS = 8
+# What makes answers quicker may take this share of the tokens of KV that there would be without it.
+SPENT_SHARE = 0.25
+# Requests of a rank, by aim: steps of 32, 96 and 128 were measured.
+REQUESTS: Mapping[str, int] = MappingProxyType({"latency": 32, "balanced": 96, "throughput": 128})
+# Tokens of a step with which the rates of prompts were measured.
+THROUGHPUT_STEP = 16384
+# Steps of ranks that compute prompts together, and of workers that only compute prompts.
+SHARED_STEP = 4096
+# Most copies of experts that were measured on a part of the experts.
+COPIES = 2
+
+
+@dataclass(frozen=True)
+class Situation:
+    """engine: with its whole layout, the given settings and those chosen so far. drafts: whether the checkpoint has
+    MTP modules. shown: see `engine.settings.quality`.
+    """
+
+    model: ModelConfig
+    card: Card
+    role: WorkerRole
+    engine: EngineConfig
+    drafts: bool
+    kept: KeptWeights
+    shown: Mapping[tuple[str, str], Shown]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.engine.parallel)
+
+    @property
+    def memory(self) -> RankMemory:
+        return reckon(self.model, self.card, self.engine, self.kept)
+
+    def changed(self, key: str, value: Any) -> "Situation":
+        return replace(self, engine=with_value(self.engine, key, value))
+
+    def spends_little(self, key: str, value: Any) -> bool:
+        """Whether KV keeps most of its tokens, and enough of them, with this value."""
+        without, with_it = self.memory.kv_tokens, self.changed(key, value).memory.kv_tokens
+        return with_it >= max(FEWEST_REQUESTS * REQUEST_TOKENS, (1 - SPENT_SHARE) * without)
+
+
+Rule = Callable[[Situation], Choice]
+
+
+def weights(at: Situation) -> Choice:
+    return Choice("weights", at.engine.weights, "as published; --set engine.weights=fp8 or w4a8 quantizes plain ones")
+
+
+def kv_dtype(at: Situation) -> Choice:
+    return _format(at, "kv_dtype", "FP8 holds twice the tokens")
+
+
+def prompt_attention_dtype(at: Situation) -> Choice:
+    return _format(at, "prompt_attention_dtype", "FP8 attends 1.2 to 1.4 times as fast from 8,192 tokens on")
+
+
+def _format(at: Situation, key: str, gain: str) -> Choice:
+    """FP8, if its kernels were shown to answer as well and published formats are not wanted; else as published."""
+    shown = at.shown.get((key, "float8_e4m3fn"))
+    if at.engine.exact:
+        return Choice(key, "auto", "engine.exact keeps the published formats")
+    if shown is not None and shown.allows:
+        return Choice(key, "float8_e4m3fn", f"{gain}, and {shown}, within chance")
+    return Choice(key, "auto", f"as published: {gain}, but {shown or 'docs/quality.md has no column of it'}")
+
+
+def drafts(at: Situation) -> Choice:
+    key = "drafts.next_n"
+    if not at.drafts:
+        return Choice(key, 0, "the checkpoint has no MTP module")
+    if at.role is WorkerRole.PREFILL:
+        return _affordable(at, key, 1, 0, "the prompt's KV of the draft layer makes decode workers' guesses better")
+    rows = at.engine.max_requests * (1 + MOST_DRAFTS)
+    if is_given(at.engine, "max_step_tokens") and rows > at.engine.max_step_tokens:
+        return Choice(key, 0, f"{rows} rows of requests and drafts exceed engine.max_step_tokens")
+    gain = "2.5, 2.0 and 1.6 times the tokens/s at 8, 32 and 64 requests with three, and each step chooses its depth"
+    return _affordable(at, key, "auto", 0, gain)
+
+
+def max_requests(at: Situation) -> Choice:
+    key, aim = "max_requests", at.engine.aim
+    if at.role is WorkerRole.PREFILL:
+        return Choice(key, 64, "prompts run one after another; more of them only wait with their KV")
+    wanted, why = REQUESTS[aim], f"for {aim}: steps of {REQUESTS[aim]} requests were measured"
+    if at.layout.tp > 1 and at.layout.dp == 1:
+        wanted, why = 32, "up to 32 rows a TP group exchanges twice a layer, four times beyond"
+    if is_given(at.engine, "max_step_tokens"):
+        most = at.engine.max_step_tokens // (1 + at.engine.drafts.most)
+        if most < wanted:
+            wanted, why = most, f"as many as engine.max_step_tokens={at.engine.max_step_tokens} has rows for"
+    return Choice(key, wanted, why)
+
+
+def max_step_tokens(at: Situation) -> Choice:
+    key, (wanted, why) = "max_step_tokens", _step(at)
+    least = at.engine.max_requests * (1 + at.engine.drafts.most)
+    if least > wanted:
+        wanted, why = least, "each request has a token and its drafts in a step"
+    if _holds(at.changed(key, wanted)):
+        return Choice(key, wanted, why)
+    sizes = _halves(wanted, max(least, FEWEST_DIVIDED))
+    smaller = next((size for size in sizes if _holds(at.changed(key, size))), sizes[-1])
+    return Choice(key, smaller, f"{wanted} would leave too little KV")
+
+
+def _step(at: Situation) -> tuple[int, str]:
+    """Tokens of a step where memory is no limit, and why."""
+    if at.engine.aim == "throughput":
+        return THROUGHPUT_STEP, "the steps with which 9,974 prompt tokens/s of R1's rank were measured"
+    if at.role is WorkerRole.PREFILL:
+        return SHARED_STEP, "97.6% of the load in time, for 93.0% with 16,384 (docs/fleet.md, simulated)"
+    if at.layout.tp > 1 and at.layout.dp == 1:
+        return SHARED_STEP, "0.15 s at the 28,021 tokens/s of four H200 that compute a prompt together"
+    if at.layout.world > 1:
+        return SHARED_STEP, "4.5 requests/s of eight ranks all good, for 25% with 2,048 (sim/notes.md)"
+    return 2048, "a prompt holds up answers no longer than that"
+
+
+def graph_rows(at: Situation) -> Choice:
+    sizes = graph_sizes(at.engine)
+    return Choice("graph_rows", None, f"{len(sizes)} sizes of 1 to {sizes[-1]} rows, closest where a row costs most")
+
+
+def prompt_graph_tokens(at: Situation) -> Choice:
+    return Choice("prompt_graph_tokens", 1536, "steps of 512 and 875 tokens take 1.6 and 1.4 times as long uncaptured")
+
+
+def copies(at: Situation) -> Choice:
+    key = "balance.redundant"
+    if at.engine.settled_balance.interval_steps is None or at.layout.ep == 1:
+        return Choice(key, 0, "experts stay where they are, so copies of them would not follow the load")
+    experts = at.model.n_routed_experts
+    if experts - -(-experts // at.layout.ep) < COPIES:
+        return Choice(key, 0, "each rank has nearly all experts")
+    gain = "uneven choices make a step 1.04 times as long with them and moves, for 1.30 without (four H200)"
+    return _affordable(at, key, COPIES, 0, gain)
+
+
+def context_parallel_tokens(at: Situation) -> Choice:
+    tokens = at.engine.parallel.divided_tokens
+    why = "one rank computes each prompt, or a TP group does"
+    if tokens is not None:
+        why = f"from {tokens} tokens on ranks share a prompt: 2.9 times as fast on four at 32,768 tokens"
+    return Choice("parallel.context_parallel_tokens", "auto", why)
+
+
+def prompt_wait_steps(at: Situation) -> Choice:
+    key = "parallel.prompt_wait_steps"
+    if at.engine.aim == "latency":
+        return Choice(key, 0, "a first token waits for no other rank's prompt")
+    return Choice(key, 16, "undivided prompts of ranks together: 2.5 requests/s all good, for 29% (simulated)")
+
+
+def mixed_step_ms(at: Situation) -> Choice:
+    why = "bounds of 100 ms kept 0 to 16% of requests that all kept 50 ms a token without (sim/notes.md)"
+    return Choice("mixed_step_ms", None, why)
+
+
+def prompt_share(at: Situation) -> Choice:
+    why = "half of the time kept 86 to 98% of requests that all kept 50 ms a token without (sim/notes.md)"
+    return Choice("prompt_share", None, why)
+
+
+def slot_bytes(at: Situation) -> Choice:
+    return Choice(
+        "transfer.slot_bytes", TransferConfig().slot_bytes, "the host's cost of a segment does not depend on its size"
+    )
+
+
+# In this order: each sees what those before it have chosen.
+RULES: Sequence[Rule] = (
+    weights,
+    kv_dtype,
+    prompt_attention_dtype,
+    slot_bytes,
+    max_requests,
+    drafts,
+    max_step_tokens,
+    copies,
+    graph_rows,
+    prompt_graph_tokens,
+    context_parallel_tokens,
+    prompt_wait_steps,
+    mixed_step_ms,
+    prompt_share,
+)
+
+
+def _affordable(at: Situation, key: str, value: Any, otherwise: Any, gain: str) -> Choice:
+    if at.spends_little(key, value):
+        return Choice(key, value, gain)
+    left, before = at.changed(key, value).memory.kv_tokens, at.memory.kv_tokens
+    return Choice(key, otherwise, f"{value} would leave {left:,} of {before:,} tokens of KV")
+
+
+def _holds(at: Situation) -> bool:
+    return at.memory.kv_tokens >= FEWEST_REQUESTS * REQUEST_TOKENS
+
+
+def _halves(most: int, least: int) -> Sequence[int]:
+    sizes = [most]
+    while sizes[-1] // 2 >= least:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def given(at: Situation, key: str) -> Choice | None:
+    """The value that somebody gave, or one in a section that is not there; None if the rule decides."""
+    section = key.rpartition(".")[0]
+    if section and value_of(at.engine, section) is None:
+        return Choice(key, None, "no KV moves")
+    return Choice(key, value_of(at.engine, key), "as given") if is_given(at.engine, key) else None

@@ -1,0 +1,64 @@
+"""How many GPUs each worker takes if that is not said, and whether its GPUs have room for what it is to serve."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.config import EngineConfig
+from engine.model.config import read_model_config
+from engine.settings.card import Card, find_cards, smallest
+from engine.settings.draft_modules import has_draft_modules
+from engine.settings.fitting import check_fits, fewest_ranks
+from engine.settings.here import cards_for, resolve_on
+from launcher.composition import split_settings
+from launcher.plan import MeshPlan, ServiceSpec
+from launcher.workers import takes_gpu
+from mesh.config import overridden, validate
+from mesh.domain.workers import WorkerRole
+from mesh.errors import ConfigError
+
+
+def with_ranks(plan: MeshPlan) -> MeshPlan:
+    """Each worker with a rank on as few GPUs as hold the model, if one GPU does not and the settings say no layout.
+    Nothing changes if the workers would have to share GPUs: `check_room` then says why they cannot.
+
+    Raises CheckpointError for a model that is not served.
+    """
+    cards = find_cards() if plan.gpus else ()
+    if not cards or plan.model_dir is None:
+        return plan
+    workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
+    asked, chosen = split_settings(plan.settings), {}
+    for service in (service for service, count in workers.items() if count):
+        if not takes_gpu(asked[service]) or "parallel" in _engine(asked[service]):
+            continue
+        ranks = _fewest(plan, service, asked[service], cards)
+        if ranks is not None and ranks > 1:
+            chosen[service] = {"ranks": ranks}
+    taken = sum(chosen.get(service, {"ranks": 1})["ranks"] * count for service, count in workers.items())
+    return replace(plan, parallel={**plan.parallel, **chosen}) if taken <= len(plan.gpus) else plan
+
+
+def check_room(spec: ServiceSpec, engine: EngineConfig, role: WorkerRole) -> None:
+    """By config.json and the index alone. Raises ConfigError if the worker's GPUs have no room, with what fits, and
+    CheckpointError for a model that is not served.
+    """
+    if engine.backend == "oracle" or engine.model_dir is None or spec.gpu is None or not (cards := cards_for(engine)):
+        return
+    try:
+        check_fits(read_model_config(engine.model_dir), smallest(cards), resolve_on(engine, role, cards).engine)
+    except ConfigError as error:
+        raise ConfigError(f"{spec.name}: {error.message}") from error
+
+
+def _fewest(plan: MeshPlan, service: str, settings: Sequence[str], cards: Sequence[Card]) -> int | None:
+    assert plan.model_dir is not None
+    model = read_model_config(plan.model_dir)
+    engine = validate(EngineConfig, {"model_dir": plan.model_dir, **_engine(settings)}, service)
+    drafts = engine.random_weights or has_draft_modules(plan.model_dir, model)
+    most = min(len(plan.gpus), len(cards))
+    return fewest_ranks(engine, WorkerRole(service), model, smallest(cards), drafts=drafts, most=most)
+
+
+def _engine(settings: Sequence[str]) -> dict[str, object]:
+    values = overridden(settings).get("engine")
+    return values if isinstance(values, dict) else {}
