@@ -1,6 +1,7 @@
 """KV in host memory: a rank's pool on CPU, or the store's slab."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -13,26 +14,28 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 
 class HostMemory:
-    """A `KvMemory` over a uint8 array viewed as [layers, blocks, piece_bytes].
+    """A `KvMemory` over uint8 arrays viewed as [layers, blocks, bytes], its planes: a piece is a row of the first, then
+    that of the next one.
 
-    The underlying memory is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
-    the store's slab. Each segment is copied by a single call that releases the interpreter lock.
+    The underlying memory is dense, in either order: layer-major for a rank's pools, block-major (a transposed view) for
+    the store's slab. The part of a segment in a plane is copied by a single call that releases the interpreter lock.
     """
 
     is_on_gpu = False
 
-    def __init__(self, array: Pool) -> None:
-        assert array.dtype == np.uint8 and array.ndim == 3, "expected uint8 [layers, blocks, piece_bytes]"
-        self.layers, self.blocks, self.piece_bytes = array.shape
-        block_major = array.transpose(1, 0, 2)
-        assert array.flags.c_contiguous or block_major.flags.c_contiguous, "expected dense memory"
-        dense = array if array.flags.c_contiguous else block_major
-        # [blocks, layers, piece_bytes]
-        self._block_major: Pool = block_major
-        # Every piece is a row of one matrix.
-        self._rows: Rows = dense.reshape(-1, self.piece_bytes)
-        self._layer_step = array.strides[0] // self.piece_bytes
-        self._block_step = array.strides[1] // self.piece_bytes
+    def __init__(self, *planes: Pool) -> None:
+        array = planes[0]
+        assert all(plane.dtype == np.uint8 and plane.ndim == 3 for plane in planes), (
+            "expected uint8 [layers, blocks, bytes]"
+        )
+        assert all(plane.shape[:2] == array.shape[:2] for plane in planes), "planes hold the same blocks"
+        self.layers, self.blocks = array.shape[:2]
+        self.piece_bytes = sum(plane.shape[2] for plane in planes)
+        self._planes = planes
+        # Every piece is a row of one matrix in each plane.
+        self._rows: list[Rows] = [_dense(plane).reshape(-1, plane.shape[2]) for plane in planes]
+        self._layer_step = array.strides[0] // array.shape[2]
+        self._block_step = array.strides[1] // array.shape[2]
 
     def allocate_staging(self, size_bytes: int) -> Bytes:
         return np.zeros(size_bytes, np.uint8)
@@ -52,8 +55,9 @@ class HostMemory:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
-        # The rows are within bounds. The mode is "clip" because only then does numpy write directly into `out`.
-        np.take(self._rows, rows, axis=0, out=packed, mode="clip")
+        for plane, columns in self._parts():
+            # The rows are within bounds. The mode is "clip" because only then does numpy write directly into `out`.
+            np.take(plane, rows, axis=0, out=packed[:, columns], mode="clip")
         return Done(segment_checksum(staging, size_bytes, key))
 
     def land(
@@ -63,7 +67,9 @@ class HostMemory:
         size_bytes = len(rows) * self.piece_bytes
         right = same(segment_checksum(staging, size_bytes, key), checksum)
         if right:
-            self._rows[rows] = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
+            packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
+            for plane, columns in self._parts():
+                plane[rows] = packed[:, columns]
         return Done(right)
 
     def checksums(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
@@ -73,18 +79,31 @@ class HostMemory:
     def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> Rows:
         """Copy the tile's layers of a block of another memory to this block. Returns its pieces as they lie here then.
 
-        One call copies all layers of a block and releases the interpreter lock meanwhile.
+        One call copies all layers of a block in a plane and releases the interpreter lock meanwhile.
         """
-        pieces = self.pieces(tile, block)
-        pieces[:] = source.pieces(tile, source_block)
-        return pieces
+        found = source.pieces(tile, source_block)
+        for place, columns in self._places(tile, block):
+            place[:] = found[:, columns]
+        return self.pieces(tile, block)
 
     def pieces(self, tile: Tile, block: int) -> Rows:
-        """The block in the tile's layers, [layer_count, piece_bytes], where it lies."""
+        """The block in the tile's layers, [layer_count, piece_bytes]: where it lies, or a copy of all its planes."""
+        places = [place for place, _ in self._places(tile, block)]
+        return places[0] if len(places) == 1 else np.concatenate(places, axis=1)
+
+    def _places(self, tile: Tile, block: int) -> Iterator[tuple[Rows, slice]]:
+        """By plane, the block in the tile's layers where it lies, and which part of a piece that is."""
         first, end = tile.first_layer, tile.first_layer + tile.layer_count
         assert first >= 0 and end <= self.layers and 0 <= block < self.blocks, "a piece outside the memory"
-        pieces: Rows = self._block_major[block, first:end]
-        return pieces
+        return (
+            (plane[first:end, block], columns)
+            for plane, (_, columns) in zip(self._planes, self._parts(), strict=True)
+        )
+
+    def _parts(self) -> Iterator[tuple[Rows, slice]]:
+        """Each plane's rows, and where they lie in a piece."""
+        stops = accumulate(plane.shape[1] for plane in self._rows)
+        return ((plane, slice(stop - plane.shape[1], stop)) for plane, stop in zip(self._rows, stops, strict=True))
 
     def _rows_of(
         self, first_layer: int, layer_count: int, blocks: Sequence[int]
@@ -94,3 +113,9 @@ class HostMemory:
         assert not blocks or 0 <= min(blocks) <= max(blocks) < self.blocks, "a block outside the memory"
         layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp) * self._layer_step
         return (layers[:, None] + np.array(blocks, np.intp) * self._block_step).reshape(-1)
+
+
+def _dense(plane: Pool) -> Pool:
+    block_major = plane.transpose(1, 0, 2)
+    assert plane.flags.c_contiguous or block_major.flags.c_contiguous, "expected dense memory"
+    return plane if plane.flags.c_contiguous else block_major

@@ -66,7 +66,9 @@ def _rotate_call() -> Callable[[], object]:
     return lambda: rotate(query, rotations, query)
 
 
-def _segment(size: int) -> tuple[torch.Tensor, ...]:
+def _segment(
+    size: int,
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A pool of twice the segment's blocks, staging, a job that copies scattered blocks of all layers, and checksums.
 
     The job is there on the host and on the device.
@@ -82,7 +84,7 @@ def _segment(size: int) -> tuple[torch.Tensor, ...]:
     job[kv_copy_triton.JOB_TABLE : kv_copy_triton.JOB_WRONG] = torch.from_numpy(seeded_table(77).copy())
     job[blocks : blocks + count] = torch.randperm(2 * count)[:count]
     sums = torch.empty(chunks * kv_copy_triton.SUMS_OF_CHUNK, dtype=torch.int64, device="cuda")
-    return pool, staging, job, job.cuda(), sums
+    return [pool], staging, job, job.cuda(), sums
 
 
 def _gather_call(size: int) -> Callable[[], object]:
@@ -94,5 +96,5 @@ def _compare_call(size: int) -> Callable[[], object]:
 
 
 def _scatter_call(size: int) -> Callable[[], object]:
-    pool, staging, _, job, _ = _segment(size)
-    return lambda: kv_copy_triton.launch_scatter(pool, staging, job)
+    planes, staging, _, job, _ = _segment(size)
+    return lambda: kv_copy_triton.launch_scatter(planes, staging, job)

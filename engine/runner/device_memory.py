@@ -54,12 +54,12 @@ def _interface(address: int, size_bytes: int) -> dict[str, Any]:
 class DeviceSlot:
     """A staging buffer, and what moves segments through it."""
 
-    def __init__(self, pool: torch.Tensor, size_bytes: int) -> None:
+    def __init__(self, planes: Sequence[torch.Tensor], size_bytes: int) -> None:
         self._allocation = PlainAllocation(size_bytes)
         # The tensor holds the allocation where the garbage collector does not look. If the slot were the allocation,
         # the two would keep each other, and the pool, for as long as the process lives.
-        self.tensor = torch.as_tensor(self._allocation, device=pool.device)
-        self.segment = SegmentBuffer(pool, self.tensor)
+        self.tensor = torch.as_tensor(self._allocation, device=planes[0].device)
+        self.segment = SegmentBuffer(planes, self.tensor)
         # Recorded after the slot's last job.
         self.done = torch.cuda.Event(blocking=True)
 
@@ -73,7 +73,7 @@ class DeviceSlot:
 
 
 class DeviceMemory:
-    """A `transfer.memory.KvMemory` over a KV pool on a GPU, with a stream of its own next to the engine's.
+    """A `transfer.memory.KvMemory` over the planes of a KV pool on a GPU, with a stream of its own.
 
     The host alone orders the two streams: it gathers KV of steps or layers that it knows to be over, it lands KV in
     blocks that no step in flight uses, and it launches steps that read these blocks after the landing has completed.
@@ -81,13 +81,13 @@ class DeviceMemory:
 
     is_on_gpu = True
 
-    def __init__(self, pool: torch.Tensor) -> None:
-        """pool: [layers, blocks, 64, width] contiguous."""
-        assert pool.is_cuda and pool.is_contiguous()
-        self.layers, self.blocks = pool.shape[:2]
-        self.piece_bytes = pool[0, 0].numel() * pool.itemsize
-        self._pool = pool
-        self._stream = torch.cuda.Stream(pool.device)
+    def __init__(self, *planes: torch.Tensor) -> None:
+        """planes: see `SegmentBuffer`."""
+        assert all(plane.is_cuda and plane.is_contiguous() for plane in planes)
+        self.layers, self.blocks = planes[0].shape[:2]
+        self.piece_bytes = sum(plane[0, 0].numel() * plane.itemsize for plane in planes)
+        self._planes, self._device = planes, planes[0].device
+        self._stream = torch.cuda.Stream(self._device)
         # What the host last read of a slot. It is page-locked; otherwise the driver would copy through such memory of
         # its own.
         self._copied: torch.Tensor | None = None
@@ -95,16 +95,16 @@ class DeviceMemory:
 
     def allocate_staging(self, size_bytes: int) -> DeviceSlot:
         # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
-        torch.cuda.current_stream(self._pool.device).synchronize()
+        torch.cuda.current_stream(self._device).synchronize()
         if self._copied is None or self._copied.numel() < size_bytes:
             # Allocated now, since nothing may be allocated while the engine captures a graph.
             self._copied = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._stream):
-            return DeviceSlot(self._pool, size_bytes)
+            return DeviceSlot(self._planes, size_bytes)
 
     def enter_thread(self) -> None:
         # UCX's copies need the thread's context too.
-        torch.cuda.set_device(self._pool.device)
+        torch.cuda.set_device(self._device)
         # Once for the thread: to change streams for each launch would take longer than the launch.
         torch.cuda.set_stream(self._stream)
         self._stream.query()

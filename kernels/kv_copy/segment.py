@@ -18,16 +18,19 @@ class SegmentBuffer:
     a tenth of the host's time.
     """
 
-    def __init__(self, pool: torch.Tensor, staging: torch.Tensor) -> None:
-        """pool: [layers, blocks, 64, width] contiguous, a block's bytes in one layer a multiple of 256; staging:
-        [bytes] uint8, 16-byte aligned. On a GPU, make it on the stream that uses it.
+    def __init__(self, planes: Sequence[torch.Tensor], staging: torch.Tensor) -> None:
+        """planes: the one or two pools of which a block consists, [layers, blocks, ...] contiguous, a block's bytes in
+        one layer of each a multiple of 256; staging: [bytes] uint8, 16-byte aligned. On a GPU, make it on the stream
+        that uses it.
         """
-        assert pool.is_contiguous() and staging.dtype == torch.uint8
-        words = pool.flatten(2).view(torch.uint8).view(torch.int64)
-        self._piece_bytes = 8 * words.shape[2]
-        assert self._piece_bytes % triton.ROW_BYTES == 0
+        assert len(planes) in (1, 2) and staging.dtype == torch.uint8
+        assert all(pool.is_contiguous() and pool.shape[:2] == planes[0].shape[:2] for pool in planes)
+        pool = planes[0]
+        self._planes = [pool.flatten(2).view(torch.uint8).view(torch.int64) for pool in planes]
+        assert all(8 * words.shape[2] % triton.ROW_BYTES == 0 for words in self._planes)
+        self._piece_bytes = 8 * sum(words.shape[2] for words in self._planes)
         most_pieces = len(staging) // self._piece_bytes
-        self._pool, self._staged = words, staging[: most_pieces * self._piece_bytes].view(torch.int64)
+        self._staged = staging[: most_pieces * self._piece_bytes].view(torch.int64)
         chunks = -(-8 * len(self._staged) // xxh3.CHUNK_BYTES)
         self._job_blocks = triton.JOB_HASHES + chunks
         self._pinned = torch.zeros(self._job_blocks + most_pieces, dtype=torch.int64, pin_memory=pool.is_cuda)
@@ -64,11 +67,11 @@ class SegmentBuffer:
         return not self._job[triton.JOB_WRONG]
 
     def _launch_gather(self) -> None:
-        triton.launch_hashes(self._pool, self._staged, self._pinned, self._device_job, self._sums, gather=True)
+        triton.launch_hashes(self._planes, self._staged, self._pinned, self._device_job, self._sums, gather=True)
 
     def _launch_land(self) -> None:
-        triton.launch_hashes(self._pool, self._staged, self._pinned, self._device_job, self._sums, gather=False)
-        triton.launch_scatter(self._pool, self._staged, self._device_job)
+        triton.launch_hashes(self._planes, self._staged, self._pinned, self._device_job, self._sums, gather=False)
+        triton.launch_scatter(self._planes, self._staged, self._device_job)
 
     def _set_job(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
         job, count = self._job, len(blocks)

@@ -1,5 +1,7 @@
 """Reads latents from the pool, copies blocks to and from staging, and hashes what is staged, in Triton."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -87,8 +89,9 @@ def _take_job(pinned, job, size, WORDS: tl.constexpr):
 # KiB adds to the accumulators of its chunk's hash. Reads each byte once, and writes it once if it gathers.
 @triton.jit
 def _sum_parts(
-    pool, staging, job, blocks, sums, pool_blocks,
-    GATHER: tl.constexpr, WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr,
+    pool, more, staging, job, blocks, sums, pool_blocks,
+    GATHER: tl.constexpr, WORDS: tl.constexpr, FIRST_WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
     CHUNK_BYTES: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr, SIZE: tl.constexpr,
     TABLE: tl.constexpr,
 ):  # fmt: skip
@@ -101,8 +104,9 @@ def _sum_parts(
         staged = staging + (row * ROW_WORDS)[:, None] + column
         if GATHER:
             stored = _stored(
-                pool, job, blocks, pool_blocks, row, size, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT
-            )
+                pool, more, job, blocks, pool_blocks, row, size,
+                FIRST_WORDS, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT,
+            )  # fmt: skip
             found = tl.load(stored[:, None] + column, mask=inside, other=0)
             tl.store(staged, found, mask=inside)
         else:
@@ -119,15 +123,23 @@ def _sum_parts(
 
 @triton.jit
 def _stored(
-    pool, job, blocks, pool_blocks, row, size,
-    PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+    pool, more, job, blocks, pool_blocks, row, size,
+    FIRST_WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr,
 ):  # fmt: skip
-    """The addresses of the segment's rows in the pool: layer by layer, a piece is one block of a layer."""
+    """The addresses of the segment's rows: layer by layer, a piece is one block of a layer. Its first words are in the
+    first plane, the others in the second.
+    """
     piece = row * ROW_WORDS // PIECE_WORDS
     count = tl.load(job + BLOCK_COUNT)
     block = tl.load(blocks + piece % count, mask=row * ROW_WORDS * 8 < size, other=0)
-    layer = tl.load(job + FIRST_LAYER) + piece // count
-    return pool + (layer * pool_blocks + block) * PIECE_WORDS + row * ROW_WORDS % PIECE_WORDS
+    index = (tl.load(job + FIRST_LAYER) + piece // count) * pool_blocks + block
+    place = row * ROW_WORDS % PIECE_WORDS
+    first = pool + index * FIRST_WORDS + place
+    if FIRST_WORDS == PIECE_WORDS:
+        return first
+    second = more + index * (PIECE_WORDS - FIRST_WORDS) + (place - FIRST_WORDS)
+    return tl.where(place < FIRST_WORDS, first, second)
 
 
 @triton.jit
@@ -195,8 +207,8 @@ def _fold(last, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
 # once.
 @triton.jit
 def _scatter(
-    pool, staging, job, blocks, pool_blocks,
-    WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr,
+    pool, more, staging, job, blocks, pool_blocks,
+    WORDS: tl.constexpr, FIRST_WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr,
     FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr, SIZE: tl.constexpr, WRONG: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0).to(tl.int64)
@@ -205,13 +217,16 @@ def _scatter(
         row = part * (WORDS // ROW_WORDS) + tl.arange(0, WORDS // ROW_WORDS)
         column = tl.arange(0, ROW_WORDS)[None, :]
         inside = (row * ROW_WORDS * 8 < size)[:, None]
-        stored = _stored(pool, job, blocks, pool_blocks, row, size, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT)
+        stored = _stored(
+            pool, more, job, blocks, pool_blocks, row, size,
+            FIRST_WORDS, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT,
+        )  # fmt: skip
         found = tl.load(staging + (row * ROW_WORDS)[:, None] + column, mask=inside, other=0)
         tl.store(stored[:, None] + column, found, mask=inside)
 
 
 def launch_hashes(
-    pool: torch.Tensor,
+    planes: Sequence[torch.Tensor],
     staging: torch.Tensor,
     pinned: torch.Tensor,
     job: torch.Tensor,
@@ -221,14 +236,15 @@ def launch_hashes(
 ) -> None:
     """Gather the job's blocks and report their chunks' hashes, or compare what is staged with the job's hashes.
 
-    pool: [layers, blocks, words], staging: [words] of whole pieces; pinned, job, sums: int64, see above. The job is
-    read from pinned memory of the host, where the results are reported too; `job` is the device's copy of it.
+    planes: one or two of [layers, blocks, words], of which a piece consists; staging: [words] of whole pieces; pinned,
+    job, sums: int64, see above. The job is read from pinned memory of the host, where the results are reported too;
+    `job` is the device's copy of it.
     """
     _take_job[(cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
     chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
     _sum_parts[(cdiv(staging.shape[0], WORDS),)](
-        pool, staging, job, job[JOB_HASHES + chunks :], sums, pool.shape[1],
-        gather, WORDS, pool.shape[2], ROW_WORDS, xxh3.CHUNK_BYTES,
+        planes[0], planes[-1], staging, job, job[JOB_HASHES + chunks :], sums, planes[0].shape[1],
+        gather, WORDS, *_words(planes), ROW_WORDS, xxh3.CHUNK_BYTES,
         JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_TABLE,
         num_warps=4,
     )  # fmt: skip
@@ -239,11 +255,16 @@ def launch_hashes(
     )  # fmt: skip
 
 
-def launch_scatter(pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor) -> None:
+def launch_scatter(planes: Sequence[torch.Tensor], staging: torch.Tensor, job: torch.Tensor) -> None:
     """Copy what is staged to the job's blocks if no hash was wrong. Call after `launch_hashes`."""
     chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
     _scatter[(cdiv(staging.shape[0], WORDS),)](
-        pool, staging, job, job[JOB_HASHES + chunks :], pool.shape[1],
-        WORDS, pool.shape[2], ROW_WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_WRONG,
+        planes[0], planes[-1], staging, job, job[JOB_HASHES + chunks :], planes[0].shape[1],
+        WORDS, *_words(planes), ROW_WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_WRONG,
         num_warps=4,
     )  # fmt: skip
+
+
+def _words(planes: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Words of a piece in the first plane, and in all."""
+    return planes[0].shape[2], sum(plane.shape[2] for plane in planes)

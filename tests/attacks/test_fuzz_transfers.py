@@ -154,7 +154,7 @@ def test_a_worker_survives_whatever_a_store_answers(
     fetcher.detach("s")
     scene.settle()
     assert [event.fetch_id for event in scene.events] == [1]
-    assert scene.events[0].blocks == 0 and not scene.memory._rows.any()
+    assert scene.events[0].blocks == 0 and not any(rows.any() for rows in scene.memory._rows)
     counters = scene.exchange.counters()
     assert counters.free_slots == counters.total_slots
 

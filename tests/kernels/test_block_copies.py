@@ -50,7 +50,7 @@ def expected_hashes(data: torch.Tensor, seed: int) -> bytes:
 def test_gathered_blocks_lie_by_layer_and_are_hashed(first_layer: int, layers: int, blocks: list[int]) -> None:
     pool, staging = random_pool(), random_bytes(9 * PIECE + 64)
     before, size = staging.clone(), layers * len(blocks) * PIECE
-    segment = SegmentBuffer(pool, staging)
+    segment = SegmentBuffer([pool], staging)
     segment.gather(first_layer, layers, blocks, seeded_table(SEED))
     settle()
     expected = torch.zeros_like(staging)
@@ -63,7 +63,7 @@ def test_gathered_blocks_lie_by_layer_and_are_hashed(first_layer: int, layers: i
 def test_what_was_gathered_lands_in_its_blocks_only() -> None:
     pool, target = random_pool(), random_pool()
     expected, staging = target.clone(), random_bytes(2 * 2 * PIECE)
-    sender, receiver, table = SegmentBuffer(pool, staging), SegmentBuffer(target, staging), seeded_table(SEED)
+    sender, receiver, table = SegmentBuffer([pool], staging), SegmentBuffer([target], staging), seeded_table(SEED)
     sender.gather(1, 2, [3, 1], table)
     settle()
     receiver.land(1, 2, [4, 0], table, sender.hashes())
@@ -77,7 +77,7 @@ def test_what_was_gathered_lands_in_its_blocks_only() -> None:
 def test_a_segment_with_a_wrong_byte_does_not_land(byte: int) -> None:
     target = random_bytes(WIDE_BYTES).view(1, 5, BLOCK_TOKENS, -1)
     before, staging, table = target.clone(), random_bytes(WIDE_BYTES), seeded_table(SEED)
-    segment, hashes = SegmentBuffer(target, staging), expected_hashes(staging, SEED)
+    segment, hashes = SegmentBuffer([target], staging), expected_hashes(staging, SEED)
     staging[byte] ^= 1
     segment.land(0, 1, [4, 0, 1, 2, 3], table, hashes)
     settle()
@@ -90,7 +90,7 @@ def test_a_segment_with_a_wrong_byte_does_not_land(byte: int) -> None:
 
 def test_one_buffer_serves_segment_after_segment() -> None:
     pool, staging = random_pool(), random_bytes(9 * PIECE)
-    segment, table = SegmentBuffer(pool, staging), seeded_table(SEED)
+    segment, table = SegmentBuffer([pool], staging), seeded_table(SEED)
     for layers, blocks in ((3, [0, 1, 2]), (1, [4]), (2, [3, 0])):
         segment.gather(0, layers, blocks, table)
         settle()
@@ -105,7 +105,26 @@ def test_one_buffer_serves_segment_after_segment() -> None:
 @pytest.mark.parametrize("seed", [0, SEED])
 def test_every_size_has_the_librarys_hashes(size: int, seed: int) -> None:
     pool = random_bytes(max(size, 256)).view(1, -1, BLOCK_TOKENS, 4)
-    segment = SegmentBuffer(pool, random_bytes(size + 256))
+    segment = SegmentBuffer([pool], random_bytes(size + 256))
     segment.gather(0, 1, range(size // 256), seeded_table(seed))
     settle()
     assert segment.hashes() == expected_hashes(pool.flatten()[:size], seed)
+
+
+def test_a_block_of_two_planes_is_one_piece() -> None:
+    planes, targets = (
+        [random_pool(), random_bytes(3 * 5 * BLOCK_TOKENS * 12).view(3, 5, BLOCK_TOKENS, 12)] for _ in "ab"
+    )
+    staging, table = random_bytes(2 * 3 * BLOCK_TOKENS * 48), seeded_table(SEED)
+    sender, receiver = SegmentBuffer(planes, staging), SegmentBuffer(targets, staging)
+    before = [target.clone() for target in targets]
+    sender.gather(1, 2, [3, 1, 0], table)
+    settle()
+    pieces = torch.cat([plane[1:, [3, 1, 0]].flatten(2) for plane in planes], dim=2)
+    assert torch.equal(staging, pieces.flatten()) and sender.hashes() == expected_hashes(staging, SEED)
+    receiver.land(1, 2, [4, 0, 2], table, sender.hashes())
+    settle()
+    assert receiver.landed()
+    for plane, target, expected in zip(planes, targets, before, strict=True):
+        expected[1:, [4, 0, 2]] = plane[1:, [3, 1, 0]]
+        assert torch.equal(target, expected)

@@ -78,3 +78,17 @@ def test_a_block_outside_the_memory_is_our_own_bug(block: int) -> None:
     memory, _ = memory_of("block-major")
     with pytest.raises(AssertionError):
         memory.gather(0, LAYERS, [block], memory.allocate_staging(1000), b"")
+
+
+def test_a_piece_is_what_all_planes_hold_of_it() -> None:
+    planes = [np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, size), np.uint8) for size in (40, 12)]
+    others = [np.zeros_like(plane) for plane in planes]
+    sender, receiver = HostMemory(*planes), HostMemory(*others)
+    assert sender.piece_bytes == 52
+    staging = sender.allocate_staging(2 * 3 * 52)
+    checksum = sender.gather(1, 2, [4, 0, 6], staging, b"key").result()
+    pieces = np.concatenate([plane[1:3][:, [4, 0, 6]] for plane in planes], axis=2)
+    assert (staging == pieces.reshape(-1)).all()
+    assert receiver.land(1, 2, [2, 3, 1], staging, b"key", checksum).result()
+    for plane, other in zip(planes, others, strict=True):
+        assert (other[1:3][:, [2, 3, 1]] == plane[1:3][:, [4, 0, 6]]).all() and other.any(axis=2).sum() == 6
