@@ -28,5 +28,5 @@ def test_kernels_compile_within_the_shared_memory_of_each_card() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert len(rows) == len(CARDS) * (len(WIDTHS) + 1)
+    assert len(rows) == len(CARDS) * (len(WIDTHS) + 2)
     assert not [row for row in rows if int(row[1]) > CARDS[int(row[0])]]

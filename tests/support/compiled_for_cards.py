@@ -17,7 +17,7 @@ CARDS: Mapping[int, int] = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448,
 # A head's own and shared channels of keys, and values: DeepSeek-V3's, GLM-4.7-Flash's.
 WIDTHS = ((128, 64, 128), (192, 64, 256))
 POINTERS = {"query": "*bf16", "nope": "*bf16", "rope": "*bf16", "value": "*bf16", "pool": "*bf16", "log_sums": "*fp32"}
-POINTERS |= {"query_starts": "*i32", "key_starts": "*i32", "block_table": "*i32", "lengths": "*i32"}
+POINTERS |= {"query_starts": "*i32", "key_starts": "*i32", "block_table": "*i32", "lengths": "*i32", "tokens": "*i32"}
 
 
 def compiled_bytes(kernel: Any, card: int, constants: Mapping[str, int], out: str, warps: int, stages: int) -> int:
@@ -53,7 +53,16 @@ def decoding(card: int) -> Iterator[tuple[str, int]]:
     yield "decoding", compiled_bytes(_decode, card, constants, "*fp32", warps, 2)
 
 
+def selected(card: int) -> Iterator[tuple[str, int]]:
+    from kernels.mla_selected.triton import HEAD_TILE, ROOM_BYTES, SMALL_HEAD_TILE, _attend
+
+    heads = HEAD_TILE if CARDS[card] >= ROOM_BYTES else SMALL_HEAD_TILE
+    constants = {"COUNT": 2048, "PADDED_COUNT": 2048, "VALUE": 512, "WIDTH": 576, "PADDED_VALUE": 512}
+    constants |= {"PADDED_REST": 64, "HEADS": heads, "TOKENS": 32, "BLOCK": 64}
+    yield "selected tokens", compiled_bytes(_attend, card, constants, "*bf16", 8 if heads == HEAD_TILE else 4, 2)
+
+
 if __name__ == "__main__":
     for card in map(int, sys.argv[1:]):
-        for name, taken in (*prompts(card), *decoding(card)):
+        for name, taken in (*prompts(card), *decoding(card), *selected(card)):
             print(f"{card}\t{taken}\t{name}")  # noqa: T201

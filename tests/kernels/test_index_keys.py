@@ -1,0 +1,94 @@
+import math
+
+import pytest
+import torch
+
+from kernels.index_keys import copy_in, copy_out, make_queries, pool_shape, read_keys, reference, write_keys
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.rope import frequencies, rotation_table
+
+TOKENS, HEADS, WIDTH, PAIRS, BLOCKS = 70, 3, 32, 4, 4
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+
+
+def empty_pool(dtype: torch.dtype, blocks: int = BLOCKS) -> torch.Tensor:
+    """Poisoned: bytes of ones are NaN in every format."""
+    shape, stored = pool_shape(WIDTH, dtype)
+    size = blocks * math.prod(shape) * stored.itemsize
+    return torch.full((size,), 255, dtype=torch.uint8).view(stored).view(blocks, *shape)
+
+
+def rotations(tokens: int = TOKENS) -> torch.Tensor:
+    return rotation_table(frequencies(2 * PAIRS, 100.0), tokens)
+
+
+def rotated(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x: [tokens, width] float64, pair by pair."""
+    out = x.clone()
+    for token, row in enumerate(x):
+        for pair in range(PAIRS):
+            first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + PAIRS)
+            angle = token * float(frequencies(2 * PAIRS, 100.0)[pair])
+            turned = complex(row[first], row[second]) * complex(math.cos(angle), math.sin(angle))
+            out[token, first], out[token, second] = turned.real, turned.imag
+    return out
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_are_normalized_rotated_and_written_to_their_slots(dtype: torch.dtype, interleaved: bool) -> None:
+    projected, weight, bias = torch.randn(TOKENS, WIDTH) * 3 + 1, torch.randn(WIDTH), torch.randn(WIDTH)
+    slots, pool = torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS], empty_pool(dtype)
+    write_keys(projected, weight, bias, rotations(), slots, pool, interleaved=interleaved)
+    x = projected.double()
+    normal = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-6).sqrt() * weight + bias
+    expected = rotated(normal, interleaved)
+    if dtype == torch.float8_e4m3fn:
+        expected = reference.spread(expected.float()).double()
+    error = (read_keys(pool, slots).double() - expected).norm() / expected.norm()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float8_e4m3fn: 4e-2}[dtype]
+    others = torch.ones(BLOCKS * BLOCK_TOKENS, dtype=torch.bool).index_fill_(0, slots, False).nonzero().flatten()
+    assert (copy_out(pool, others).view(torch.uint8) == 255).all()
+
+
+def test_the_hadamard_matrix_leaves_products_as_they_are() -> None:
+    x, y = torch.randn(2, 50, 128)
+    assert torch.allclose(reference.spread(x) @ reference.spread(y).t(), x @ y.t(), atol=1e-4)
+    one = torch.zeros(128).index_fill_(0, torch.tensor([5]), 1.0)
+    assert torch.allclose(reference.spread(one).abs(), torch.full((128,), 128**-0.5))
+
+
+def test_scales_are_the_least_powers_of_two_that_fit() -> None:
+    x = torch.randn(200, WIDTH) * torch.logspace(-6, 6, 200).unsqueeze(1)
+    values, scales = reference.quantize(x)
+    assert torch.equal(torch.frexp(scales).mantissa, torch.full_like(scales, 0.5))
+    largest = values.float().abs().amax(1)
+    assert (largest <= 448).all() and (largest[x.abs().amax(1) > 1e-4] > 216).all()
+    assert not reference.quantize(torch.zeros(1, WIDTH))[0].float().any()
+
+
+def test_quantized_queries_have_their_scales_in_the_weights() -> None:
+    projected, weights = torch.randn(TOKENS, HEADS, WIDTH), torch.randn(TOKENS, HEADS)
+    plain, quantized = (
+        make_queries(projected, weights, rotations(), empty_pool(dtype), interleaved=False)
+        for dtype in (torch.float32, torch.float8_e4m3fn)
+    )
+    assert torch.equal(plain.weights, weights) and quantized.values.dtype == torch.float8_e4m3fn
+    expected = reference.spread(plain.values) * weights.unsqueeze(2)
+    found = quantized.values.float() * quantized.weights.unsqueeze(2)
+    assert (found - expected).norm() / expected.norm() < 0.04
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_move_between_pools_bit_for_bit(dtype: torch.dtype) -> None:
+    source, target = empty_pool(dtype), empty_pool(dtype)
+    source.view(torch.uint8).random_(0, 255)
+    taken, given = torch.randperm(BLOCKS * BLOCK_TOKENS)[:9], torch.randperm(BLOCKS * BLOCK_TOKENS)[:9]
+    copied = copy_out(source, taken)
+    copy_in(copied, target, given)
+    assert torch.equal(copy_out(target, given), copied)
+    assert (target.view(torch.uint8) != 255).sum() <= copied.numel()
+    if dtype == torch.float8_e4m3fn:
+        # Scales follow the keys of a block.
+        block = source[1].flatten()
+        assert torch.equal(copy_out(source, torch.tensor([64 + 3])), torch.cat((block[96:128], block[2060:2064]))[None])

@@ -1,0 +1,108 @@
+"""Attention over selected tokens: its definition, and Triton's kernel, interpreted where there is no GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.mla_decode import DecodePlan, plan_decode
+from kernels.mla_selected import mla_selected, reference
+from kernels.mla_selected import triton as ours
+from kernels.top_tokens import top_tokens
+from tests.support.combinations import crossed
+from tests.support.latents import scattered_contexts
+
+Attend = Callable[[torch.Tensor, torch.Tensor, DecodePlan, torch.Tensor, int, float, float], torch.Tensor]
+SCALE, KV_SCALE = 0.12, 0.5
+
+
+class Case:
+    """Random queries and selections over scattered contexts in a pool that is poisoned elsewhere."""
+
+    def __init__(
+        self,
+        lengths: list[int],
+        query_tokens: int,
+        count: int,
+        heads: int,
+        widths: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """dtype: of the pool; that of queries is bfloat16 unless both are float32."""
+        self.value_width, width = widths
+        self.kv_scale = KV_SCALE if dtype == torch.float8_e4m3fn else 1.0
+        stored = scattered_contexts([length + query_tokens - 1 for length in lengths], width)
+        self.pool = (stored.pool / self.kv_scale).to(dtype).to(device)
+        queries = torch.float32 if dtype == torch.float32 else torch.bfloat16
+        self.query = torch.randn(len(lengths) * query_tokens, heads, width, device=device).to(queries)
+        self.plan = plan_decode(stored.block_table.to(device), stored.lengths.to(device), query_tokens)
+        own = torch.arange(1 - query_tokens, 1, dtype=torch.int32)
+        self.seen = (stored.lengths.unsqueeze(1) + own).flatten()
+        scores = torch.randn(len(self.query), 64 * stored.block_table.shape[1])
+        self.tokens = top_tokens(scores.to(device), self.seen.to(device), count)
+        self.contexts = stored.contexts
+
+    def error(self, found: torch.Tensor) -> float:
+        """Relative norm of the difference from float64, query by query."""
+        rounded = [(context / self.kv_scale).to(self.pool.dtype).double() for context in self.contexts]
+        expected = []
+        for number, (query, tokens) in enumerate(zip(self.query.cpu().double(), self.tokens.cpu(), strict=True)):
+            latents = rounded[number // self.plan.query_tokens][tokens[tokens >= 0].long()] * self.kv_scale
+            weights = torch.softmax(query @ latents.t() * SCALE, dim=1)
+            expected.append(weights @ latents[:, : self.value_width])
+        wanted = torch.stack(expected)
+        assert found.dtype == self.query.dtype and found.shape == wanted.shape
+        return float((found.cpu().double() - wanted).norm() / wanted.norm())
+
+
+@crossed(
+    attend=[reference.mla_selected, ours.mla_selected],
+    lengths__query_tokens=[([1], 1), ([4, 64, 65, 200], 1), ([1, 66], 3), ([30], 40)],
+    dtype__error=[(torch.float32, 1e-5), (torch.bfloat16, 0.01), (torch.float8_e4m3fn, 0.01)],
+    count=[1, 16, 40],
+    heads__widths=[(3, (32, 40)), (20, (16, 24))],
+)
+def test_queries_attend_to_their_tokens_alone(
+    attend: Attend,
+    lengths: list[int],
+    query_tokens: int,
+    dtype: torch.dtype,
+    error: float,
+    count: int,
+    heads: int,
+    widths: tuple[int, int],
+    device: torch.device,
+    poisoned: None,
+) -> None:
+    case = Case(lengths, query_tokens, count, heads, widths, dtype, device)
+    found = attend(case.query, case.pool, case.plan, case.tokens, case.value_width, SCALE, case.kv_scale)
+    assert case.error(found) < error
+
+
+def test_the_definition_gathers_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case([30, 90], 5, 16, 3, (32, 40), torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(reference, "MOST_GATHERED", 3 * 16 * 40)
+    found = mla_selected(case.query, case.pool, case.plan, case.tokens, value_width=32, scale=SCALE)
+    assert case.error(found) < 1e-6
+
+
+@pytest.mark.parametrize("attend", [reference.mla_selected, ours.mla_selected], ids=["reference", "triton"])
+def test_no_queries_give_nothing(attend: Attend, device: torch.device) -> None:
+    case = Case([], 1, 8, 3, (32, 40), torch.float32, device)
+    assert attend(case.query, case.pool, case.plan, case.tokens, 32, SCALE, 1.0).shape == (0, 3, 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[1, 64, 2047, 2048, 2049, 3500], [32768] * 8], ids=["ragged", "even"])
+@pytest.mark.parametrize("query_tokens", [1, 2, 70])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_two_thousand_tokens_at_published_widths(
+    lengths: list[int], query_tokens: int, heads: int, dtype: torch.dtype, device: torch.device, poisoned: None
+) -> None:
+    case = Case(lengths, query_tokens, 2048, heads, (512, 576), dtype, device)
+    found = mla_selected(
+        case.query, case.pool, case.plan, case.tokens, value_width=512, scale=SCALE, kv_scale=case.kv_scale
+    )
+    assert case.error(found) < 0.02

@@ -1,0 +1,83 @@
+"""The choice of the highest scores: its definition, and Triton's kernel, interpreted where there is no GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.top_tokens import NO_TOKEN, reference, top_tokens
+from kernels.top_tokens import triton as ours
+from tests.support.combinations import crossed
+
+Chooser = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Where programs are interpreted, have them read so few scores at a time that few scores take several turns."""
+    if device.type == "cpu":
+        monkeypatch.setattr(ours, "TILE", 64)
+
+
+def chosen(scores: list[float], count: int) -> list[int]:
+    """In plain Python: by score, then by position."""
+    ranked = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
+    return sorted(ranked) + [NO_TOKEN] * (count - len(ranked))
+
+
+def assert_chosen(scores: torch.Tensor, seen: list[int], count: int, found: torch.Tensor) -> None:
+    expected = [chosen(row[:size].tolist(), count) for row, size in zip(scores, seen, strict=True)]
+    assert found.dtype == torch.int32 and found.tolist() == expected
+
+
+def drawn(kind: str, queries: int, width: int) -> torch.Tensor:
+    if kind == "equal":
+        return torch.full((queries, width), -0.25)
+    if kind == "few values":
+        return torch.randint(-2, 3, (queries, width)).float() / 4
+    if kind == "zeros":
+        # As where ReLU leaves nothing; both zeros count the same.
+        signs = torch.randint(0, 2, (queries, width)).float() * 2 - 1
+        return torch.where(torch.rand(queries, width) < 0.8, 0.0 * signs, torch.randn(queries, width))
+    return torch.randn(queries, width) * (1e30 if kind == "large" else 1.0)
+
+
+@crossed(
+    chooser=[reference.top_tokens, ours.top_tokens],
+    kind=["random", "equal", "few values", "zeros", "large"],
+    count=[1, 7, 40, 100],
+)
+def test_the_highest_scores_are_chosen_and_ties_by_position(
+    chooser: Chooser, kind: str, count: int, device: torch.device
+) -> None:
+    seen = [1, 6, 7, 8, 39, 40, 41, 64, 65, 200]
+    scores = drawn(kind, len(seen), 200)
+    # What a query does not see is never read.
+    for row, size in zip(scores, seen, strict=True):
+        row[size:] = float("nan")
+    found = chooser(scores.to(device), torch.tensor(seen, dtype=torch.int32, device=device), count)
+    assert_chosen(scores, seen, count, found.cpu())
+
+
+@pytest.mark.parametrize("chooser", [reference.top_tokens, ours.top_tokens], ids=["reference", "triton"])
+def test_the_lowest_bytes_of_scores_decide_between_neighbours(chooser: Chooser, device: torch.device) -> None:
+    bits = torch.randperm(300)[:150].int() + 0x3F800000
+    scores = torch.stack((bits.view(torch.float32), -bits.view(torch.float32)))
+    found = chooser(scores.to(device), torch.full((2,), 150, dtype=torch.int32, device=device), 20)
+    assert_chosen(scores, [150, 150], 20, found.cpu())
+
+
+def test_no_queries_have_no_tokens(device: torch.device) -> None:
+    assert top_tokens(torch.empty(0, 64, device=device), torch.empty(0, dtype=torch.int32, device=device), 5).shape == (
+        0,
+        5,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [2048, 2049, 16384, 163840])
+@pytest.mark.parametrize("kind", ["random", "few values", "zeros"])
+def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, device: torch.device) -> None:
+    seen = torch.tensor([width, width - 1, 2048, 2047, 1], dtype=torch.int32, device=device)
+    scores = drawn(kind, len(seen), width).to(device)
+    assert torch.equal(top_tokens(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
