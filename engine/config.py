@@ -300,6 +300,8 @@ class ResolvedEngineConfig:
     dtype: Literal["float32", "bfloat16"]
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
     prompt_attention_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
+    # How the pool keeps index keys, if the model has indexers: in e4m3 with scales, as published, on a GPU.
+    index_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
     weights: Literal["quantized", "dequantized", "fp8", "w4a8"]
     decode_graphs: bool
     warm_up: bool
@@ -362,6 +364,7 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         dtype=dtype,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         prompt_attention_dtype=dtype if config.prompt_attention_dtype == "auto" else config.prompt_attention_dtype,
+        index_dtype="float8_e4m3fn" if device == "cuda" else dtype,
         weights=weights,
         decode_graphs=device == "cuda" and config.decode_graphs == "auto",
         warm_up=device == "cuda" and config.warm_up == "auto",

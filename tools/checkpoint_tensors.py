@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from engine.model.indexer_config import IndexerConfig
+
 Values = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
 
@@ -51,13 +53,18 @@ def output_head(readable: range, eos: int) -> Values:
     return draw
 
 
-def checkpoint_tensors(config: Mapping[str, Any], readable: range) -> Iterator[TensorSpec]:
-    """Every tensor of the checkpoint that `config` (as in config.json) describes, MTP modules included."""
+def checkpoint_tensors(
+    config: Mapping[str, Any], readable: range, indexer: IndexerConfig | None = None
+) -> Iterator[TensorSpec]:
+    """Every tensor of the checkpoint that `config` (as in config.json) describes, MTP modules included. indexer: None
+    if it has none.
+    """
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     head = output_head(readable, config["eos_token_id"])
     yield TensorSpec("model.embed_tokens.weight", (vocabulary, hidden), normal(1.0))
     for layer in range(config["num_hidden_layers"]):
-        yield from _layer(config, layer, dense=layer < config["first_k_dense_replace"])
+        dense = layer < config["first_k_dense_replace"]
+        yield from _layer(config, layer, None if indexer and layer in indexer.sharing else indexer, dense=dense)
     yield _norm("model.norm", hidden)
     yield TensorSpec("lm_head.weight", (vocabulary, hidden), head)
     for module in range(config["num_nextn_predict_layers"]):
@@ -67,7 +74,7 @@ def checkpoint_tensors(config: Mapping[str, Any], readable: range) -> Iterator[T
         yield _norm(f"{prefix}.enorm", hidden)
         yield _norm(f"{prefix}.hnorm", hidden)
         yield TensorSpec(f"{prefix}.eh_proj.weight", (hidden, 2 * hidden), normal((2 * hidden) ** -0.5))
-        yield from _layer(config, layer, dense=False)
+        yield from _layer(config, layer, indexer, dense=False)
         yield _norm(f"{prefix}.shared_head.norm", hidden)
         yield TensorSpec(f"{prefix}.shared_head.head.weight", (vocabulary, hidden), head)
 
@@ -80,11 +87,15 @@ def _linear(prefix: str, rows: int, columns: int, gain: float = 1.0) -> TensorSp
     return TensorSpec(f"{prefix}.weight", (rows, columns), normal(gain * columns**-0.5), quantizable=True)
 
 
-def _layer(config: Mapping[str, Any], layer: int, *, dense: bool) -> Iterator[TensorSpec]:
+def _layer(
+    config: Mapping[str, Any], layer: int, indexer: IndexerConfig | None, *, dense: bool
+) -> Iterator[TensorSpec]:
     prefix = f"model.layers.{layer}"
     hidden = config["hidden_size"]
     yield _norm(f"{prefix}.input_layernorm", hidden)
     yield from _attention(config, f"{prefix}.self_attn")
+    if indexer is not None:
+        yield from _indexer(config, indexer, f"{prefix}.self_attn.indexer")
     yield _norm(f"{prefix}.post_attention_layernorm", hidden)
     if dense:
         yield from _feed_forward(f"{prefix}.mlp", hidden, config["intermediate_size"])
@@ -106,6 +117,15 @@ def _attention(config: Mapping[str, Any], prefix: str) -> Iterator[TensorSpec]:
     yield _norm(f"{prefix}.kv_a_layernorm", latent)
     yield _linear(f"{prefix}.kv_b_proj", heads * (config["qk_nope_head_dim"] + config["v_head_dim"]), latent)
     yield _linear(f"{prefix}.o_proj", hidden, heads * config["v_head_dim"])
+
+
+def _indexer(config: Mapping[str, Any], indexer: IndexerConfig, prefix: str) -> Iterator[TensorSpec]:
+    hidden, width = config["hidden_size"], indexer.width
+    yield _linear(f"{prefix}.wq_b", indexer.heads * width, config["q_lora_rank"])
+    yield _linear(f"{prefix}.wk", width, hidden)
+    yield _norm(f"{prefix}.k_norm", width)
+    yield TensorSpec(f"{prefix}.k_norm.bias", (width,), normal(0.1))
+    yield TensorSpec(f"{prefix}.weights_proj.weight", (indexer.heads, hidden), normal(hidden**-0.5))
 
 
 def _feed_forward(prefix: str, hidden: int, intermediate: int) -> Iterator[TensorSpec]:

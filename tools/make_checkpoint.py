@@ -119,7 +119,7 @@ def make_checkpoint(
     disk has no room for; CheckpointError if the overrides make a model that cannot be served.
     """
     config = checkpoint_config(preset, dtype=dtype, overrides=overrides)
-    specs = list(checkpoint_tensors(config, READABLE))
+    specs = list(checkpoint_tensors(config, READABLE, parse_model_config(config).indexer))
     directory.mkdir(parents=True, exist_ok=True)
     _check_room(directory, specs)
     _write_json(directory / "config.json", config)

@@ -96,8 +96,7 @@ class HostMemory:
         first, end = tile.first_layer, tile.first_layer + tile.layer_count
         assert first >= 0 and end <= self.layers and 0 <= block < self.blocks, "a piece outside the memory"
         return (
-            (plane[first:end, block], columns)
-            for plane, (_, columns) in zip(self._planes, self._parts(), strict=True)
+            (plane[first:end, block], columns) for plane, (_, columns) in zip(self._planes, self._parts(), strict=True)
         )
 
     def _parts(self) -> Iterator[tuple[Rows, slice]]:

@@ -80,6 +80,7 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
         drafts=resolved.config.drafts.most,
         dtype=model.dtype,
         pinned=resolved.config.drafts.pinned_acceptance,
+        index_dtype=getattr(torch, resolved.index_dtype),
         sparse=resolved.config.sparse_prefill.offered is not None,
         quantized_prompts=resolved.prompt_attention_dtype == "float8_e4m3fn",
     )
@@ -144,4 +145,5 @@ def _draft_state_bytes(model: Model) -> int:
 
 
 def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
-    return BLOCK_TOKENS * model.config.kv_token_bytes(getattr(torch, resolved.kv_dtype).itemsize)
+    latents, keys = (getattr(torch, dtype).itemsize for dtype in (resolved.kv_dtype, resolved.index_dtype))
+    return BLOCK_TOKENS * model.config.kv_token_bytes(latents, keys)

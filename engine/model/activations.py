@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 import torch
 
-from kernels.act_quant import Quantized
+from kernels.act_quant import Quantized, quantize
 from kernels.w4a8_gemm import ScaledRows
 
 
@@ -19,6 +19,14 @@ class InputForm(Enum):
 Activations = torch.Tensor | Quantized
 # What travels to experts on other ranks.
 Sent = Activations | ScaledRows
+
+
+def in_form(x: Activations, form: InputForm) -> Activations:
+    """x: [tokens, width] in this form, or plain: then it is quantized."""
+    if isinstance(x, torch.Tensor):
+        return quantize(x) if form is InputForm.FP8_GROUPS else x
+    assert form is InputForm.FP8_GROUPS
+    return x
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.checkpoint_dir import check_directory
+from engine.model.indexer_config import IndexerConfig, read_indexer
 from engine.model.json_reader import JsonReader, read_json
 from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
 from engine.model.yarn import Yarn, read_rope
@@ -51,6 +52,8 @@ class ModelConfig:
     yarn: Yarn | None
     eos_token_ids: frozenset[int]
     quantization: Quantization
+    # None if attention is to all tokens.
+    indexer: IndexerConfig | None = field(default=None, kw_only=True)
     # The quantization of MTP modules, if it differs.
     draft_quantization: Quantization | None = field(default=None, kw_only=True)
     # How many MTP modules are computed.
@@ -72,9 +75,12 @@ class ModelConfig:
         """Layers that write KV: those that are computed."""
         return self.num_hidden_layers + self.draft_layers
 
-    def kv_token_bytes(self, item_bytes: int) -> int:
-        """Bytes of a token's KV in all layers, with `item_bytes` for each value."""
-        return self.kv_layers * self.latent_dim * item_bytes
+    def kv_token_bytes(self, item_bytes: int, index_item_bytes: int = 1) -> int:
+        """Bytes of a token's KV in all layers, with `item_bytes` for each value of a latent and `index_item_bytes` for
+        each of an index key: one on a GPU.
+        """
+        latent = self.latent_dim * item_bytes
+        return self.kv_layers * (latent + (self.indexer.key_bytes(index_item_bytes) if self.indexer else 0))
 
     @property
     def unused_layers(self) -> range:
@@ -85,6 +91,10 @@ class ModelConfig:
     def softmax_scale(self) -> float:
         scale = self.qk_head_dim**-0.5
         return scale * self.yarn.softmax_scale if self.yarn else scale
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer has an indexer of its own; MTP modules of models with indexers always have."""
+        return self.indexer is not None and layer not in self.indexer.sharing
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has one feed-forward instead of experts; MTP modules always have experts."""
@@ -116,7 +126,8 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
     eos_token_id: an id or a list of them that replaces the one in `values`. Raises CheckpointError naming the key.
     """
     values = language_model_config(values)
-    values = {**find_architecture(values).defaults, **_without_nulls(values)}
+    architecture = find_architecture(values)
+    values = {**architecture.defaults, **_without_nulls(values)}
     _check_variants(values)
     reader = JsonReader(values)
     theta, yarn = read_rope(reader)
@@ -151,6 +162,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
         yarn=yarn,
         eos_token_ids=_token_ids(values.get("eos_token_id") if eos_token_id is None else eos_token_id),
         quantization=parse_quantization(reader.section("quantization_config")),
+        indexer=read_indexer(values, expected=architecture.indexed),
     )
     _check_dimensions(config)
     return config

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.model.expanded_attention import ExpandedRows
+from engine.model.indexed_rows import IndexedRows
 from engine.model.sparse_attention import SparseMeter, SparseRow
 from kernels.draft_check.pinned import PinnedAcceptance
 from kernels.fp8_gemm import Workspace
@@ -43,6 +44,10 @@ class DeviceState:
     guessed: torch.Tensor
     # Scratch memory of the stream that runs the steps.
     workspace: Workspace
+    # [kv layers, blocks, 64, ...]: index keys, in the form of `kernels.index_keys`; None if the model has no indexers.
+    index_pool: torch.Tensor | None = None
+    # How many tokens its indexers select.
+    top_k: int = 0
     # [modules but the last, blocks and two more, hidden]: by block, the hidden state of a module for the last token of
     # the block that it has computed, which the next module reads. The last two entries are the padding block's, and
     # zeros for a row's first token. None if there is one module.
@@ -57,6 +62,14 @@ class DeviceState:
     @property
     def device(self) -> torch.device:
         return self.kv_pool.device
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """What makes a block of KV, [kv layers, blocks, bytes] uint8 each: its bytes in a layer are those of the first
+        plane, then those of the next one. Not every operation takes one-byte floats, so all are viewed as bytes.
+        """
+        pools = (self.kv_pool,) if self.index_pool is None else (self.kv_pool, self.index_pool)
+        return tuple(pool.view(torch.uint8).flatten(2) for pool in pools)
 
     @property
     def most_drafts(self) -> int:
@@ -100,7 +113,7 @@ class ForwardContext:
     slots: torch.Tensor
     # [tokens] bool: whether a token belongs to a row of the batch; others pad the step, or fill a graph up.
     real: torch.Tensor
-    # Every token of a row is in exactly one entry of these and of `sparse`.
+    # Every token of a row is in exactly one entry of these, of `indexed` and of `sparse`.
     absorbed: list[AbsorbedRows]
     expanded: list[ExpandedRows]
     # [rows] int64: the tokens whose logits are wanted; None if those of every token are.
@@ -116,6 +129,10 @@ class ForwardContext:
     counted: torch.Tensor | None = None
     # Set if tokens attend to others of their chunk that other ranks compute in this step.
     shared_latents: SharedLatents | None = None
+    # As of DeviceState.
+    index_pool: torch.Tensor | None = None
+    # Rows that attend to what indexers select; see `absorbed`.
+    indexed: list[IndexedRows] = field(default_factory=list)
     # Rows whose attention is sparse; see `absorbed`.
     sparse: list[SparseRow] = field(default_factory=list)
     # Set while a step is captured to be run for other contexts too: attention differs between them, and is not

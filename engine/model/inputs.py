@@ -13,9 +13,10 @@ from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, DeviceState, ForwardContext
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
 from engine.model.expanded_attention import ExpandedRows
+from engine.model.indexed_rows import IndexedRows, cut_queries, indexed_rows
 from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
-from kernels.mla_decode import plan_decode
+from kernels.mla_decode import DecodePlan, plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
@@ -65,8 +66,8 @@ def join_context(
     placed = [rows.placed(state) for rows in decoding]
     parts: list[TokenTensors] = [each[:4] for each in placed]
     spans = list(pairwise(accumulate((rows.rows * rows.row_tokens for rows in decoding), initial=0)))
-    absorbed = [
-        _absorb_decode(rows, each.lengths, *span) for rows, each, span in zip(decoding, placed, spans, strict=True)
+    forms = [
+        _decode_form(rows, each.lengths, *span, state) for rows, each, span in zip(decoding, placed, spans, strict=True)
     ]
     if prompts:
         parts.append(_prompt_tensors(prompts, state))
@@ -77,19 +78,22 @@ def join_context(
     token_ids, rotations, slots, real = (
         tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
     )
-    absorbed_prompts, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
+    prompt_forms, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
+    forms += prompt_forms
     return ForwardContext(
         token_ids=token_ids,
         rotations=rotations,
         slots=slots,
         real=real,
-        absorbed=absorbed + absorbed_prompts,
+        absorbed=_absorbed(forms),
         expanded=expanded,
         sampled=sampled,
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
         workspace=state.workspace,
         padding=padding,
+        index_pool=state.index_pool,
+        indexed=_indexed(forms),
         sparse=sparse,
     )
 
@@ -97,17 +101,20 @@ def join_context(
 def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
     token_ids, rotations, slots, real, lengths = rows.placed(state)
+    forms = [_decode_form(rows, lengths, 0, rows.rows * rows.row_tokens, state)]
     return ForwardContext(
         token_ids=token_ids,
         rotations=rotations,
         slots=slots,
         real=real,
-        absorbed=[_absorb_decode(rows, lengths, 0, rows.rows * rows.row_tokens)],
+        absorbed=_absorbed(forms),
         expanded=[],
         sampled=None,
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
         workspace=state.workspace,
+        index_pool=state.index_pool,
+        indexed=_indexed(forms),
     )
 
 
@@ -129,8 +136,24 @@ def _decode_group(rows: Sequence[Row], blocks: int, state: DeviceState) -> Decod
     return unpack_decode_rows(packed, len(rows), drafts).known(state)
 
 
-def _absorb_decode(rows: DecodeRows, lengths: torch.Tensor, first: int, stop: int) -> AbsorbedRows:
-    return AbsorbedRows(first, stop, plan_decode(rows.block_table, lengths, rows.row_tokens))
+def _decode_form(
+    rows: DecodeRows, lengths: torch.Tensor, first: int, stop: int, state: DeviceState
+) -> AbsorbedRows | IndexedRows:
+    """Rows attend to all tokens if none can have more than indexers select: their table is not wide enough. That does
+    not depend on lengths, which a captured graph reads when it runs.
+    """
+    plan = plan_decode(rows.block_table, lengths, rows.row_tokens)
+    if state.index_pool is None or rows.block_table.shape[1] * BLOCK_TOKENS <= state.top_k:
+        return AbsorbedRows(first, stop, plan)
+    return indexed_rows(first, stop, plan)
+
+
+def _absorbed(forms: Sequence[AbsorbedRows | IndexedRows]) -> list[AbsorbedRows]:
+    return [rows for rows in forms if isinstance(rows, AbsorbedRows)]
+
+
+def _indexed(forms: Sequence[AbsorbedRows | IndexedRows]) -> list[IndexedRows]:
+    return [rows for rows in forms if isinstance(rows, IndexedRows)]
 
 
 def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> TokenTensors:
@@ -172,8 +195,8 @@ def last_tokens(rows: Sequence[Row]) -> list[int]:
 
 def _attention_of_prompts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> tuple[list[AbsorbedRows], list[ExpandedRows], list[SparseRow]]:
-    absorbed: list[AbsorbedRows] = []
+) -> tuple[list[AbsorbedRows | IndexedRows], list[ExpandedRows], list[SparseRow]]:
+    forms: list[AbsorbedRows | IndexedRows] = []
     expanded: list[ExpandedRows] = []
     sparse: list[SparseRow] = []
     # Neighbouring rows without a cached prefix: one attention call takes them all.
@@ -185,6 +208,10 @@ def _attention_of_prompts(
             fresh.clear()
 
     for row, first, stop in _cut_where_sparse(rows, stops, state):
+        if state.index_pool is not None and row.start >= state.top_k:
+            flush()
+            forms += _index_prompt(row, first, stop, state)
+            continue
         if row.sparse is None and not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
             fresh.append((first, stop))
             continue
@@ -192,28 +219,35 @@ def _attention_of_prompts(
         if row.sparse is None and not row.start:
             fresh.append((first, stop))
         elif absorbed_is_cheaper(config, queries=stop - first, context=row.end):
-            absorbed.append(_absorb_prompt(row, first, stop, state))
+            forms.append(AbsorbedRows(first, stop, _prompt_plan(row, row.end, stop - first, state)))
         elif row.sparse is not None and state.sparse_meter is not None:
             sparse.append(_attend_sparsely(config, row, row.sparse.recall, first, stop, state, state.sparse_meter))
         else:
             expanded.append(_expand_behind_prefix(row, first, stop, state))
     flush()
-    return absorbed, expanded, sparse
+    return forms, expanded, sparse
 
 
 def _cut_where_sparse(rows: Sequence[Row], stops: Sequence[int], state: DeviceState) -> Iterator[tuple[Row, int, int]]:
-    """The rows and their spans of tokens, cut where attention begins to be sparse: the part before is an exact row."""
+    """The rows and their spans of tokens, cut where attention begins to be sparse, or to be to what indexers select:
+    the part before is an exact row.
+    """
     for row, (first, stop) in zip(rows, pairwise(stops), strict=True):
-        if row.sparse is None:
-            yield row, first, stop
-            continue
-        exact = row.tokens if state.sparse_meter is None else row.sparse.from_tokens - row.start
-        exact = min(max(exact, 0), row.tokens)
+        exact = min(max(_exact_until(row, state) - row.start, 0), row.tokens)
         if exact:
-            yield msgspec.structs.replace(row, token_ids=row.token_ids[:exact], sparse=None), first, first + exact
+            whole = exact == row.tokens and row.sparse is None
+            head = row if whole else msgspec.structs.replace(row, token_ids=row.token_ids[:exact], sparse=None)
+            yield head, first, first + exact
         if exact < row.tokens:
             rest = msgspec.structs.replace(row, token_ids=row.token_ids[exact:], start=row.start + exact)
             yield rest, first + exact, stop
+
+
+def _exact_until(row: Row, state: DeviceState) -> int:
+    """The position of the first token that may not attend to all before it."""
+    if state.index_pool is not None:
+        return state.top_k
+    return row.end if row.sparse is None or state.sparse_meter is None else row.sparse.from_tokens
 
 
 def _attend_sparsely(
@@ -236,10 +270,16 @@ def _attend_sparsely(
     )
 
 
-def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:
-    blocks = np.array(row.block_ids[: blocks_for(row.end)], np.int32)
-    lengths = to_device(np.array([row.end], np.int32), state.device)
-    return AbsorbedRows(first, stop, plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, stop - first))
+def _index_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Iterator[IndexedRows]:
+    for start, end in cut_queries(first, stop, row.end):
+        yield indexed_rows(start, end, _prompt_plan(row, row.end - (stop - end), end - start, state))
+
+
+def _prompt_plan(row: Row, context: int, queries: int, state: DeviceState) -> DecodePlan:
+    """The plan of the last `queries` of the first `context` tokens of a row's request."""
+    blocks = np.array(row.block_ids[: blocks_for(context)], np.int32)
+    lengths = to_device(np.array([context], np.int32), state.device)
+    return plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, queries)
 
 
 def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> ExpandedRows:

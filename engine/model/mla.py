@@ -2,29 +2,53 @@
 
 from collections.abc import Iterator, Sequence, Set
 from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.model import expanded_attention, sparse_attention
-from engine.model.activations import Activations, InputForm, Normalized
+from engine.model.activations import Activations, InputForm, Normalized, in_form
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.context import AbsorbedRows, Cut, ForwardContext, SharedLatents
+from engine.model.context import AbsorbedRows, Cut, ForwardContext
+from engine.model.exchanged_kv import exchange_kv
 from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Latents, make_expansion
+from engine.model.indexed_rows import IndexedRows
+from engine.model.indexer import Indexer
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow, measure
 from kernels.act_quant import Quantized, QuantizedRows, empty_quantized, quantize_into
+from kernels.index_keys import IndexQueries
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import absorb_query, expand_attended, expand_values
+from kernels.mla_selected import mla_selected
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, Selection, select_lines
 
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
+
+
+class Projected(NamedTuple):
+    """What attention reads of a step's tokens, in addition to the pool."""
+
+    # [tokens, heads, nope + rope], not rotated yet.
+    query: torch.Tensor
+    # [tokens, latent + rope]: normalized latents and rotated keys.
+    latents: torch.Tensor
+    # As `IndexQueries` has them; None if the layer has no indexer.
+    index_values: torch.Tensor | None = None
+    index_weights: torch.Tensor | None = None
+
+    @property
+    def index_queries(self) -> IndexQueries | None:
+        if self.index_values is None or self.index_weights is None:
+            return None
+        return IndexQueries(self.index_values, self.index_weights)
 
 
 class Attention:
@@ -48,6 +72,7 @@ class Attention:
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
+        self._indexer = Indexer(config, index, allocate) if config.has_indexer(index) else None
         self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
         # Views of the expansion's weight: [heads, nope, latent] takes queries to the latent, [heads, latent, value]
         # takes values from it.
@@ -56,6 +81,8 @@ class Attention:
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
         # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({self._input.input_form})
+        if self._indexer is not None:
+            self.input_forms |= self._indexer.input_forms
 
     def parameters(self, prefix: str) -> NamedParameters:
         query, latent = f"{prefix}.q_proj", f"{prefix}.kv_a_proj_with_mqa"
@@ -66,6 +93,8 @@ class Attention:
             yield from self._input.parameters(f"{prefix}.q_a_proj", latent)
             yield whole(f"{prefix}.q_a_layernorm.weight", self._query_norm)
             yield from cut(self._query.parameters(f"{prefix}.q_b_proj"), 0, self._share)
+        if self._indexer is not None:
+            yield from self._indexer.parameters(f"{prefix}.indexer")
         yield whole(f"{prefix}.kv_a_layernorm.weight", self._latent_norm)
         yield from cut(self._expansion.parameters(f"{prefix}.kv_b_proj"), 0, self._share)
         yield from cut(self._output.parameters(f"{prefix}.o_proj"), 1, self._share)
@@ -75,6 +104,8 @@ class Attention:
         self._input.finish()
         if self._query is not None:
             self._query.finish()
+        if self._indexer is not None:
+            self._indexer.finish()
         self._expansion.finish()
         self._output.finish()
 
@@ -85,56 +116,49 @@ class Attention:
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
-        pool = context.kv_pool[self.index]
         projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
-        query = self._queries(projected, pool, context)
-        latents = projected[:, self._input_width :]
-        if context.cut is None:
-            values = self._values(query, latents, context)
-        else:
-            values = self._cut(context.cut, query, latents)
+        compressed = self._compressed(projected, context)
+        inputs = Projected(self._queries(compressed, context), projected[:, self._input_width :])
+        if self._indexer is not None:
+            index = self._indexer.forward(hidden, compressed, context)
+            inputs = inputs._replace(index_values=index.values, index_weights=index.weights)
+        values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs)
         return self._output.forward(values, context.workspace)
 
-    def _cut(self, cut: Cut, query: torch.Tensor, latents: torch.Tensor) -> Activations:
+    def _cut(self, cut: Cut, inputs: Projected) -> Activations:
         """As `_values`, computed outside of the captured pieces whenever the step is run."""
-        width = self._heads * self.config.v_head_dim
+        query, width = inputs.query, self._heads * self.config.v_head_dim
+        tensors = [each for each in inputs if each is not None]
         if self._output.input_form is InputForm.FP8_GROUPS:
             quantized = empty_quantized(len(query), width, device=query.device)
-            cut(self._fill_quantized, query, latents, quantized.values, quantized.scales)
+            cut(self._fill_quantized, quantized.values, quantized.scales, *tensors)
             return quantized
         values = query.new_empty(len(query), width)
-        cut(self._fill, query, latents, values)
+        cut(self._fill, values, *tensors)
         return values
 
-    def _fill(self, query: torch.Tensor, latents: torch.Tensor, out: torch.Tensor, context: ForwardContext) -> None:
-        values = self._values(query, latents, context)
+    def _fill(self, out: torch.Tensor, *inputs: Any) -> None:
+        """inputs: the tensors of `Projected`, and the context."""
+        values = self._values(Projected(*inputs[:-1]), inputs[-1])
         assert isinstance(values, torch.Tensor)
         out.copy_(values)
 
-    def _fill_quantized(
-        self,
-        query: torch.Tensor,
-        latents: torch.Tensor,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        context: ForwardContext,
-    ) -> None:
-        self._values(query, latents, context, Quantized(values, scales))
+    def _fill_quantized(self, values: torch.Tensor, scales: torch.Tensor, *inputs: Any) -> None:
+        self._values(Projected(*inputs[:-1]), inputs[-1], Quantized(values, scales))
 
-    def _values(
-        self, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext, out: Quantized | None = None
-    ) -> Activations:
+    def _values(self, inputs: Projected, context: ForwardContext, out: Quantized | None = None) -> Activations:
         """What the output's product reads: [tokens, heads * value] in that product's form. If that is quantized, the
         result is written to `out`, if given.
         """
-        pool = context.kv_pool[self.index]
+        query, latents, pool = inputs.query, inputs.latents, context.kv_pool[self.index]
         if context.shared_latents is not None:
-            self._exchange_latents(context.shared_latents, pool)
+            exchange_kv(context, context.shared_latents, self.index, self._everybody)
         if self._output.input_form is not InputForm.FP8_GROUPS:
-            parts = self._parts(context.expanded, context.sparse, query, latents, pool, context)
+            parts = self._parts(context.expanded, context.sparse, inputs, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
-        if out is None and len(context.absorbed) == 1 and not (context.expanded or context.sparse or context.padding):
+        others = context.expanded or context.sparse or context.indexed or context.padding
+        if out is None and len(context.absorbed) == 1 and not others:
             return expand_attended(self._attended(context.absorbed[0], query, pool, context), self._absorb_value)
         out = out or empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
@@ -143,7 +167,7 @@ class Attention:
             if not self._measures(sparse):
                 self._attend_sparsely_and_quantize(sparse, query, pool, context, out.rows(sparse.first, sparse.stop))
         measured = [sparse for sparse in context.sparse if self._measures(sparse)]
-        for first, part in self._parts([], measured, query, latents, pool, context):
+        for first, part in self._parts([], measured, inputs, pool, context):
             quantize_into(part.flatten(1), out.rows(first, first + len(part)))
         return out
 
@@ -151,40 +175,64 @@ class Attention:
         self,
         expanded: Sequence[ExpandedRows],
         sparse: Sequence[SparseRow],
-        query: torch.Tensor,
-        latents: torch.Tensor,
+        inputs: Projected,
         pool: torch.Tensor,
         context: ForwardContext,
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
+        query = inputs.query
+        for indexed in context.indexed:
+            yield indexed.first, expand_values(self._selected(indexed, inputs, pool, context), self._absorb_value)
         for absorbed in context.absorbed:
             attended = self._attended(absorbed, query, pool, context)
             yield absorbed.first, expand_values(attended.joined(), self._absorb_value)
         for row in expanded:
-            yield row.first, self._expanded(row, query, latents, pool, context)
+            yield row.first, self._expanded(row, query, inputs.latents, pool, context)
         for part in sparse:
             yield part.first, self._sparse(part, query, pool, context)
         if context.padding:
             shape = context.padding, query.shape[1], self.config.v_head_dim
             yield len(query) - context.padding, query.new_zeros(shape)
 
-    def _queries(self, projected: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Writes the latents, normalized. Returns queries [tokens, heads, nope + rope], not rotated yet."""
+    def _compressed(self, projected: torch.Tensor, context: ForwardContext) -> Activations:
+        """Writes the latents, normalized. Returns compressed queries, normalized, in the form in which all that read
+        them do; or the queries themselves, if they are projected directly.
+        """
+        pool = context.kv_pool[self.index]
         rest = self._latent_norm, INNER_EPSILON, context.rotations, context.slots, pool, context.kv_scale
         if self._query is None or self._query_norm is None:
-            query = norm_and_write(projected, None, *rest)
+            return norm_and_write(projected, None, *rest)
+        forms = {self._query.input_form} | (set() if self._indexer is None else {self._indexer.query_form})
+        if forms == {InputForm.FP8_GROUPS}:
+            return norm_quantize_and_write(projected, self._query_norm, *rest)
+        return norm_and_write(projected, self._query_norm, *rest)
+
+    def _queries(self, compressed: Activations, context: ForwardContext) -> torch.Tensor:
+        """[tokens, heads, nope + rope], not rotated yet."""
+        if self._query is None:
+            assert isinstance(compressed, torch.Tensor)
+            query = compressed
         else:
-            quantized = self._query.input_form is InputForm.FP8_GROUPS
-            normalize = norm_quantize_and_write if quantized else norm_and_write
-            query = self._query.forward(normalize(projected, self._query_norm, *rest), context.workspace)
+            query = self._query.forward(in_form(compressed, self._query.input_form), context.workspace)
         return query.view(len(query), self._heads, self.config.qk_head_dim)
 
-    def _exchange_latents(self, latents: SharedLatents, pool: torch.Tensor) -> None:
-        """Write what other ranks have computed of a chunk, before anything attends to it."""
-        # Viewed as bytes, because not every operation takes one-byte floats.
-        slots = pool.view(torch.uint8).view(-1, pool.shape[-1] * pool.itemsize)
-        everybody = self._everybody.gather(slots[latents.own].view(pool.dtype)).view(torch.uint8)
-        slots[latents.slots] = everybody[latents.order]
+    def _selected(
+        self, rows: IndexedRows, inputs: Projected, pool: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Attended latents, [tokens, heads, latent], of rows that attend to selected tokens."""
+        config, own, queries = self.config, slice(rows.first, rows.stop), inputs.index_queries
+        if self._indexer is not None and queries is not None:
+            rows.choice.tokens = self._indexer.select(rows, queries, context)
+        assert rows.choice.tokens is not None, "the first layer has an indexer"
+        return mla_selected(
+            absorb_query(inputs.query[own], self._absorb_query, context.rotations[own]),
+            pool,
+            rows.plan,
+            rows.choice.tokens,
+            value_width=config.kv_lora_rank,
+            scale=config.softmax_scale,
+            kv_scale=context.kv_scale,
+        )
 
     def _attended(
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext

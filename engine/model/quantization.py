@@ -38,6 +38,8 @@ class LinearKind(Enum):
     INPUT = auto()
     # Queries from what the first projection compressed.
     QUERY = auto()
+    # The indexer's queries and keys.
+    INDEX = auto()
     # After attention.
     OUTPUT = auto()
     # Dense layers and shared experts.
@@ -56,8 +58,12 @@ class Quantization:
     pre_scaled: bool = False
     # Which linear layers are in NVFP4; a checkpoint's tensors decide.
     nvfp4: frozenset[LinearKind] = frozenset()
+    # Whether indexers are plain although other linear layers are not; its tensors decide.
+    plain_indexers: bool = False
 
     def linear_of(self, kind: LinearKind) -> Stored:
+        if kind is LinearKind.INDEX and self.plain_indexers:
+            return Stored.PLAIN
         return Stored.NVFP4 if kind in self.nvfp4 else self.linear
 
     @property

@@ -37,20 +37,24 @@ class PlainSlots:
 
     completes_later = False
 
-    def __init__(self, pool: Pool, count: int) -> None:
-        """pool: uint8 [layers, blocks, bytes of a block in a layer]. Raises MemoryError if there is no memory."""
+    def __init__(self, planes: Sequence[Pool], count: int) -> None:
+        """planes: of the pool, uint8 [layers, blocks, bytes of a block in a layer]. Raises MemoryError if there is no
+        memory.
+        """
         self.count = count
-        self._pool = pool
+        self._planes = planes
         # Pages take memory when they are first written.
-        self._slots = np.zeros((count, pool.shape[0], pool.shape[2]), np.uint8)
+        self._slots = [np.zeros((count, plane.shape[0], plane.shape[2]), np.uint8) for plane in planes]
 
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Done[None]:
-        for block, slot in zip(blocks, slots, strict=True):
-            self._slots[slot] = self._pool[:, block]
+        for plane, kept in zip(self._planes, self._slots, strict=True):
+            for block, slot in zip(blocks, slots, strict=True):
+                kept[slot] = plane[:, block]
         return Done(None)
 
     def read(self, slots: Sequence[int], blocks: Sequence[int]) -> Done[float]:
         began = time.monotonic()
-        for slot, block in zip(slots, blocks, strict=True):
-            self._pool[:, block] = self._slots[slot]
+        for plane, kept in zip(self._planes, self._slots, strict=True):
+            for slot, block in zip(slots, blocks, strict=True):
+                plane[:, block] = kept[slot]
         return Done(time.monotonic() - began)

@@ -82,7 +82,7 @@ class OracleBackend:
         return HostMemory(self.pool)
 
     def host_slots(self) -> HostSlots | None:
-        return host_slots(self._config, "oracle", self.block_bytes, partial(PlainSlots, self.pool))
+        return host_slots(self._config, "oracle", self.block_bytes, partial(PlainSlots, [self.pool]))
 
     @property
     def pool(self) -> Pool:

@@ -94,7 +94,7 @@ class ModelBackend:
         self.state = device_state(
             self._model, resolved, self.total_blocks + self._pool.foreign_blocks, self.context_tokens
         )
-        self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
+        self._following = Following(exchange, self.state.planes) if exchange and self._model.group.divides else None
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
         sizes = self._step_sizes(resolved)
@@ -129,34 +129,32 @@ class ModelBackend:
         return self._model
 
     def kv_memory(self) -> KvMemory:
-        pool = self.state.kv_pool
-        if pool.is_cuda:
+        if self.asynchronous:
             # Imported only here: it needs CUDA's bindings.
             from engine.runner.device_memory import DeviceMemory
 
-            memory: KvMemory = DeviceMemory(pool)
+            memory: KvMemory = DeviceMemory(*self.state.planes)
         else:
-            memory = HostMemory(self._host_pool)
+            memory = HostMemory(*self._host_planes)
         return memory if self._following is None else self._following.watched(memory)
 
     def host_slots(self) -> HostSlots | None:
-        make = partial(StagedSlots, self.state.kv_pool) if self.asynchronous else partial(PlainSlots, self._host_pool)
+        make = partial(StagedSlots, self.state.planes) if self.asynchronous else partial(PlainSlots, self._host_planes)
         slots = host_slots(self._config, "cuda" if self.asynchronous else "cpu", self.block_bytes, make)
         return slots if slots is None or self._following is None else self._following.watched_slots(slots)
 
     @property
-    def _host_pool(self) -> Pool:
+    def _host_planes(self) -> list[Pool]:
         """On a CPU."""
-        pool = self.state.kv_pool
-        return pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1)
+        return [plane.numpy() for plane in self.state.planes]
 
     @torch.inference_mode()
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
         """See engine.batch.Backend."""
         first = self._model.config.num_hidden_layers
-        # Viewed as bytes, because not every operation takes one-byte floats.
-        drafts = self.state.kv_pool[first:].view(torch.uint8)
-        drafts.index_fill_(1, to_indices(block_ids, self.state.device), 0)
+        blocks = to_indices(block_ids, self.state.device)
+        for plane in self.state.planes:
+            plane[first:].index_fill_(1, blocks, 0)
         if self._following is not None:
             self._following.wrote(first, self.draft_layers, block_ids)
 

@@ -41,11 +41,10 @@ class FirstBatch(msgspec.Struct, frozen=True, array_like=True):
 class Following:
     """One rank's end. Every rank of the group calls `next_batch` once for each launch."""
 
-    def __init__(self, exchange: RankExchange, kv_pool: torch.Tensor) -> None:
-        """kv_pool: [kv layers, blocks, 64, latent], with the same number of blocks on all ranks of the group."""
+    def __init__(self, exchange: RankExchange, planes: Sequence[torch.Tensor]) -> None:
+        """planes: those of `DeviceState`, with the same number of blocks on all ranks of the group."""
         self._exchange = exchange
-        # Viewed as bytes, because not every operation takes one-byte floats.
-        self._kv_pool = kv_pool.view(torch.uint8)
+        self._planes = planes
         self._leads = exchange.place.leads
         self._landings: deque[tuple[LandedKv, Pending[object]]] = deque()
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
@@ -57,7 +56,7 @@ class Following:
 
     def watched_slots(self, slots: HostSlots) -> HostSlots:
         """The first rank's host memory: what is read back from there is copied to the other ranks."""
-        return _WatchedSlots(slots, len(self._kv_pool), self._landings)
+        return _WatchedSlots(slots, len(self._planes[0]), self._landings)
 
     def wrote(self, first_layer: int, layer_count: int, block_ids: Sequence[int]) -> None:
         """Note pieces that the first rank wrote itself, outside a batch."""
@@ -88,10 +87,11 @@ class Following:
 
     def _copy(self, landed: LandedKv) -> None:
         layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
-        blocks = to_device(np.array(landed.blocks, np.int64), self._kv_pool.device)
-        pieces = self._exchange.broadcast(self._kv_pool[layers, blocks], Group.TP, _FIRST)
-        if not self._leads:
-            self._kv_pool[layers, blocks] = pieces
+        blocks = to_device(np.array(landed.blocks, np.int64), self._planes[0].device)
+        for plane in self._planes:
+            pieces = self._exchange.broadcast(plane[layers, blocks], Group.TP, _FIRST)
+            if not self._leads:
+                plane[layers, blocks] = pieces
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         """The first rank's data, on every rank."""

@@ -14,10 +14,15 @@ def kv_namespace(model: ModelConfig, resolved: ResolvedEngineConfig, kv_scale: f
         weights_fingerprint=_kv_meaning(resolved.config, resolved.config.model_dir),
         dtype=resolved.kv_dtype,
         layers=model.kv_layers,
-        layout=f"latent {model.kv_lora_rank}, interleaved rope {model.qk_rope_head_dim}",
+        layout=_layout(model, resolved),
         scale=kv_scale,
         draft_layers=model.draft_layers,
     )
+
+
+def _layout(model: ModelConfig, resolved: ResolvedEngineConfig) -> str:
+    latents = f"latent {model.kv_lora_rank}, interleaved rope {model.qk_rope_head_dim}"
+    return f"{latents}, index keys {model.indexer.width} {resolved.index_dtype}" if model.indexer else latents
 
 
 # How products are rounded (engine.dtype, weights, query_weights, prompt_attention_dtype) is no part of the namespace:

@@ -55,6 +55,7 @@ class PromptGraphs:
             kv_scale=state.kv_scale,
             workspace=state.workspace,
             padding=tokens,
+            index_pool=state.index_pool,
         )
         # Compilation and one-time allocations must not happen in a capture.
         model.hidden_states(padding)

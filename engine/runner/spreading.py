@@ -61,8 +61,7 @@ class Spreading:
         """
         self.exchange = exchange
         self._state = state
-        # Viewed as bytes, because not every operation takes one-byte floats.
-        self._pool = state.kv_pool.view(torch.uint8)[:layers]
+        self._planes = [plane[:layers] for plane in state.planes]
         self._blocks = blocks
         self._fewest = fewest
         self._rank, self._ranks = exchange.place.rank, exchange.place.layout.world
@@ -130,9 +129,10 @@ class Spreading:
 
     def _copy(self, blocks: Sequence[int], source: int) -> None:
         ids = self._on_device(np.array(blocks, np.int64))
-        pieces = self.exchange.broadcast(self._pool[:, ids], Group.WORLD, source)
-        if source != self._rank:
-            self._pool[:, ids] = pieces
+        for plane in self._planes:
+            pieces = self.exchange.broadcast(plane[:, ids], Group.WORLD, source)
+            if source != self._rank:
+                plane[:, ids] = pieces
 
     def _on_device(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
         return to_device(values, self._state.device)

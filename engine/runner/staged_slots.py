@@ -21,24 +21,31 @@ class StagedSlots:
     On a CPU, where the pool is in host memory too, copies are done at once.
     """
 
-    def __init__(self, pool: torch.Tensor, count: int) -> None:
-        """pool: [layers, blocks, 64, width] contiguous, with a multiple of 8 bytes of a block in a layer. Raises
-        MemoryError or EngineFailed if `count` blocks cannot be had, or cannot be page-locked.
+    def __init__(self, planes: Sequence[torch.Tensor], count: int) -> None:
+        """planes: of the pool, [layers, blocks, ...] contiguous, with a multiple of 8 bytes of a block in a layer.
+        Raises MemoryError or EngineFailed if `count` blocks cannot be had, or cannot be page-locked.
         """
-        assert pool.is_contiguous()
+        assert all(pool.is_contiguous() for pool in planes)
         self.count = count
-        self.completes_later = pool.is_cuda
-        # [blocks, layers, words] of int64, because not every operation takes one-byte floats.
-        self._pool = pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1)
-        layers, words = self._pool.shape[1:]
-        block_bytes = layers * words * self._pool.itemsize
+        # [blocks, layers, words] each, of int64, because not every operation takes one-byte floats.
+        self._planes = [pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1) for pool in planes]
+        self._device = planes[0].device
+        self.completes_later = planes[0].is_cuda
+        words = [plane[0].numel() for plane in self._planes]
+        block_bytes = 8 * sum(words)
         try:
-            self._pages = HostPages(count * block_bytes, page_locked=pool.is_cuda)
+            self._pages = HostPages(count * block_bytes, page_locked=self._device.type == "cuda")
         except OSError as error:
             raise MemoryError(str(error)) from error
-        self._slots = self._pages.tensor.view(torch.int64).view(count, layers, words)
-        self._staging = self._pool.new_empty((staged_blocks(block_bytes), layers, words))
-        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None
+        # A block in a slot, or in staging, is all layers of the first plane, then those of the next.
+        self._slots = self._pages.tensor.view(torch.int64).view(count, sum(words))
+        self._staging = self._planes[0].new_empty((staged_blocks(block_bytes), sum(words)))
+        # By plane, its part of staging: [blocks, layers, words].
+        self._staged = [
+            part.unflatten(1, plane.shape[1:])
+            for part, plane in zip(self._staging.split(words, dim=1), self._planes, strict=True)
+        ]
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     @torch.inference_mode()
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
@@ -61,7 +68,9 @@ class StagedSlots:
 
     def _write(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for staging, blocks_part, slots_part in self._parts(blocks, slots):
-            torch.index_select(self._pool, 0, to_indices(blocks_part, self._pool.device), out=staging)
+            ids = to_indices(blocks_part, self._device)
+            for plane, staged in zip(self._planes, self._staged, strict=True):
+                torch.index_select(plane, 0, ids, out=staged[: len(ids)])
             for staged, slot in zip(staging, slots_part, strict=True):
                 self._slots[slot].copy_(staged, non_blocking=True)
 
@@ -69,7 +78,9 @@ class StagedSlots:
         for staging, slots_part, blocks_part in self._parts(slots, blocks):
             for staged, slot in zip(staging, slots_part, strict=True):
                 staged.copy_(self._slots[slot], non_blocking=True)
-            self._pool.index_copy_(0, to_indices(blocks_part, self._pool.device), staging)
+            ids = to_indices(blocks_part, self._device)
+            for plane, whole in zip(self._planes, self._staged, strict=True):
+                plane.index_copy_(0, ids, whole[: len(ids)])
 
     def _parts(
         self, first: Sequence[int], second: Sequence[int]

@@ -29,13 +29,15 @@ from engine.weights.offloading import Offloading
 from engine.weights.random_weights import fill_randomly
 from engine.weights.reader import Reader
 from engine.weights.shards import Shards, open_shards
-from engine.weights.stored import PRE_SCALE, is_input_scale
+from engine.weights.stored import PRE_SCALE, is_fp8, is_input_scale
 from mesh.errors import CheckpointError, ConfigError
 from mesh.progress import ProgressLog
 
 _EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 # The tensor by which a layer's folder is recognized as an MTP module.
 _MTP_MODULE = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
+# The matrix by which an indexer is recognized.
+_INDEX_QUERY = re.compile(r"model\.layers\.(\d+)\.self_attn\.indexer\.wq_b\.weight")
 # What to do about a model without what drafts need.
 # Experts lie in order, and stay there.
 IN_ORDER = BalanceConfig(interval_steps=None)
@@ -49,6 +51,11 @@ def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = N
     """exchange: with the worker's other ranks, if there are any. Raises CheckpointError, ConfigError."""
     config = resolved.config
     assert config.model_dir is not None
+    if config.sparse_prefill.offered is not None and read_model_config(config.model_dir).indexer is not None:
+        raise ConfigError(
+            "engine.sparse_prefill is for models whose attention is dense, and this model's indexers choose what its"
+            " prompts attend to: leave it out"
+        )
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
     return make(
@@ -86,6 +93,7 @@ def load_model(
     config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
         _check_draft_module(config, shards)
+        _check_indexers(config, shards)
         config = settle(config, shards)
         allocate = make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance)
         model = _make(config, allocate, offloading)
@@ -122,10 +130,13 @@ def random_model(
 
 
 def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Complete the configuration by what only the tensors say: whether gates are in float32, which scales INT4 experts
-    have in addition to those of their weights, and what is in NVFP4. Raises CheckpointError if layers that should be
-    alike differ.
+    """Complete the configuration by what only the tensors say: whether gates are in float32 and indexers plain, which
+    scales INT4 experts have in addition to those of their weights, and what is in NVFP4. Raises CheckpointError if
+    layers that should be alike differ.
     """
+    indexers = [entry for name, entry in shards.entries.items() if _INDEX_QUERY.fullmatch(name)]
+    if config.quantization.linear is Stored.FP8 and not all(map(is_fp8, indexers)):
+        config = replace(config, quantization=replace(config.quantization, plain_indexers=True))
     gates = (entry for name, entry in shards.entries.items() if name.endswith(".mlp.gate.weight"))
     config = replace(config, float32_gates=any(gate.dtype == "F32" for gate in gates))
     quantization = config.quantization
@@ -222,6 +233,17 @@ def _check_draft_module(config: ModelConfig, shards: Shards) -> None:
         prefix = f"model.layers.{layer}."
         if not any(name.startswith(prefix) for name in shards.entries):
             raise CheckpointError(f"the checkpoint holds no MTP module ({prefix}*): {NO_DRAFTS}")
+
+
+def _check_indexers(config: ModelConfig, shards: Shards) -> None:
+    wanted = [layer for layer in range(config.kv_layers) if config.has_indexer(layer)]
+    found = {int(match[1]) for name in shards.entries if (match := _INDEX_QUERY.fullmatch(name)) is not None}
+    if lacking := [layer for layer in wanted if layer not in found]:
+        raise CheckpointError(
+            f"the checkpoint holds no indexer for {len(lacking)} of {len(wanted)} layers (the first is"
+            f" model.layers.{lacking[0]}.self_attn.indexer.*), and its config.json describes sparse attention: download"
+            " the model's own files again"
+        )
 
 
 def _prefixes(config: ModelConfig, shards: Shards) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     # The key with the config.json of its language model, if it is a model that also sees.
     language_model: str | None = None
+    # Whether its attention is to the tokens that indexers select.
+    indexed: bool = False
 
 
 FAMILY = (
@@ -40,6 +42,14 @@ FAMILY = (
         frozenset({"glm4_moe_lite"}),
         "GLM-4.7-Flash",
         MappingProxyType({"first_k_dense_replace": 1}),
+    ),
+    Architecture("DeepseekV32ForCausalLM", frozenset({"deepseek_v32"}), "DeepSeek V3.2", indexed=True),
+    Architecture(
+        "GlmMoeDsaForCausalLM",
+        frozenset({"glm_moe_dsa"}),
+        "GLM-5",
+        MappingProxyType({"indexer_rope_interleave": True}),
+        indexed=True,
     ),
     Architecture(
         "KimiK25ForConditionalGeneration",

@@ -11,6 +11,8 @@ _V2 = {
     "norm_topk_prob": False,
     "num_nextn_predict_layers": 0,
 }
+# Selection matters from 40 tokens on. With fewer heads many scores would be 0, and equal ones are transformers' choice.
+_INDEXED = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 40}
 YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 64}
 # By model; widths are tiny, their proportions as published.
 FAMILY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -38,6 +40,19 @@ FAMILY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "routed_scaling_factor": 1.8,
             "rms_norm_eps": 1e-5,
             "rope_scaling": None,
+        },
+        "deepseek-v3.2": _INDEXED | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"},
+        "glm-5": _INDEXED
+        | {
+            "architectures": ["GlmMoeDsaForCausalLM"],
+            "model_type": "glm_moe_dsa",
+            "qk_nope_head_dim": 48,
+            "v_head_dim": 64,
+            "n_group": 1,
+            "topk_group": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "indexer_types": ["full", "shared", "full"],
         },
         "gigachat3": {"v_head_dim": 48, "n_group": 1, "topk_group": 1},
     }

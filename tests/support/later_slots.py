@@ -49,7 +49,7 @@ class LaterSlots:
     def __init__(self, pool: Pool, count: int, later_read: Later, later_write: Later) -> None:
         """later_read, later_write: take each copy, to carry it out later."""
         self.count = count
-        self._plain = PlainSlots(pool, count)
+        self._plain = PlainSlots([pool], count)
         self._later_read = later_read
         self._later_write = later_write
         self._queue: list[LaterCopy[object]] = []

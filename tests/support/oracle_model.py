@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrainedModel
 
 from engine.batch import Row
+from engine.exchange.interface import RankExchange
 from engine.model.inputs import build_context
 from engine.model.state import make_state
 from engine.weights.loading import KeptWeights, load_model
@@ -47,12 +48,20 @@ def our_logits(
     dtype: torch.dtype = torch.float32,
     weights: KeptWeights = "dequantized",
     kv_dtype: torch.dtype | None = None,
+    index_dtype: torch.dtype = torch.float32,
+    exchange: RankExchange | None = None,
 ) -> torch.Tensor:
     """Teacher-forced logits [tokens, vocabulary], the tokens computed in chunks of these sizes; chunks of 1 decode."""
     assert sum(chunks) == len(token_ids)
-    model = load_model(directory, dtype, torch.device(device), weights)
+    model = load_model(directory, dtype, torch.device(device), weights, exchange=exchange)
     state = make_state(
-        model.config, model.device, blocks=max(blocks) + 1, positions=len(token_ids), rows=1, kv_dtype=kv_dtype or dtype
+        model.config,
+        model.device,
+        blocks=max(blocks) + 1,
+        positions=len(token_ids),
+        rows=1,
+        kv_dtype=kv_dtype or dtype,
+        index_dtype=index_dtype,
     )
     logits, start = [], 0
     for size in chunks:

@@ -118,7 +118,7 @@ class Source:
 def _units(config: ModelConfig, shards: Shards) -> Iterator[Unit]:
     """Units in the order of computation, without MTP modules that the checkpoint lacks."""
     specs: dict[str, list[TensorSpec]] = {"rest": []}
-    for spec in checkpoint_tensors(asdict(config) | {"eos_token_id": 0}, range(0)):
+    for spec in checkpoint_tensors(asdict(config) | {"eos_token_id": 0}, range(0), config.indexer):
         parts = spec.name.split(".")
         specs.setdefault(parts[2] if parts[1] == "layers" else "rest", []).append(spec)
     for layer in config.unused_layers:

@@ -27,9 +27,9 @@ def bytes_of(pool: torch.Tensor) -> torch.Tensor:
 def slots_of(way: str, pool: torch.Tensor) -> tuple[torch.Tensor, HostSlots]:
     """The pool where that way expects it, and slots next to it."""
     if way == "plain":
-        return pool, PlainSlots(pool.flatten(2).view(torch.uint8).numpy(), SLOTS)
+        return pool, PlainSlots([pool.flatten(2).view(torch.uint8).numpy()], SLOTS)
     pool = pool.cuda() if way == "gpu" else pool
-    return pool, StagedSlots(pool, SLOTS)
+    return pool, StagedSlots([pool], SLOTS)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,22 @@ def test_blocks_come_back_to_other_places_unchanged(way: str, dtype: torch.dtype
     expected = torch.full_like(before, 0xA5)
     expected[:, targets] = before[:, blocks]
     assert torch.equal(bytes_of(pool), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_planes_of_a_block_come_back(way: str) -> None:
+    planes = [random_pool(torch.bfloat16), random_pool(torch.float8_e4m3fn)]
+    if way == "plain":
+        slots: HostSlots = PlainSlots([plane.flatten(2).view(torch.uint8).numpy() for plane in planes], SLOTS)
+    else:
+        planes = [plane.cuda() for plane in planes] if way == "gpu" else planes
+        slots = StagedSlots(planes, SLOTS)
+    before = [bytes_of(plane) for plane in planes]
+    slots.write([1, 2, 7], [4, 0, 2]).result()
+    slots.read([0, 4, 2], [8, 5, 0]).result()
+    for plane, kept in zip(planes, before, strict=True):
+        kept[:, [8, 5, 0]] = kept[:, [2, 1, 7]]
+        assert torch.equal(bytes_of(plane), kept)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,0 +1,74 @@
+"""The lightning indexer: which tokens a layer's queries attend to (DeepSeek-V3.2, 2025, section 2.1)."""
+
+from collections.abc import Set
+
+import torch
+from torch.nn import functional
+
+from engine.model.activations import Activations, InputForm, Normalized, in_form
+from engine.model.allocator import Allocator
+from engine.model.config import ModelConfig
+from engine.model.context import ForwardContext
+from engine.model.indexed_rows import IndexedRows
+from engine.model.parameters import NamedParameters, whole
+from engine.model.quantization import LinearKind
+from kernels.index_keys import IndexQueries, make_queries, write_keys
+from kernels.index_scores import index_scores
+from kernels.top_tokens import top_tokens
+
+
+class Indexer:
+    """Every rank of a TP group has all of it, since all of them have to attend to the same tokens."""
+
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        """index: of its layer, in the pool of index keys."""
+        assert config.indexer is not None and config.q_lora_rank is not None
+        self.config = config.indexer
+        self._index = index
+        heads, width = self.config.heads, self.config.width
+        self._query = allocate.linear(LinearKind.INDEX, config.q_lora_rank, (heads * width,))
+        self._key = allocate.linear(LinearKind.INDEX, config.hidden_size, (width,))
+        self._key_norm = allocate(width, dtype=torch.float32)
+        self._key_bias = allocate(width, dtype=torch.float32)
+        # In float32, as in the published model's own code.
+        self._weights = allocate(heads, config.hidden_size, dtype=torch.float32)
+        # The forms in which it reads the tokens, and the compressed queries of attention.
+        self.input_forms: Set[InputForm] = frozenset({self._key.input_form, InputForm.PLAIN})
+        self.query_form = self._query.input_form
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield from self._query.parameters(f"{prefix}.wq_b")
+        yield from self._key.parameters(f"{prefix}.wk")
+        yield whole(f"{prefix}.k_norm.weight", self._key_norm)
+        yield whole(f"{prefix}.k_norm.bias", self._key_bias)
+        yield whole(f"{prefix}.weights_proj.weight", self._weights)
+
+    def finish(self) -> None:
+        """Called once, when all parameters are filled."""
+        self._query.finish()
+        self._key.finish()
+
+    def forward(self, hidden: Normalized, compressed: Activations, context: ForwardContext) -> IndexQueries:
+        """Write the tokens' keys; return their queries.
+
+        hidden: [tokens, hidden]; compressed: attention's compressed queries, normalized, [tokens, q_lora_rank], plain
+        or in `query_form`.
+        """
+        pool, rotated = self._pool(context), {"interleaved": self.config.interleaved}
+        keys = self._key.forward(hidden.in_form(self._key.input_form), context.workspace)
+        write_keys(keys, self._key_norm, self._key_bias, context.rotations, context.slots, pool, **rotated)
+        queries = self._query.forward(in_form(compressed, self.query_form), context.workspace)
+        # The published scores are scaled by the root of the width, and their weights by that of the number of heads.
+        scale = (self.config.width * self.config.heads) ** -0.5
+        weights = functional.linear(hidden.unquantized().float(), self._weights) * scale
+        return make_queries(queries.unflatten(1, (self.config.heads, -1)), weights, context.rotations, pool, **rotated)
+
+    def select(self, rows: IndexedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:
+        """The tokens that these rows attend to, [queries, top_k] int32. queries: of all tokens of the batch."""
+        own = slice(rows.first, rows.stop)
+        of_rows = IndexQueries(queries.values[own], queries.weights[own])
+        return top_tokens(index_scores(of_rows, self._pool(context), rows.plan), rows.seen, self.config.top_k)
+
+    def _pool(self, context: ForwardContext) -> torch.Tensor:
+        assert context.index_pool is not None
+        return context.index_pool[self._index]
