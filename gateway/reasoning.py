@@ -3,6 +3,7 @@
 from enum import Enum
 
 from gateway.signs import NO_SIGNS, Signs
+from gateway.tool_formats.scanning import Markers
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -26,9 +27,12 @@ class ReasoningSplitter:
     to neither part. Holds back what may turn out to be a tag.
     """
 
-    def __init__(self, start: ReasoningStart, signs: Signs = NO_SIGNS) -> None:
-        """signs: where the tags are tokens, the letters of a tag are only letters."""
+    def __init__(self, start: ReasoningStart, signs: Signs = NO_SIGNS, interrupt: str | None = None) -> None:
+        """signs: where the tags are tokens, the letters of a tag are only letters. interrupt: signed text that ends a
+        block too, and belongs to the content.
+        """
         self._opening, self._closing = signs.of(THINK_OPEN), signs.of(THINK_CLOSE)
+        self._ends = Markers([self._closing, *([] if interrupt is None else [interrupt])])
         self._awaiting_open = start is ReasoningStart.POSSIBLE
         self._thinking = start is ReasoningStart.OPEN
         self._at_line_start = start is ReasoningStart.OPEN
@@ -78,22 +82,18 @@ class ReasoningSplitter:
 
     def _think(self, text: str) -> tuple[str, str]:
         """(reasoning, the text after the block)."""
-        reasoning, closed, rest = text.partition(self._closing)
-        if closed:
-            reasoning = self._without_line_breaks(reasoning)
-            self._thinking, self._at_line_start = False, True
-            return reasoning, rest
-        keep = _tag_prefix_length(text, self._closing)
-        self._held = text[len(text) - keep :]
-        return self._without_line_breaks(text[: len(text) - keep]), ""
+        found = self._ends.first(text)
+        if found is None:
+            keep = self._ends.begun(text)
+            self._held = text[len(text) - keep :]
+            return self._without_line_breaks(text[: len(text) - keep]), ""
+        place, marker = found
+        reasoning = self._without_line_breaks(text[:place])
+        self._thinking, self._at_line_start = False, marker == self._closing
+        return reasoning, text[place:].removeprefix(self._closing)
 
     def _without_line_breaks(self, text: str) -> str:
         if self._at_line_start and text:
             text = text.lstrip("\n")
             self._at_line_start = not text
         return text
-
-
-def _tag_prefix_length(text: str, tag: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of the tag."""
-    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)

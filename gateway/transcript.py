@@ -56,7 +56,8 @@ class Transcript:
         self._signs = signs
         self._stops = StopStrings(stop_strings, signs) if stop_strings else None
         self._include_stop_string = include_stop_string
-        self._splitter = ReasoningSplitter(reasoning, signs)
+        # A model may begin to call while it thinks.
+        self._splitter = ReasoningSplitter(reasoning, signs, None if tools is None else tools.start(signs))
         self._closed_by = None if any(THINK_CLOSE in string for string in stop_strings) else closed_by
         self._tools = tools.reader(signs) if tools is not None else None
         # What is certain of calls that began in the prompt.

@@ -141,5 +141,11 @@ class ToolReading:
     # Schemas of arguments by the tools' names.
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def start(self, signs: Signs) -> str | None:
+        """The text with which a model begins to call, signed; None if no token tells it from other text."""
+        start = self.format.start.lstrip()
+        signed = signs.signed(start)
+        return None if signed == start else signed
+
     def reader(self, signs: Signs) -> CallReader:
         return self.format.reader(signs, self.parallel, new_call_id, self.tools)

@@ -37,6 +37,15 @@ def test_one_block_at_the_start_is_reasoning(text: str, start: ReasoningStart, c
     assert split([text], start) == (content, reasoning)
 
 
+@given(TEXT, st.integers(0, 8))
+def test_what_interrupts_reasoning_belongs_to_the_content(text: str, place: int) -> None:
+    text = f"{text[:place]}<call>{text[place:]}"
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter(ReasoningStart.OPEN, interrupt="<call>")
+        parts = [splitter.push(piece) for piece in pieces] + [splitter.finish()]
+        assert "<call>" in "".join(content for content, _ in parts)
+
+
 def test_content_that_cannot_be_a_tag_is_not_held_back() -> None:
     splitter = ReasoningSplitter(ReasoningStart.POSSIBLE)
     assert splitter.push("<th") == ("", "")

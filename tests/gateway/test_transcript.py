@@ -1,5 +1,6 @@
 import re
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,9 @@ from gateway.signs import NO_SIGNS, Signs
 from gateway.stop_strings import StopMatch
 from gateway.tool_formats.deepseek import V31
 from gateway.tool_formats.deepseek_reader import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
-from gateway.tool_formats.interface import ToolReading
+from gateway.tool_formats.dsml import V32
+from gateway.tool_formats.dsml_reader import DSML
+from gateway.tool_formats.interface import ToolFormat, ToolReading
 from gateway.transcript import Transcript, no_text
 
 TOKENS = [b"<think>", b"</think>", b"</th", b"ink>", b"\n", b"a", b"ST", b"OP", b"\xe4\xbd", b"\xa0"]
@@ -108,36 +111,77 @@ def test_a_stop_string_counts_the_letters_of_a_token(stop: str, content: str) ->
     assert (passage.content, passage.match) == (content, StopMatch(stop))
 
 
-MARKERS = [CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END, THINK_OPEN, THINK_CLOSE]
-WORDS = [*MARKERS, "<｜tool▁", "call▁end｜>", "</th", "ink>", "name", '{"a": "', '"}', "\n", "x"]
-SYNTAX = re.compile("|".join([*map(re.escape, MARKERS), r"\s"]))
+TAGS_OF_THOUGHTS = [THINK_OPEN, THINK_CLOSE]
+MARKERS = [CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END, *TAGS_OF_THOUGHTS]
+# Of V3.2's tags only the middle is a token.
+TAGGED = ["function_calls>", 'invoke name="', "invoke>", 'parameter name="', "parameter>"]
 
 
-def without_syntax(text: str) -> str:
-    while (shorter := SYNTAX.sub("", text)) != text:
-        text = shorter
-    return text
+@dataclass(frozen=True)
+class Written:
+    """What models of a format write. Markers are words, too; syntax: an expression for what calls take out or add."""
+
+    form: ToolFormat
+    words: list[str]
+    markers: list[str]
+    syntax: str
+
+    def without_syntax(self, text: str) -> str:
+        while (shorter := re.sub(self.syntax, "", text)) != text:
+            text = shorter
+        return text
 
 
+ANSWERS = {
+    "V3.1": Written(
+        V31,
+        [*MARKERS, "<｜tool▁", "call▁end｜>", "</th", "ink>", "name", '{"a": "', '"}', "\n", "x"],
+        MARKERS,
+        "|".join([*map(re.escape, MARKERS), r"\s"]),
+    ),
+    "V3.2": Written(
+        V32,
+        [DSML, *TAGS_OF_THOUGHTS, *TAGGED, "<", "</", '" string="true">', '">', "name", "\n", "</th", "x"],
+        [DSML, *TAGS_OF_THOUGHTS],
+        "|".join([f"</?{DSML}({'|'.join(TAGGED)})", ' string="true', *TAGS_OF_THOUGHTS, r"\\n", r'[\s{}:,>\\"]']),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "letters"])
 @given(
-    ids=st.lists(st.integers(0, len(WORDS) - 1), max_size=16),
+    ids=st.lists(st.integers(0, 15), max_size=16),
     start=st.sampled_from(ReasoningStart),
     cuts=st.sets(st.integers(1, 15)),
 )
 def test_an_answer_can_be_rebuilt_from_its_parts(
-    tokens: bool, ids: list[int], start: ReasoningStart, cuts: set[int]
+    kind: str, tokens: bool, ids: list[int], start: ReasoningStart, cuts: set[int]
 ) -> None:
-    signs = Signs(MARKERS, WORDS.index) if tokens else NO_SIGNS
-    tools = ToolReading(V31, parallel=True, opening="")
-    transcript = Transcript([word.encode() for word in WORDS].__getitem__, (), start, tools=tools, signs=signs)
+    answer = ANSWERS[kind]
+    words, without_syntax = answer.words, answer.without_syntax
+    assert len(words) == 16
+    signs = Signs(answer.markers, words.index) if tokens else NO_SIGNS
+    tools = ToolReading(answer.form, parallel=True, opening="")
+    transcript = Transcript([word.encode() for word in words].__getitem__, (), start, tools=tools, signs=signs)
     edges = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     passages = [transcript.push(ids[a:b]) for a, b in pairwise(edges)]
     passages.append(transcript.finish())
     parts = [passage.content + passage.reasoning for passage in passages]
     parts += [(call.name or "") + call.arguments for passage in passages for call in passage.calls]
-    written = "".join(WORDS[each] for each in ids)
+    written = "".join(words[each] for each in ids)
     # The parts of one passage are not in the order in which they were written, and any letter may be one of a marker.
     lost = Counter(without_syntax(written)) - Counter("".join(parts))
     added = Counter(without_syntax("".join(parts))) - Counter(written)
     assert not lost and not added
+
+
+def test_a_call_may_begin_in_the_midst_of_thoughts() -> None:
+    words = ["so ", "<", DSML, "function_calls>\n", 'invoke name="clock">\n', "</", "invoke>"]
+    signs = Signs([DSML], {DSML: 2}.get)
+    tools = ToolReading(V32, parallel=True, opening="")
+    transcript = Transcript(
+        [word.encode() for word in words].__getitem__, (), ReasoningStart.OPEN, tools=tools, signs=signs
+    )
+    passage = transcript.push([0, 1, 2, 3, 1, 2, 4, 5, 2, 6])
+    assert (passage.reasoning, passage.content, passage.calls[0].name) == ("so ", "", "clock")
